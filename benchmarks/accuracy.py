@@ -34,7 +34,7 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
                     run = f"--strategy {strategy} --batch {batch} --input-shape {shape} --warmup 3"
                     arguments = ["train", model, *run.split(), "--iterations", str(ITERATIONS[model])]
                     yield arguments, base / f"train-{model}-{strategy}-{batch}"
-    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4 --beside-compute --blocks 3"
+    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4 --contexts with-compute --blocks 3"
     yield ["collectives", *sweep.split()], base / "collectives"
 
 

@@ -17,6 +17,7 @@ from paradl_bench.core.statistics import Summary
 from paradl_bench.measure.collectives.request import CollectivesRequest
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.records.contexts.context import OfGroup
 from paradl_bench.records.measurement import is_complete
 
 BATCH = 16
@@ -109,6 +110,12 @@ def _asked(
             where there is one node beside gradients in flight. crossed: beside such that are in flight over all nodes.
         beside: measure what ghosts and all-reduces side by side cost each other.
     """
+    contexts: dict[OfGroup, bool] = {
+        "with-compute": beside,
+        "after-compute": waited,
+        # Over nodes replicas reduce gradients while layers inside of one communicate, which is measured apart.
+        "with-all-reduce": crossed or (waited and layout.nodes == 1),
+    }
     return CollectivesRequest(
         ranks=layout.ranks // concurrent,
         concurrent=concurrent,
@@ -121,10 +128,7 @@ def _asked(
         backend="gloo",
         device="cpu",
         seed=0,
-        beside_compute=beside,
-        behind_compute=waited,
-        # Over nodes replicas reduce gradients while layers inside of one communicate, which is measured apart.
-        beside_all_reduce=crossed or (waited and layout.nodes == 1),
+        contexts=tuple(context for context, asked in contexts.items() if asked),
     )
 
 

@@ -56,10 +56,8 @@ def commands(
     if not repetition:
         yield ["doctor", "--measure", *on], base / "rates"
     if ranks > 1 and not repetition:
-        sweep = (
-            f"collectives --ranks {ranks} --backend nccl --ops all_reduce,broadcast --sizes {SIZES} --beside-compute"
-        )
-        yield [*sweep.split(), *on], base / "collectives"
+        sweep = f"collectives --ranks {ranks} --backend nccl --ops all_reduce,broadcast --sizes {SIZES}"
+        yield [*sweep.split(), "--contexts", "with-compute", *on], base / "collectives"
     shape = ["--input-shape", options.input_shape] if options.input_shape else []
     for model in options.models.split(","):
         for name, more in PRECISIONS[options.device].items():

@@ -45,7 +45,7 @@ def synthetic_profile(path: Path, model: str, batch: int, operations: Sequence[s
         operations: that are fitted beside all-reduce.
     """
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
-    from profile_factory import interference, layer_times, make_profile, model_times, ring_fit
+    from profile_factory import layer_times, make_profile, model_times, ring_fit, with_compute
 
     from calibrate.profile.profile import write_profile
     from paradl_bench.measure.tracing.tracing import trace_network
@@ -74,7 +74,7 @@ def synthetic_profile(path: Path, model: str, batch: int, operations: Sequence[s
             ring_fit(covariance=((1e-12, 0.0), (0.0, 1e-22)), block_relative_sd=0.05),
             *(ring_fit(operation, block_relative_sd=0.05) for operation in operations),
         ),
-        interference=(interference(1.3, 1.5, compute_slowdown_iqr=0.1, communication_slowdown_iqr=0.1),),
+        contexts=(with_compute(1.3, 1.5, sd=0.07),),
     )
     write_profile(path, profile)
 

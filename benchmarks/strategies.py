@@ -130,7 +130,7 @@ def sweep(output: Path, repetition: int, repetitions: int) -> Path:
     """Measure the collectives, at least three blocks in all repetitions together; returns the directory."""
     directory = output / f"r{repetition}" / "collectives"
     swept = f"--ranks {RANKS} --backend gloo --ops all_reduce,broadcast,all_gather,send_recv,exchange --sizes {SIZES}"
-    beside = ["--beside-compute", "--behind-compute", "--beside-all-reduce"]
+    beside = ["--contexts", "after-compute,with-compute,with-all-reduce"]
     beside += ["--blocks", str(math.ceil(LEAST_BLOCKS / repetitions))]
     run("paradl_bench", ["collectives", *swept.split(), *beside, "-o", str(directory)])
     return directory

@@ -10,10 +10,7 @@ from typing import Any
 import msgspec
 
 from calibrate.fit.collectives.communication_fit import fit_communication
-from calibrate.fit.contexts.behind_fit import fit_behind_compute
-from calibrate.fit.contexts.beside_all_reduce_fit import fit_beside_all_reduce
-from calibrate.fit.contexts.contention_fit import fit_contention
-from calibrate.fit.contexts.interference_fit import fit_interference
+from calibrate.fit.contexts.context_fit import fit_contexts
 from calibrate.fit.copy_fit import fit_copies
 from calibrate.fit.disagreement import disagreements
 from calibrate.fit.input_fit import fit_input
@@ -102,19 +99,9 @@ def fit_profile(
 def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The profile's fields on communication, and notes."""
     fitted = fit_communication((record for _, record in measured.collectives), operations())
-    interference, kernel_notes = fit_interference(measured.interference)
-    contention, contention_notes = fit_contention(measured.collectives, fitted.fits, operations())
-    behind_compute, behind_notes = fit_behind_compute(measured.behind, operations())
-    beside_all_reduce, beside_notes = fit_beside_all_reduce(measured.beside_all_reduce)
-    fields = {
-        "communication": fitted.fits,
-        "communication_choices": fitted.choices,
-        "interference": interference,
-        "contention": contention,
-        "behind_compute": behind_compute,
-        "beside_all_reduce": beside_all_reduce,
-    }
-    return fields, (*fitted.notes, *kernel_notes, *contention_notes, *behind_notes, *beside_notes)
+    contexts, notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
+    fields = {"communication": fitted.fits, "communication_choices": fitted.choices, "contexts": contexts}
+    return fields, (*fitted.notes, *notes)
 
 
 def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[KernelModel, ...], tuple[str, ...]]:

@@ -19,8 +19,8 @@ from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import sweep_pace
 from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.contexts.context import ContextSamples
+from paradl_bench.records.contexts.older import read_contexts
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_load import read_load
 from paradl_bench.records.hosts.host_record import read_host_records
@@ -37,7 +37,6 @@ from paradl_bench.records.input_record import (
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
     COPIES_FILE,
-    INTERFERENCE_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
     NOT_WHOLE,
@@ -52,7 +51,6 @@ from paradl_bench.records.roofline_record import RATES_FILE, RateSamples
 from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
-    InterferenceSamples,
     IterationSamples,
     LayerSamples,
 )
@@ -93,14 +91,12 @@ class Measurements:
     iterations: tuple[Placed[IterationSamples], ...]
     copies: tuple[Placed[CopySamples], ...]
     collectives: tuple[Placed[CollectiveSamples], ...]
-    interference: tuple[Placed[InterferenceSamples], ...]
+    contexts: tuple[Placed[ContextSamples], ...]
     notes: tuple[str, ...]
     imported: frozenset[int] = frozenset()
     rates: tuple[Placed[RateSamples], ...] = ()
     kernels: tuple[Placed[KernelSamples], ...] = ()
     input: Mapping[str, InputRecords] = field(default_factory=dict)
-    behind: tuple[Placed[BehindComputeSamples], ...] = ()
-    beside_all_reduce: tuple[Placed[BesideAllReduceSamples], ...] = ()
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -132,7 +128,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         notes += [note for file in manifest.imported for note in file.notes if NOT_WHOLE in note]
         if manifest.kind == "collectives" and not manifest.imported:
             sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
-            pace = sweep_pace(sweeps, read_host_records(directory), _behind(directory))
+            pace = sweep_pace(sweeps, read_host_records(directory), _contexts(directory))
             notes += [f"{directory}: {line}" for line in (*lines_of_nodes(directory), *pace.lines())]
     _check_distinct(sources)
     return Measurements(
@@ -143,13 +139,11 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         iterations=_records(directories, ITERATIONS_FILE, IterationSamples),
         copies=_records(directories, COPIES_FILE, CopySamples),
         collectives=_records(directories, COLLECTIVES_FILE, CollectiveSamples),
-        interference=_records(directories, INTERFERENCE_FILE, InterferenceSamples),
+        contexts=tuple(Placed(index, record) for index, place in enumerate(directories) for record in _contexts(place)),
         notes=tuple(notes),
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
         rates=_records(directories, RATES_FILE, RateSamples),
         input=_input(directories, manifests),
-        behind=tuple(Placed(index, record) for index, place in enumerate(directories) for record in _behind(place)),
-        beside_all_reduce=_records(directories, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples),
         kernels=_records(directories, KERNELS_FILE, KernelSamples),
     )
 
@@ -271,10 +265,10 @@ def _records(directories: Sequence[Path], name: str, of: type[T]) -> tuple[Place
     )
 
 
-def _behind(directory: Path) -> list[BehindComputeSamples]:
-    """Collectives behind compute, with arrivals on one clock as far as those of all hosts are known."""
+def _contexts(directory: Path) -> list[ContextSamples]:
+    """Collectives in contexts, with arrivals on one clock as far as those of all hosts are known."""
     clocks = HostClocks(read_host_records(directory))
-    return [record.aligned(clocks) for record in read_records(directory, BEHIND_FILE, BehindComputeSamples)]
+    return [record.aligned(clocks) for record in read_contexts(directory)]
 
 
 def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, InputRecords]:

@@ -39,8 +39,10 @@ def emulated(profile: Profile, dilate: float, *, drawn: bool = False) -> Profile
         "devices": tuple(
             msgspec.structs.replace(device, kind="cpu", time_factor=dilate) for device in profile.devices or (unknown,)
         ),
-        "interference": tuple(
-            msgspec.structs.replace(entry, kernels=()) for entry in profile.interference if not entry.of_compute
+        "contexts": tuple(
+            msgspec.structs.replace(entry, neighbours=()) if entry.context == "with-compute" else entry
+            for entry in profile.contexts
+            if entry.context != "with-compute" or not entry.of_compute
         ),
     }
     if not drawn:

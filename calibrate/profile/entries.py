@@ -20,10 +20,7 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "copies": ("direction", "ranks_on_host"),
     "communication": _COLLECTIVE,
     "communication_choices": _COLLECTIVE,
-    "interference": (*_COLLECTIVE, "ranks"),
-    "contention": (*_COLLECTIVE, "concurrent"),
-    "behind_compute": _COLLECTIVE,
-    "beside_all_reduce": (*_COLLECTIVE, "exchange_level"),
+    "contexts": (*_COLLECTIVE, "context", "groups", "neighbour_level", "ranks"),
     "kernel_models": ("title",),
     "memory_runs": ("sha256",),
     "memory_factors": ("device", "measured"),
@@ -33,9 +30,9 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "communication": ("regime", "bytes_range", "ranks_range", "step_bytes_range"),
-    "interference": ("message_bytes", "kernels"),
+    "contexts": ("bytes_range", "neighbours"),
 }
-"""By field: what tells entries of one identity apart: regimes of a fit, sizes of a slow-down and what ran beside."""
+"""By field: what tells entries of one identity apart: regimes of a fit, sizes of a context and what surrounded it."""
 
 _COUNTS = ("batch", "ranks", "ranks_on_host", "ranks_per_node", "concurrent", "workers")
 

@@ -10,6 +10,8 @@ Format history (this file owns it):
     4  what a profile of before lacks and reads as empty: regressors of kernels, the input side, contention, memory
        factors, what compute adds to collectives
     5  times of layers and iterations are keyed by kernel settings; there were none before
+    6  what surrounds collectives is one list, contexts; behind_compute, interference, beside_all_reduce and contention
+       were four, each with names of its own
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -24,10 +26,9 @@ from typing import Any
 import msgspec
 
 from calibrate.kernels.model import KernelModel
-from calibrate.profile.collectives.behind import BehindCompute
-from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
-from calibrate.profile.collectives.communication import CommunicationChoice, CommunicationFit, Interference
-from calibrate.profile.collectives.contention import Contention
+from calibrate.profile.collectives.communication import CommunicationChoice, CommunicationFit
+from calibrate.profile.collectives.contexts import InContext
+from calibrate.profile.collectives.older_contexts import in_one_list
 from calibrate.profile.entries import IDENTITIES, key
 from calibrate.profile.input_side import InputSide
 from calibrate.profile.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
@@ -57,7 +58,7 @@ from paradl_bench.records.hosts.host_load import HostLoad
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.measurement import Environment, Migration, Mode, PhaseName, load_versioned
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 def _typical_is_median(value: Any) -> Any:
@@ -75,7 +76,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is}
+MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is, 5: in_one_list}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 
@@ -255,14 +256,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     copies: tuple[CopyTime, ...] = ()
     communication: tuple[CommunicationFit, ...] = ()
     communication_choices: tuple[CommunicationChoice, ...] = ()
-    interference: tuple[Interference, ...] = ()
+    contexts: tuple[InContext, ...] = ()
     memory_runs: tuple[MemoryRun, ...] = ()
     memory_factors: tuple[MemoryFactor, ...] = ()
     memory_reuse: tuple[MemoryReuse, ...] = ()
     input_side: tuple[InputSide, ...] = ()
-    contention: tuple[Contention, ...] = ()
-    behind_compute: tuple[BehindCompute, ...] = ()
-    beside_all_reduce: tuple[BesideAllReduce, ...] = ()
     kernel_models: tuple[KernelModel, ...] = ()
     notes: tuple[str, ...] = ()
 

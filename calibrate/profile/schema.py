@@ -10,15 +10,13 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import Cluster
-from paradl_bench.records.contexts.behind import BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
 from paradl_bench.records.measurement import Manifest
 from paradl_bench.records.roofline_record import RateSamples
 from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
-    InterferenceSamples,
     IterationSamples,
     LayerSamples,
 )
@@ -33,9 +31,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "iterations": IterationSamples,
     "copies": CopySamples,
     "collectives": CollectiveSamples,
-    "interference": InterferenceSamples,
-    "behind": BehindComputeSamples,
-    "beside_all_reduce": BesideAllReduceSamples,
+    "contexts": ContextSamples,
     "rates": RateSamples,
     "files": FileSamples,
     "batches": BatchSamples,

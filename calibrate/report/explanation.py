@@ -19,7 +19,6 @@ from calibrate.report.weakness import (
     without_libraries,
 )
 from paradl_bench.core.files.storage import file_name
-from paradl_bench.core.statistics import IQR_TO_SD
 from paradl_bench.core.units import format_difference, spell_size
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import NODE
@@ -271,25 +270,26 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
             command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o layers-r{ranks}",
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
-    for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
-        place = file_name(f"beside-{library}")
-        command = f"{sweep_command(profile, library, libraries[library], NODE)} --beside-compute -o {place}"
+    with_compute = [entry for entry in profile.contexts if entry.context == "with-compute"]
+    for library in sorted(libraries.keys() - {entry.library for entry in with_compute}):
+        place = file_name(f"with-compute-{library}")
+        command = f"{sweep_command(profile, library, libraries[library], NODE)} --contexts with-compute -o {place}"
         yield Weakness(
             kind="missing",
             text=f"{library}: interference with compute was not measured; what overlap costs is assumed",
             command=command,
         )
     beside: dict[tuple[str, str, int], float] = {}
-    for entry in profile.interference:
-        key = entry.library, entry.operation, entry.ranks
-        spread = entry.compute_slowdown_iqr * IQR_TO_SD / entry.compute_slowdown
+    for entry in with_compute:
+        key = entry.library, entry.operation, entry.ranks[1]
+        spread = entry.neighbour_sd / entry.neighbour_factor
         beside[key] = max(beside.get(key, 0.0), spread)
     for (library, operation, ranks), spread in beside.items():
         yield Weakness(
             kind="inaccurate",
-            text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
-            command=f"{sweep_command(profile, library, ranks, NODE)} --beside-compute"
-            f" -o {file_name(f'beside-{library}')}",
+            text=f"{library} {operation} with compute, {ranks} ranks: slow-down of compute varies",
+            command=f"{sweep_command(profile, library, ranks, NODE)} --contexts with-compute"
+            f" -o {file_name(f'with-compute-{library}')}",
             size=spread,
         )
     models = sorted({time.model for time in profile.model_times}) or ["MODEL"]

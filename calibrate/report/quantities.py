@@ -17,10 +17,10 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_time import communication_seconds, spread_s
 from calibrate.profile.entries import describe
 from calibrate.profile.profile import LayerTime, ModelTime, Profile
-from calibrate.report.sections.together_show import together_quantities
+from calibrate.report.sections.contexts_show import context_words
 from calibrate.statistics.blocks import bias_of_sd
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import IQR_TO_SD, Summary
+from paradl_bench.core.statistics import Summary
 from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.collectives.catalog import operations
@@ -145,20 +145,17 @@ def _with_drift_of_the_median(fit: CommunicationFit) -> CommunicationFit:
     return msgspec.structs.replace(fit, block_relative_sd=drift)
 
 
-def _interference(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
-    for entry in profile.interference:
-        low, high = entry.message_bytes
-        where = f"{entry.library} {entry.operation}, level {entry.level}, {entry.ranks} ranks, {low} to {high} bytes"
-        for label, value, iqr in (
-            ("compute", entry.compute_slowdown, entry.compute_slowdown_iqr),
-            ("communication", entry.communication_slowdown, entry.communication_slowdown_iqr),
-        ):
-            yield f"slow-down of {label} beside {where}", Quantity(value, IQR_TO_SD * iqr / value, "times")
-
-
-def _together(profile: Profile) -> Iterator[tuple[str, Quantity]]:
-    for what, value, relative_sd, unit in together_quantities(profile):
-        yield what, Quantity(value, relative_sd, unit)
+def _contexts(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
+    for entry in profile.contexts:
+        where = context_words(entry)
+        if entry.waits:
+            continue
+        if entry.added_s:
+            yield f"added to {where}", Quantity(entry.added_s, entry.added_sd_s / entry.added_s)
+        yield f"slow-down of {where}", Quantity(entry.factor, entry.factor_sd / entry.factor, "times")
+        if entry.context == "with-compute":
+            slower, sd = entry.neighbour_factor, entry.neighbour_sd
+            yield f"slow-down of compute beside {where}", Quantity(slower, sd / slower, "times")
 
 
 def _devices(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
@@ -190,16 +187,7 @@ _COMPARED: Mapping[str, Callable[[Profile, Profile], Iterator[tuple[str, Quantit
     "shard_times": lambda profile, _: _whole_times(profile.shard_times),
     "copies": _copies,
     "communication": _communication,
-    "interference": _interference,
-    "contention": lambda profile, _: _together(
-        msgspec.structs.replace(profile, behind_compute=(), beside_all_reduce=())
-    ),
-    "behind_compute": lambda profile, _: _together(
-        msgspec.structs.replace(profile, contention=(), beside_all_reduce=())
-    ),
-    "beside_all_reduce": lambda profile, _: _together(
-        msgspec.structs.replace(profile, contention=(), behind_compute=())
-    ),
+    "contexts": _contexts,
     "devices": _devices,
     "memory_factors": _memory_factors,
 }

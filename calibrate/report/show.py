@@ -11,10 +11,10 @@ from calibrate.profile.profile import Profile
 from calibrate.profile.unlike_parts import unlike_parts
 from calibrate.report.explanation import ModelSums, model_sums, weaknesses
 from calibrate.report.sections.congestion_show import print_congestion
+from calibrate.report.sections.contexts_show import print_contexts
 from calibrate.report.sections.input_show import print_input_side
 from calibrate.report.sections.kernel_show import print_kernel_models
 from calibrate.report.sections.roofline_show import device_lines
-from calibrate.report.sections.together_show import print_together
 from calibrate.report.weakness import Weakness
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
@@ -41,11 +41,8 @@ def explanation(profile: Profile) -> dict[str, object]:
         "copies": profile.copies,
         "communication": profile.communication,
         "communication_choices": profile.communication_choices,
-        "interference": profile.interference,
         "input_side": profile.input_side,
-        "contention": profile.contention,
-        "behind_compute": profile.behind_compute,
-        "beside_all_reduce": profile.beside_all_reduce,
+        "contexts": profile.contexts,
         "kernel_models": profile.kernel_models,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
@@ -67,11 +64,9 @@ def print_profile(profile: Profile, console: Console) -> None:
         console.print(line)
     if profile.communication_choices:
         _print_choices(profile, console)
-    if profile.interference:
-        _print_interference(profile, console)
     print_kernel_models(profile.kernel_models, console)
     print_input_side(profile.input_side, console)
-    print_together(profile, console)
+    print_contexts(profile, console)
     # Profiles of before do not hold the first among their notes.
     for note in dict.fromkeys((*unlike_parts(profile), *profile.notes)):
         console.print(f"note: {note}")
@@ -225,25 +220,6 @@ def _beta(fit: CommunicationFit) -> str:
 
 def _per_byte(seconds: float) -> str:
     return f"{1e-9 / seconds:.3g} GB/s" if seconds else "0 s"
-
-
-def _print_interference(profile: Profile, console: Console) -> None:
-    rows = [
-        (
-            entry.operation,
-            entry.library,
-            entry.level,
-            str(entry.ranks),
-            " to ".join(format_bytes(size) for size in dict.fromkeys(entry.message_bytes)),
-            f"{entry.compute_slowdown:.2f} ({entry.compute_slowdown_iqr:.2f})",
-            f"{entry.communication_slowdown:.2f} ({entry.communication_slowdown_iqr:.2f})",
-            ", ".join(entry.kernels),
-        )
-        for entry in profile.interference
-    ]
-    columns = ("operation", "library", "level", "ranks", "sizes", "compute", "communication", "beside")
-    title = "Side by side, compute and communication slow each other (times as long; interquartile range)"
-    console.print(table(columns, rows, title=title))
 
 
 def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:

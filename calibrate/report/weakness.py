@@ -80,7 +80,7 @@ def without_libraries(profile: Profile, libraries: Collection[str]) -> Profile:
     """The profile without what it holds of some libraries' collectives."""
     kept = {
         field: tuple(entry for entry in getattr(profile, field) if entry.library not in libraries)
-        for field in ("communication", "interference", "contention", "behind_compute", "beside_all_reduce")
+        for field in ("communication", "contexts")
     }
     return msgspec.structs.replace(profile, **kept)
 
@@ -124,15 +124,16 @@ def never_measured(profile: Profile) -> Iterator[Weakness]:
 
 
 def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
-    """What collectives cost behind compute, and beside each other."""
-    if not profile.behind_compute:
+    """What surrounds collectives in runs and was not measured."""
+    contexts = {entry.context for entry in profile.contexts}
+    if "after-compute" not in contexts:
         yield Weakness(
             kind="missing",
-            text="collectives behind compute were not measured; those between layers count as in a loop",
-            command=f"{sweep_command(profile, library, 2, NODE)} --behind-compute"
-            f" -o {file_name(f'collectives-behind-{library}')}",
+            text="collectives after compute were not measured; those between layers count as in a loop",
+            command=f"{sweep_command(profile, library, 2, NODE)} --contexts after-compute"
+            f" -o {file_name(f'collectives-after-compute-{library}')}",
         )
-    if profile.contention:
+    if "groups" in contexts:
         return
     # Two groups of two; under srun --ntasks counts the ranks of both.
     enough = max((device.devices_per_host for device in profile.devices), default=4) >= 4
@@ -144,5 +145,5 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
     yield Weakness(
         kind="missing",
         text="groups at once were not measured; without a cluster file that states it, they share no link",
-        command=f"{sweep} --concurrent 2 -o {file_name(f'collectives-concurrent-{library}')}",
+        command=f"{sweep} --contexts groups=2 -o {file_name(f'collectives-groups-{library}')}",
     )

@@ -1,4 +1,4 @@
-"""``paradl-bench collectives``: sweeps of collective operations, and interference with compute."""
+"""``paradl-bench collectives``: sweeps of collective operations, idle and in contexts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from paradl_bench.tools.request import ToolRequest, launcher_of_tool, level_of_j
 if TYPE_CHECKING:
     from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
     from paradl_bench.ranks.rank_place import RankPlace
+    from paradl_bench.records.contexts.context import OfGroup
 
 _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 _TORCH = "torch"
@@ -26,9 +27,6 @@ _OVER_MPI = "mpi4py"
 # Settings of torch's sweep, which the programs of other tools know nothing of.
 _OF_TORCH = {
     "device": "--device",
-    "beside_compute": "--beside-compute",
-    "behind_compute": "--behind-compute",
-    "beside_all_reduce": "--beside-all-reduce",
     "side_by_side": "--side-by-side",
     "point_seconds": "--point-seconds",
     "seed": "--seed",
@@ -37,6 +35,12 @@ _OF_TORCH = {
     "ranks_per_node": "--ranks-per-node",
     "link_bandwidth": "--link-bandwidth",
 }
+_OLDER = {
+    "beside_compute": "with-compute",
+    "behind_compute": "after-compute",
+    "beside_all_reduce": "with-all-reduce",
+}
+"""Hidden options of the version before, by the context that they ask for."""
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
@@ -84,31 +88,23 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
     help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
     " contributes to all_gather, what each keeps of reduce_scatter, a message of send_recv and exchange.",
 )
-@click.option("--beside-compute", is_flag=True, help="Measure too how compute and all_reduce slow each other.")
 @click.option(
-    "--behind-compute",
-    is_flag=True,
-    help="Measure too what a collective takes right behind compute, once the last rank has arrived, as in a run.",
+    "--contexts",
+    metavar="CONTEXT[,CONTEXT...]",
+    help="Measure calls too as a run surrounds them, idle and so in turn: after-compute, once the last rank has"
+    " arrived; with-compute, all_reduce and what both cost each other; with-all-reduce, while one is in flight; or"
+    " groups=K, K disjoint groups of --ranks each at once (rank r is in group r modulo K).",
 )
-@click.option(
-    "--beside-all-reduce",
-    is_flag=True,
-    help="Measure too what a collective that is waited for takes while an all-reduce is in flight, as in backward.",
-)
+@click.option("--beside-compute", is_flag=True, hidden=True)
+@click.option("--behind-compute", is_flag=True, hidden=True)
+@click.option("--beside-all-reduce", is_flag=True, hidden=True)
+@click.option("--concurrent", hidden=True, type=click.IntRange(1))
 @click.option(
     "--side-by-side",
     metavar="R",
     type=click.IntRange(2),
     help="Sweep among every R ranks side by side, as those of a node, all such groups at once. All-reduces of"
-    " --beside-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
-)
-@click.option(
-    "--concurrent",
-    default=1,
-    metavar="K",
-    type=click.IntRange(1),
-    help="Run K disjoint groups of --ranks each at once, and each alone, in turn: what they cost each other."
-    " K times as many ranks are started; rank r is in group r modulo K.",
+    " with-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
 )
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(1), help="Sweeps spread over time.")
 @click.option(
@@ -146,7 +142,8 @@ def COMMAND(  # noqa: N802
     level: str | None,
     ops: str | None,
     sizes: str,
-    concurrent: int,
+    contexts: str | None,
+    concurrent: int | None,
     blocks: int,
     point_seconds: float,
     seed: int,
@@ -168,8 +165,9 @@ def COMMAND(  # noqa: N802
     tool = _OVER_MPI if tool == _TORCH and backend == "mpi" else tool
     swept = [name for name in operations() if tool == _TORCH or name in tools()[tool].programs]
     names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")) if ops is not None else swept)
+    of_group, groups = _asked_contexts(contexts, [_OLDER[name] for name in _OLDER if as_given.pop(name)], concurrent)
     if tool != _TORCH:
-        _refuse_torch_options(context, tool)
+        _refuse_torch_options(context, tool, of_group)
         _sweep_with_tool(
             ToolRequest(
                 tool=tools()[tool],
@@ -177,7 +175,7 @@ def COMMAND(  # noqa: N802
                 launcher=launcher_of_tool(tools()[tool], launcher),
                 launcher_arguments=launcher_arguments,
                 ranks=_required(ranks),
-                concurrent=concurrent,
+                concurrent=groups,
                 operations=names,
                 sizes=parse_size_sweep(sizes),
                 blocks=blocks,
@@ -205,7 +203,8 @@ def COMMAND(  # noqa: N802
         blocks=blocks,
         point_s=point_seconds,
         seed=seed,
-        concurrent=concurrent,
+        concurrent=groups,
+        contexts=of_group,
         **as_given,
     )
 
@@ -239,7 +238,7 @@ def _sweep_with_torch(
     else:
         ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
         if ranks * concurrent != place.ranks:
-            wanted = f"--ranks {ranks}" if concurrent == 1 else f"--concurrent {concurrent} groups of {ranks}"
+            wanted = f"--ranks {ranks}" if concurrent == 1 else f"--contexts groups={concurrent} of {ranks} ranks"
             raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
     request = CollectivesRequest(
         ranks=ranks, backend=backend, device=device, concurrent=concurrent, layout=layout, **settings
@@ -287,7 +286,7 @@ def _layout(
         refuse_emulation(place)
         if concurrent > 1 and (layout.ranks % concurrent or layout.ranks == concurrent):
             raise UserError(
-                f"--concurrent {concurrent}: {layout.ranks} ranks do not make so many equal groups of 2 or more"
+                f"--contexts groups={concurrent}: {layout.ranks} ranks do not make so many equal groups of 2 or more"
             )
     return layout
 
@@ -302,8 +301,19 @@ def _given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
 
 
-def _refuse_torch_options(context: click.Context, tool: str) -> None:
+def _asked_contexts(contexts: str | None, older: list[str], concurrent: int | None) -> tuple[tuple[OfGroup, ...], int]:
+    """Contexts of one group, and how many groups run at once; in the words of today and of older versions."""
+    from paradl_bench.measure.collectives.request import parse_contexts
+
+    words = [contexts] if contexts is not None else []
+    words += [*older, *([f"groups={concurrent}"] if (concurrent or 1) > 1 else [])]
+    return parse_contexts(",".join(words)) if words else ((), 1)
+
+
+def _refuse_torch_options(context: click.Context, tool: str, of_group: tuple[OfGroup, ...]) -> None:
     """Refuse what only torch's sweep does; ``--backend`` may say again what the tool runs on."""
+    if of_group:
+        raise UserError(f"--contexts {','.join(of_group)} is for --tool {_TORCH}; {tool} does not know it")
     for name, option in _OF_TORCH.items():
         if _given(context, name) and not (tool == _OVER_MPI and name == "point_seconds"):
             raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not know it")

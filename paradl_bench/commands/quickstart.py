@@ -113,7 +113,7 @@ def _round_of_measurements(output: Path, number: int) -> list[Step]:
 def _sweep_arguments() -> tuple[str, ...]:
     """The collectives that data parallelism issues, from batch norm's counters to vgg11's largest bucket."""
     sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4"
-    return ("collectives", *sweep.split(), "--beside-compute", "--behind-compute")
+    return ("collectives", *sweep.split(), "--contexts", "after-compute,with-compute")
 
 
 def _other_collectives() -> tuple[str, ...]:

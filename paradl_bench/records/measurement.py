@@ -62,7 +62,6 @@ COPIES_FILE = "copies.jsonl"
 
 COLLECTIVES_FILE = "collectives.jsonl"
 
-INTERFERENCE_FILE = "interference.jsonl"
 
 TRACE_FILE = "trace.jsonl"
 

@@ -1,4 +1,4 @@
-"""Raw samples of a measurement directory: of layers, iterations, copies, collectives, interference, imported traces."""
+"""Raw samples of a measurement directory: of layers, iterations, copies, collectives, imported traces."""
 
 from __future__ import annotations
 
@@ -163,37 +163,6 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
         if len({len(samples) for samples in self.samples_s}) != 1:
             raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
-
-
-class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compute and communication, alone and side by side (file ``interference.jsonl``).
-
-    Over one window the compute kernel is repeated while the collective is repeated; index i of all lists is one
-    A-B group on one rank. Work done in the window is counted, so that a slow-down is (time a unit beside) / (time a
-    unit alone).
-
-    Attributes:
-        ranks: of the group. rank: among all ranks, of whom each group has as many.
-        kernel: the compute that ran beside (``conv2d``, ``linear``, ...), or ``ghosts`` in its place.
-        compute_alone_s, compute_beside_s: seconds a kernel call.
-        communication_alone_s, communication_beside_s: seconds a collective.
-    """
-
-    library: str
-    operation: str
-    level: str
-    ranks: Ranks
-    rank: RankIndex
-    message_bytes: Bytes
-    kernel: str
-    block: Index
-    compute_alone_s: Samples
-    compute_beside_s: Samples
-    communication_alone_s: Samples
-    communication_beside_s: Samples
-
-    def __post_init__(self) -> None:
-        check_aligned(self, *(label for label in self.__struct_fields__ if label.endswith("_s")))
 
 
 class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -125,7 +125,7 @@ def _sweep_jobs(
             use="sweep",
             title=f"Sweep of collectives on {ranks} ranks, {nodes} {'node' if inside else 'nodes'}",
             adds=f"alpha and beta of {operations} over {request.sizes} ({level}, {ranks} ranks){slowed}; what a"
-            f" collective takes behind compute{unlike}: without it predictions of communication {where} fail, or stand"
+            f" collective takes after compute{unlike}: without it predictions of communication {where} fail, or stand"
             f" on other rank counts{beside_tool}",
             tasks=tuple(tasks),
             nodes=nodes,
@@ -160,17 +160,16 @@ def _torch_sweep(
     # Compute is alike on one node and on many: its interference is measured once, where it costs least. gloo stops a
     # GPU's host while it runs.
     together = first and (site.device == "cpu" or site.library == "nccl")
-    beside: tuple[Word, ...] = ("--beside-compute", "--behind-compute") if together else ("--behind-compute",)
-    beside += ("--beside-all-reduce",) if in_flight else ()
+    contexts = ["after-compute"] + ["with-compute"] * together + ["with-all-reduce"] * in_flight
     words = _sweep_words(request, ranks, request.operations)
     settings = ("--backend", site.library, "--device", site.device, "--point-seconds", f"{request.point_s:g}")
     return Task(
         name=name,
         module="paradl_bench",
-        words=(*words, *settings, *beside, *_hang_limit(site, "sweep"), "-o", Below(name)),
+        words=(*words, *settings, "--contexts", ",".join(contexts), *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
-        estimate_s=estimate.sweep_s(ranks, kinds=1 + len(beside)),
+        estimate_s=estimate.sweep_s(ranks, kinds=1 + len(contexts)),
     )
 
 

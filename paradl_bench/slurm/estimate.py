@@ -101,7 +101,7 @@ class Estimate:
         return self.start.seconds + iterations * iteration_s * (1 + shards)
 
     def sweep_s(self, ranks: int, *, kinds: int) -> float:
-        """A sweep; ``kinds`` counts what is measured of each point: alone, beside compute, behind it."""
+        """A sweep; ``kinds`` counts what is measured of each point: alone, and in each context."""
         request = self.request
         sizes = parse_size_sweep(request.sizes)
         calls_s = sum(max(request.point_s, _LONGEST_CALL * self._all_reduce_s(size)) for size in sizes)

@@ -44,11 +44,13 @@ class ToolRequest:
         if self.ranks < 2 and not self.tool.alone:
             raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks by {self.tool.name}")
         if self.concurrent > 1 and not self.tool.groups:
-            raise UserError(f"--concurrent: {self.tool.name} can't run groups of ranks at once: {self.tool.no_groups}")
+            raise UserError(
+                f"--contexts groups=K: {self.tool.name} can't run groups of ranks at once: {self.tool.no_groups}"
+            )
         if self.concurrent > 1 and self.launcher == "own":
             raise UserError(
-                f"--concurrent with --tool {self.tool.name}: its groups are made of processes; give --launcher mpirun"
-                " or srun"
+                f"--contexts groups=K with --tool {self.tool.name}: its groups are made of processes; give --launcher"
+                " mpirun or srun"
             )
         for name in self.operations:
             lookup(operations(), name, "operation")

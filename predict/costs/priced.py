@@ -27,7 +27,7 @@ class PricedPlan:
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
             slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
-        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.behind_compute`).
+        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.calls`).
         batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
     """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from calibrate.profile.collectives.communication import CommunicationFit, Interference
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.collectives.contexts import InContext, covariance_of_factor
 from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
 from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.files.json_lines import append_lines
@@ -17,6 +18,7 @@ from paradl_bench.core.statistics import Summary
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.contexts.context import Context
 from paradl_bench.records.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION
 from paradl_bench.records.measurement import Environment, Manifest, write_manifest
 from paradl_bench.records.roofline_record import Resource
@@ -212,21 +214,28 @@ def free_copies(
     )
 
 
-def interference(compute: float = 1.0, communication: float = 1.0, **changes: object) -> Interference:
-    """Slow-downs of compute and of all_reduce beside each other."""
-    entry = Interference(
+def in_context(context: Context, operation: str = "all_reduce", **changes: object) -> InContext:
+    """A context that changes nothing for sure, measured of two ranks; any field can be changed."""
+    entry = InContext(
         library="gloo",
-        operation="all_reduce",
+        operation=operation,
         level="node",
-        ranks=2,
-        message_bytes=(1, 1 << 30),
-        compute_slowdown=compute,
-        communication_slowdown=communication,
-        compute_slowdown_iqr=0.0,
-        communication_slowdown_iqr=0.0,
+        context=context,
+        groups=2 if context == "groups" else 1,
+        ranks=(2, 2),
+        bytes_range=(1, 1 << 30),
+        added_s=0.0,
+        factor=1.0,
+        covariance=((0.0, 0.0), (0.0, 0.0)),
         samples=10,
     )
     return msgspec.structs.replace(entry, **changes)
+
+
+def with_compute(compute: float = 1.0, communication: float = 1.0, *, sd: float = 0.0, **changes: object) -> InContext:
+    """Slow-downs of compute and of all_reduce beside each other, each with the same standard deviation."""
+    entry = in_context("with-compute", neighbour_factor=compute, neighbour_sd=sd, factor=communication)
+    return msgspec.structs.replace(entry, covariance=covariance_of_factor(sd), **changes)
 
 
 ENVIRONMENT = Environment(
@@ -266,7 +275,7 @@ def make_profile(chain: ModelGraph | None = None, **changes: object) -> Profile:
         model_times=model_times(chain),
         copies=free_copies(),
         communication=(ring_fit(),),
-        interference=(interference(),),
+        contexts=(with_compute(),),
     )
     return msgspec.structs.replace(profile, **changes)
 
@@ -359,6 +368,6 @@ def noisy_profile(chain: ModelGraph) -> Profile:
             ring_fit(operation, covariance=((1e-12, 0.0), (0.0, 1e-20)), block_relative_sd=0.05)
             for operation in ("all_reduce", "all_gather", "send_recv", "broadcast")
         ),
-        interference=(interference(1.3, 1.6),),
+        contexts=(with_compute(1.3, 1.6),),
         copies=free_copies(beta_s_per_byte=1e-10),
     )

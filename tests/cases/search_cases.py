@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from click.testing import CliRunner
-from profile_factory import free_copies, interference, make_profile, ring_fit
+from profile_factory import free_copies, make_profile, ring_fit, with_compute
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
@@ -33,7 +33,7 @@ def profile_of(network: ModelGraph, **changes: object) -> Profile:
     made = make_profile(
         network,
         communication=fits,
-        interference=(interference(1.2, 1.3),),
+        contexts=(with_compute(1.2, 1.3),),
         copies=free_copies(beta_s_per_byte=1e-10),
         cluster=Cluster(name="test", levels=LEVELS, memory_bytes_per_rank=8e9),
     )

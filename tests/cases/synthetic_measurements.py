@@ -13,10 +13,10 @@ from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomicall
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
     COPIES_FILE,
-    INTERFERENCE_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
     Environment,
@@ -24,7 +24,6 @@ from paradl_bench.records.measurement import (
 from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
-    InterferenceSamples,
     IterationSamples,
     LayerSamples,
 )
@@ -295,32 +294,35 @@ def _collective(
     )
 
 
-def interference_samples(spec: CollectivesSpec, sizes: Sequence[int] = (65536, 1048576)) -> list[InterferenceSamples]:
+def with_compute_samples(spec: CollectivesSpec, sizes: Sequence[int] = (65536, 1048576)) -> list[ContextSamples]:
     """Records beside compute, slowed by ``spec.slowdowns`` (compute, communication)."""
     generator = np.random.default_rng(spec.seed + 1)
     compute, communication = spec.slowdowns or (1.0, 1.0)
 
-    def around(value: float) -> tuple[float, ...]:
-        return tuple(map(float, value * np.exp(spec.noise * generator.standard_normal(spec.calls))))
+    def around(value: float, ranks: int) -> tuple[tuple[float, ...], ...]:
+        values = value * np.exp(spec.noise * generator.standard_normal((ranks, spec.calls)))
+        return tuple(map(tuple, values.tolist()))
 
     return [
-        InterferenceSamples(
+        ContextSamples(
             library=spec.library,
             operation="all_reduce",
             level=spec.level,
             ranks=ranks,
-            rank=rank,
             message_bytes=size,
-            kernel=kernel,
+            dtype="fp32",
+            context="with-compute",
+            neighbour=kernel,
             block=block,
-            compute_alone_s=around(1e-3),
-            compute_beside_s=around(1e-3 * compute),
-            communication_alone_s=around(size * 1e-9),
-            communication_beside_s=around(size * 1e-9 * communication),
+            one_clock=True,
+            idle_end_s=around(size * 1e-9, ranks),
+            start_s=((0.0,) * spec.calls,) * ranks,
+            end_s=around(size * 1e-9 * communication, ranks),
+            neighbour_s=around(1e-3 * compute, ranks),
+            neighbour_idle_s=around(1e-3, ranks),
         )
         for block in range(spec.blocks)
         for ranks in spec.ranks
-        for rank in range(ranks)
         for size in sizes
         for kernel in ("conv", "elementwise")
     ]
@@ -340,7 +342,7 @@ def write_collectives(
     )
     directory.append(COLLECTIVES_FILE, collective_samples(spec))
     if spec.slowdowns:
-        directory.append(INTERFERENCE_FILE, interference_samples(spec))
+        directory.append(CONTEXTS_FILE, with_compute_samples(spec))
     if complete:
         directory.finish()
     return path

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from profile_factory import make_network, make_profile, ring_fit
+from profile_factory import in_context, make_network, make_profile, ring_fit
 
-from calibrate.profile.collectives.contention import Contention
 from calibrate.profile.profile import Profile
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -23,27 +22,13 @@ ONE_BUCKET = 1 << 40
 
 def profile_with(phi: float) -> Profile:
     """Nodes of four ranks; four groups at once between nodes take phi times the beta of one."""
-    measured = [
-        Contention(
-            library="gloo",
-            operation=operation,
-            level="system",
-            concurrent=4,
-            ranks=(4, 4),
-            bytes_range=(1 << 10, 1 << 24),
-            factor=phi,
-            factor_interval=(phi, phi),
-            residual_relative_median=0.01,
-            samples=100,
-        )
-        for operation in OPERATIONS
-    ]
+    measured = [in_context("groups", operation, level="system", groups=4, factor=phi) for operation in OPERATIONS]
     levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096))
     return make_profile(
         NETWORK,
         cluster=Cluster(name="test", levels=levels, memory_bytes_per_rank=8e9),
         communication=tuple(ring_fit(name, level=level.name) for name in OPERATIONS for level in levels),
-        contention=tuple(measured),
+        contexts=tuple(measured),
     )
 
 

@@ -13,7 +13,7 @@ from regressor_targets import regressor_seeds
 from paradl_bench.measure.kernels.request import DESIGN_FILE
 from paradl_bench.network.kernel import KERNELS_FILE
 from paradl_bench.records import input_record, measurement, roofline_record
-from paradl_bench.records.contexts import behind, beside_all_reduce
+from paradl_bench.records.contexts import context
 from paradl_bench.records.hosts import host_load, host_record
 from paradl_bench.records.training import compile_record, training_record
 from paradl_bench.records.training.training_record import RUN_NAME
@@ -36,22 +36,18 @@ _RECORD_SEEDS = {
     b'"graphs":30}\n',
     measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
     b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
-    behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
-    b'"dtype":"fp32","block":0,"kernel":"layers","one_clock":true,"back_to_back_s":[[0.1,0.2],[0.1,0.2]],'
-    b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n'
-    b'{"library":"gloo","operation":"all_reduce","level":"system","ranks":2,"message_bytes":1024,'
-    b'"dtype":"fp32","block":1,"kernel":"ghosts","one_clock":false,"back_to_back_s":[[0.1],[0.1]],'
-    b'"compute_s":[[0.1],[0.1]],"start_s":[[0.0],[0.0]],"end_s":[[0.3],[0.3]],"host_start_s":[[5.0],[5.1]],'
-    b'"first_rank":2,"attempt":1}\n',
-    beside_all_reduce.BESIDE_ALL_REDUCE_FILE: b'{"library":"gloo","operation":"send_recv","level":"node","ranks":2,'
-    b'"message_bytes":1024,"exchange_bytes":26214400,"dtype":"fp32","block":0,"kernel":"layers","calls":2,'
-    b'"one_clock":true,"apart_start_s":[[0.0,0.0],[0.1,0.1]],"apart_end_s":[[0.3,0.3],[0.3,0.3]],'
-    b'"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.4,0.3],[0.4,0.3]],"begun":[[true,true],[true,false]],'
-    b'"outlived":[[true,false],[true,false]],"exchange_s":[[0.9],[0.9]]}\n'
-    b'{"library":"gloo","operation":"exchange","level":"node","ranks":2,"message_bytes":64,"exchange_bytes":26214400,'
-    b'"exchange_level":"system","dtype":"fp32","block":0,"kernel":"ghosts","calls":1,"one_clock":true,'
-    b'"apart_start_s":[[0.0],[0.1]],"apart_end_s":[[0.3],[0.3]],"start_s":[[0.0],[0.1]],"end_s":[[0.4],[0.4]],'
-    b'"begun":[[true],[true]],"outlived":[[false],[true]],"exchange_s":[[0.9],[0.9]]}\n',
+    context.CONTEXTS_FILE: b'{"library":"gloo","operation":"all_reduce","level":"system","ranks":2,'
+    b'"message_bytes":1024,"dtype":"fp32","block":1,"context":"after-compute","neighbour":"layers","one_clock":false,'
+    b'"idle_end_s":[[0.1],[0.1]],"start_s":[[0.0],[0.0]],"end_s":[[0.3],[0.3]],"neighbour_s":[[0.1],[0.1]],'
+    b'"host_start_s":[[5.0],[5.1]],"first_rank":2,"attempt":1}\n'
+    b'{"library":"gloo","operation":"send_recv","level":"node","ranks":2,"message_bytes":1024,"dtype":"fp32",'
+    b'"block":0,"context":"with-all-reduce","neighbour":"ghosts","neighbour_bytes":26214400,"calls":2,'
+    b'"neighbour_level":"system","one_clock":true,"idle_start_s":[[0.0,0.0],[0.1,0.1]],'
+    b'"idle_end_s":[[0.3,0.3],[0.3,0.3]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.4,0.3],[0.4,0.3]],'
+    b'"begun":[[true,true],[true,false]],"outlived":[[true,false],[true,false]],"neighbour_s":[[0.9],[0.9]]}\n'
+    b'{"library":"nccl","operation":"all_reduce","level":"node","ranks":2,"message_bytes":64,"dtype":"fp32","block":0,'
+    b'"context":"with-compute","neighbour":"conv2d","one_clock":true,"idle_end_s":[[0.1,0.2]],'
+    b'"start_s":[[0.0,0.0]],"end_s":[[0.3,0.3]],"neighbour_s":[[0.2,0.2]],"neighbour_idle_s":[[0.1,0.1]]}\n',
     roofline_record.RATES_FILE: b'{"resource":"compute","kernel":"matmul","sizes":{"n":512},"dtype":"fp32","work":1e9,'
     b'"working_set_bytes":3145728,"ranks_on_host":2,"rank":1,"block":0,"samples_s":[0.01,0.02]}\n',
     input_record.FILES_FILE: b'{"block":0,"condition":"cold","bytes":[1000,2000],"pixels":[50176,50176],'

@@ -26,7 +26,7 @@ from paradl_bench.network import graph as network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.plan.strategy import parse_strategy, parse_strategy_kinds
 from paradl_bench.records import input_record, measurement, roofline_record, samples
-from paradl_bench.records.contexts import behind, beside_all_reduce
+from paradl_bench.records.contexts import context
 from paradl_bench.records.hosts import host_load, host_record
 from paradl_bench.records.measurement import MANIFEST_NAME, read_manifest, read_records
 from paradl_bench.records.training import compile_record, training_record
@@ -53,13 +53,11 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     measurement.ITERATIONS_FILE: samples.IterationSamples,
     measurement.COPIES_FILE: samples.CopySamples,
     measurement.COLLECTIVES_FILE: samples.CollectiveSamples,
-    measurement.INTERFERENCE_FILE: samples.InterferenceSamples,
     training_record.TRAINING_FILE: training_record.TrainingIterations,
     measurement.TRACE_FILE: samples.TraceTimes,
     measurement.DROPPED_FILE: measurement.DroppedRow,
     KERNELS_FILE: KernelSamples,
-    behind.BEHIND_FILE: behind.BehindComputeSamples,
-    beside_all_reduce.BESIDE_ALL_REDUCE_FILE: beside_all_reduce.BesideAllReduceSamples,
+    context.CONTEXTS_FILE: context.ContextSamples,
     roofline_record.RATES_FILE: roofline_record.RateSamples,
     input_record.FILES_FILE: input_record.FileSamples,
     input_record.BATCHES_FILE: input_record.BatchSamples,

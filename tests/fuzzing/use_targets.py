@@ -23,10 +23,10 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import ParadlError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import ClusterFile
+from paradl_bench.records.contexts.older import OLDER
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
     COPIES_FILE,
-    INTERFERENCE_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
     MANIFEST_NAME,
@@ -35,7 +35,6 @@ from paradl_bench.records.measurement import (
 from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
-    InterferenceSamples,
     IterationSamples,
     LayerSamples,
 )
@@ -158,7 +157,7 @@ _DIRECTORIES: tuple[tuple[str, str, type[msgspec.Struct], Sequence[str]], ...] =
     ("layers-v1", MANIFEST_NAME, Manifest, _FIT),
     ("layers-v1", "network-toy.json", ModelGraph, _FIT),
     ("collectives-v1", COLLECTIVES_FILE, CollectiveSamples, _FIT),
-    ("collectives-v1", INTERFERENCE_FILE, InterferenceSamples, _FIT),
+    ("collectives-v1", "interference.jsonl", OLDER["interference.jsonl"], _FIT),
     ("training-v1", RUN_NAME, TrainingRun, _VALIDATE),
     ("training-v1", TRAINING_FILE, TrainingIterations, _VALIDATE),
 )

@@ -47,7 +47,9 @@ def test_sweeps_measure_what_strategies_wait_for(
         asked = str(words[words.index("--ops") + 1]).split(",")
         # nccl-tests have no program for halos, and no compute or gradients beside what they time.
         assert ("exchange" in asked) == (halos and not by_tool)
-        assert ("--beside-all-reduce" in words) == (in_flight and not by_tool)
+        assert ("with-all-reduce" in str(words[words.index("--contexts") + 1]) if "--contexts" in words else False) == (
+            in_flight and not by_tool
+        )
 
 
 def test_operations_that_were_asked_for_are_swept_and_no_others() -> None:

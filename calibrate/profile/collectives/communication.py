@@ -1,4 +1,4 @@
-"""What a profile holds of collectives: alpha and beta by regression, what was considered, slow-downs beside compute."""
+"""What a profile holds of collectives: alpha and beta by regression, what was considered."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from paradl_bench.core.bounds import (
     Seconds,
     SecondsPerByte,
     Share,
-    Slowdown,
 )
 from paradl_bench.core.checks import check_covariance, check_rises
-from paradl_bench.records.emulation import GHOSTS
 
 
 class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,33 +215,3 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         check_covariance(self, "covariance")
         if not any((self.alpha_s, self.beta_s_per_byte, self.gamma_s_per_byte, self.doubling_s, self.inner)):
             raise ValueError("alpha_s and beta_s_per_byte are both 0: a collective takes time")
-
-
-class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much slower compute and a collective each are side by side (1 is unhindered).
-
-    Attributes:
-        message_bytes: range of sizes that were measured beside compute; a single size where slow-downs depend on it.
-        compute_slowdown_iqr, communication_slowdown_iqr: spread over kernels, sizes and repetitions.
-        kernels: the computations that ran beside.
-    """
-
-    library: str
-    operation: str
-    level: str
-    ranks: Ranks
-    message_bytes: tuple[Bytes, Bytes]
-    compute_slowdown: Slowdown
-    communication_slowdown: Slowdown
-    compute_slowdown_iqr: Relative
-    communication_slowdown_iqr: Relative
-    samples: PositiveCount
-    kernels: tuple[str, ...] = ()
-
-    @property
-    def of_compute(self) -> bool:
-        """Whether something computed beside, and did not sleep."""
-        return GHOSTS not in self.kernels
-
-    def __post_init__(self) -> None:
-        check_rises(self, "message_bytes")

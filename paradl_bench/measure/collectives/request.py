@@ -6,21 +6,23 @@ import random
 
 import msgspec
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.records.contexts.context import OF_GROUP, OfGroup
 
 Point = tuple[str, int]
 """An operation and a message's bytes."""
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep, and whether to measure interference with compute, what follows compute, and calls beside an all-reduce.
+    """A sweep, and in which contexts to measure its calls too.
 
     Attributes:
+        contexts: those of one group; several groups at once are ``concurrent``.
         ranks: of one group, or all that ``side_by_side`` parts.
         concurrent: how many disjoint groups of so many ranks there are.
         side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
@@ -42,9 +44,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     point_s: float
     seed: int
-    beside_compute: bool
-    behind_compute: bool = False
-    beside_all_reduce: bool = False
+    contexts: tuple[OfGroup, ...] = ()
     concurrent: int = 1
     side_by_side: int | None = None
     layout: NodeLayout | None = None
@@ -54,22 +54,19 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks")
         if self.backend == "nccl" and self.device != "cuda":
             raise UserError("--backend nccl moves data between GPUs: give --device cuda, or --backend gloo")
-        if self.beside_compute and self.device == "cuda" and self.backend != "nccl":
+        beside = [context for context in self.contexts if context in ("with-compute", "with-all-reduce")]
+        if beside and self.device == "cuda" and self.backend != "nccl":
             raise UserError(
-                f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
-            )
-        if self.beside_all_reduce and self.device == "cuda" and self.backend != "nccl":
-            raise UserError(
-                f"--beside-all-reduce on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+                f"--contexts {beside[0]} on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
             )
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --backend gloo, on --device cpu")
         if self.concurrent < 1:
-            raise UserError(f"--concurrent {self.concurrent}: give how many groups run at once, at least 2")
-        if self.concurrent > 1 and (self.beside_compute or self.behind_compute or self.beside_all_reduce):
+            raise UserError(f"--contexts groups={self.concurrent}: give how many groups run at once, at least 2")
+        if self.concurrent > 1 and self.contexts:
             raise UserError(
-                "--concurrent measures what groups cost each other, not compute: give --beside-compute,"
-                " --behind-compute and --beside-all-reduce to a sweep of one group"
+                f"--contexts groups={self.concurrent} is of a sweep of its own: give"
+                f" {','.join(self.contexts)} to one of one group"
             )
         self._check_side_by_side()
         for name in self.operations:
@@ -84,7 +81,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.concurrent > 1:
             raise UserError(
-                "--side-by-side sweeps groups of ranks that share no links: give --concurrent to a sweep of its own"
+                "--side-by-side sweeps groups of ranks that share no links: give --contexts groups=K to a sweep of its"
+                " own"
             )
         if count < 2 or self.ranks % count or count == self.ranks:
             raise UserError(
@@ -110,8 +108,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
         # Directories of before know none of them.
-        later = {"behind_compute": "true"} if self.behind_compute else {}
-        later |= {"beside_all_reduce": "true"} if self.beside_all_reduce else {}
+        later = {"contexts": ",".join(sorted(self.contexts))} if self.contexts else {}
         later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
         later |= {} if self.side_by_side is None else {"side_by_side": str(self.side_by_side)}
         later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
@@ -124,7 +121,6 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             "blocks": str(self.blocks),
             "point_s": str(self.point_s),
             "seed": str(self.seed),
-            "beside_compute": str(self.beside_compute).lower(),
             **later,
         }
 
@@ -152,3 +148,25 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--sizes: messages of {format_bytes(max(self.sizes))} on {ranks_on_host} ranks a host need"
                 f" {format_bytes(needed)} of its {format_bytes(memory_bytes)}; choose a smaller last size"
             )
+
+
+def parse_contexts(text: str) -> tuple[tuple[OfGroup, ...], int]:
+    """``after-compute,with-compute`` or ``groups=K``: contexts of one group, and how many groups run at once.
+
+    Raises:
+        UserError: an unknown context, or no number of groups from 2 on.
+    """
+    known: dict[str, OfGroup] = {context: context for context in OF_GROUP}
+    found: dict[OfGroup, None] = {}
+    groups = 1
+    for word in (word.strip() for word in text.split(",")):
+        name, _, number = word.partition("=")
+        if name == "groups":
+            if not number.isdecimal() or int(number) < 2:
+                raise UserError(f"--contexts {word}: say how many groups run at once, at least 2: groups=2")
+            groups = int(number)
+        elif word in known:
+            found[known[word]] = None
+        else:
+            raise unknown_choice("context", word, (*known, "groups=K"))
+    return tuple(found), groups

@@ -13,28 +13,18 @@ import numpy as np
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import summarise
 from paradl_bench.core.units import format_bytes, format_seconds
-from paradl_bench.measure.collectives.group_summary import (
-    BehindRow,
-    BesideRow,
-    ConcurrentRow,
-    behind_rows,
-    behind_table,
-    beside_rows,
-    beside_table,
-    concurrent_rows,
-    concurrent_table,
-    verified_word,
-)
+from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import SweepPace, sweep_pace
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories.directory import emulation_noted
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.contexts.older import read_contexts
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_records
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_records
+from paradl_bench.records.samples import CollectiveSamples
+
+_COMPARES_ALL = frozenset({"torch", "mpi4py"})
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,29 +51,6 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool
 
 
-class InterferenceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Slow-downs of one kernel and of all-reduces of one size, side by side: time beside over time alone.
-
-    Attributes:
-        compute_slowdown, communication_slowdown: medians over blocks and ranks, with their interquartile ranges.
-        speed_sum: 1 / compute_slowdown + 1 / communication_slowdown: 2 where neither hinders the other, 1 where they
-            share one resource and nothing is lost, less where sharing itself costs.
-    """
-
-    library: str
-    operation: str
-    level: str
-    ranks: int
-    kernel: str
-    message_bytes: int
-    compute_slowdown: float
-    compute_slowdown_iqr: float
-    communication_slowdown: float
-    communication_slowdown_iqr: float
-    speed_sum: float
-    samples: int
-
-
 class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What ``--json`` prints.
 
@@ -92,10 +59,7 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     collectives: tuple[SweepRow, ...]
-    interference: tuple[InterferenceRow, ...]
-    concurrent: tuple[ConcurrentRow, ...] = ()
-    behind_compute: tuple[BehindRow, ...] = ()
-    beside_all_reduce: tuple[BesideRow, ...] = ()
+    contexts: tuple[ContextRow, ...] = ()
     pace: SweepPace = SweepPace()
     nodes: tuple[str, ...] = ()
     emulated: str = ""
@@ -110,14 +74,11 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
     sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
     noted = read_host_records(directory)
     clocks = HostClocks(noted)
-    behind = [record.aligned(clocks) for record in read_records(directory, BEHIND_FILE, BehindComputeSamples)]
+    contexts = [record.aligned(clocks) for record in read_contexts(directory)]
     return CollectivesSummary(
         collectives=sweep_rows(record for record in sweeps if record.concurrent == 1),
-        interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
-        concurrent=concurrent_rows(sweeps),
-        behind_compute=behind_rows(behind),
-        beside_all_reduce=beside_rows(read_records(directory, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)),
-        pace=sweep_pace(sweeps, noted, behind),
+        contexts=context_rows(contexts, sweeps),
+        pace=sweep_pace(sweeps, noted, contexts),
         nodes=tuple(lines_of_nodes(directory)),
         emulated=emulation_noted(directory),
     )
@@ -153,38 +114,6 @@ def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
     )
 
 
-def interference_rows(records: Iterable[InterferenceSamples]) -> tuple[InterferenceRow, ...]:
-    """One row a kernel and message size, over all ranks and blocks."""
-    groups: dict[tuple[str, int], list[InterferenceSamples]] = defaultdict(list)
-    for record in records:
-        groups[record.kernel, record.message_bytes].append(record)
-    return tuple(_interference_row(groups[key]) for key in sorted(groups))
-
-
-def _interference_row(records: list[InterferenceSamples]) -> InterferenceRow:
-    first = records[0]
-    compute = summarise(
-        np.concatenate([np.divide(record.compute_beside_s, record.compute_alone_s) for record in records])
-    )
-    communication = summarise(
-        np.concatenate([np.divide(record.communication_beside_s, record.communication_alone_s) for record in records])
-    )
-    return InterferenceRow(
-        library=first.library,
-        operation=first.operation,
-        level=first.level,
-        ranks=first.ranks,
-        kernel=first.kernel,
-        message_bytes=first.message_bytes,
-        compute_slowdown=compute.median_s,
-        compute_slowdown_iqr=compute.iqr_s,
-        communication_slowdown=communication.median_s,
-        communication_slowdown_iqr=communication.iqr_s,
-        speed_sum=1 / compute.median_s + 1 / communication.median_s,
-        samples=compute.samples,
-    )
-
-
 def print_collectives(directory: Path, *, as_json: bool) -> None:
     """Print the summary on standard output: a table, or JSON."""
     summary = summarise_collectives(directory)
@@ -202,18 +131,16 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     console.print(_sweep_table(summary.collectives))
     for line in (*summary.nodes, *summary.pace.lines()):
         console.print(line, style="yellow", soft_wrap=True)
-    if summary.interference:
+    if summary.contexts:
         console.print()
-        console.print(_interference_table(summary.interference))
-    if summary.concurrent:
-        console.print()
-        console.print(concurrent_table(summary.concurrent))
-    if summary.behind_compute:
-        console.print()
-        console.print(behind_table(summary.behind_compute))
-    if summary.beside_all_reduce:
-        console.print()
-        console.print(beside_table(summary.beside_all_reduce))
+        console.print(context_table(summary.contexts))
+
+
+def verified_word(tool: str, *, verified: bool) -> str:
+    """Whether results were right: ours are all compared, other tools compare where their version and options do."""
+    if verified:
+        return "yes"
+    return "WRONG" if tool in _COMPARES_ALL else "no"
 
 
 def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
@@ -236,25 +163,5 @@ def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
             f"{row.busbw_bytes_per_s / 1e9:.3f}",
             str(row.calls),
             verified_word(row.tool, verified=row.verified),
-        )
-    return table
-
-
-def _interference_table(rows: tuple[InterferenceRow, ...]) -> object:
-    from rich import box
-    from rich.table import Table
-
-    title = f"compute beside {rows[0].operation}: how much slower each is"
-    caption = "median (iqr); speeds add up to 2 where neither hinders the other, to 1 on a shared core"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("kernel", "message", "compute", "communication", "sum of speeds"):
-        table.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.kernel,
-            format_bytes(row.message_bytes),
-            f"{row.compute_slowdown:.2f} ({row.compute_slowdown_iqr:.2f})",
-            f"{row.communication_slowdown:.2f} ({row.communication_slowdown_iqr:.2f})",
-            f"{row.speed_sum:.2f}",
         )
     return table

@@ -22,10 +22,9 @@ from typing import Literal, NamedTuple
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.terminal.command_line import Progress, progress, say
 from paradl_bench.core.units import counted, format_bytes, format_seconds
-from paradl_bench.measure.collectives.behind_compute import BehindBench, behind_order
-from paradl_bench.measure.collectives.beside_all_reduce import BesideAllReduceBench, beside_order
+from paradl_bench.measure.collectives.beside_compute import BesideComputeBench, order_beside_compute
 from paradl_bench.measure.collectives.calls import Calls
-from paradl_bench.measure.collectives.interference import InterferenceBench, interference_order
+from paradl_bench.measure.collectives.in_context import ContextBench, order_in
 from paradl_bench.measure.collectives.request import CollectivesRequest
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.plan.collectives.catalog import routines
@@ -35,10 +34,9 @@ from paradl_bench.ranks.environment import capture_environment, host_memory_byte
 from paradl_bench.ranks.groups.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.groups.teams import form_teams, leave_team
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples, OfGroup
+from paradl_bench.records.measurement import COLLECTIVES_FILE
+from paradl_bench.records.samples import CollectiveSamples
 
 WARMUP_CALLS = 2
 """Besides the verified one."""
@@ -49,20 +47,12 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
-Sort = Literal["sweep", "beside", "behind", "in flight"]
-_FILES: dict[Sort, str] = {
-    "sweep": COLLECTIVES_FILE,
-    "beside": INTERFERENCE_FILE,
-    "behind": BEHIND_FILE,
-    "in flight": BESIDE_ALL_REDUCE_FILE,
-}
-Records = (
-    list[CollectiveSamples] | list[InterferenceSamples] | list[BehindComputeSamples] | list[BesideAllReduceSamples]
-)
+Sort = Literal["sweep"] | OfGroup
+Records = list[CollectiveSamples] | list[ContextSamples]
 
 
 class Step(NamedTuple):
-    """One thing to measure in one block, at one size: an operation, one behind compute, or a kernel beside one."""
+    """One thing to measure in one block, at one size: an operation, idle or in a context, or a kernel beside one."""
 
     block: int
     sort: Sort
@@ -121,15 +111,12 @@ def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]
     steps = []
     for block in range(request.blocks):
         steps += [Step(block, "sweep", name, size) for name, size in request.order(block) if name in accepted]
-        if request.beside_compute:
-            points = interference_order(request.seed, block, request.layout)
-            steps += [Step(block, "beside", name, size) for name, size in points]
-        if request.behind_compute:
-            points = behind_order(accepted, request.sizes, request.seed, block)
-            steps += [Step(block, "behind", name, size) for name, size in points]
-        if request.beside_all_reduce:
-            points = beside_order(accepted, request.sizes, request.seed, block)
-            steps += [Step(block, "in flight", name, size) for name, size in points]
+        for context in request.contexts:
+            if context == "with-compute":
+                points = order_beside_compute(request.seed, block, request.layout)
+            else:
+                points = order_in(context, accepted, request.sizes, request.seed, block)
+            steps += [Step(block, context, name, size) for name, size in points]
     return steps
 
 
@@ -142,32 +129,32 @@ def _unmeasured(
         # A step of several groups is done when all of their records are there.
         sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
         at_once = [record for record in sweeps if record.concurrent == request.concurrent]
-        beside = directory.records(INTERFERENCE_FILE, InterferenceSamples)
-        behind = directory.records(BEHIND_FILE, BehindComputeSamples)
-        in_flight = directory.records(BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+        contexts = directory.records(CONTEXTS_FILE, ContextSamples)
         noted = Counter(
             [Step(record.block, "sweep", record.operation, record.message_bytes) for record in at_once]
-            + [Step(record.block, "behind", record.operation, record.message_bytes) for record in behind]
-            + [Step(record.block, "in flight", record.operation, record.message_bytes) for record in in_flight]
+            + [step for record in contexts if (step := _step_of(record))]
         )
         done = {step for step, records in noted.items() if records >= request.groups}
-        done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
     wanted = of_first(context, [int(step not in done) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
 
+def _step_of(record: ContextSamples) -> Step | None:
+    """The step that a record is of, which is called by the kernel beside, else by the operation."""
+    if record.context == "groups":
+        return None
+    name = record.neighbour if record.context == "with-compute" else record.operation
+    return Step(record.block, record.context, name, record.message_bytes)
+
+
 def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
-    calls = sweep.calls
-    if sort == "beside":
-        beside = InterferenceBench(calls, request.layout)
+    if sort == "sweep":
+        return Bench(sweep.measure, sweep.estimate_s)
+    if sort == "with-compute":
+        beside = BesideComputeBench(sweep.calls, request.layout)
         return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
-    if sort == "behind":
-        behind = BehindBench(calls, request.point_s, attempt, request.layout)
-        return Bench(behind.measure, lambda steps: behind.step_s() * len(steps))
-    if sort == "in flight":
-        in_flight = BesideAllReduceBench(calls, request.point_s, request.layout)
-        return Bench(in_flight.measure, lambda steps: in_flight.step_s() * len(steps))
-    return Bench(sweep.measure, sweep.estimate_s)
+    in_context = ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
+    return Bench(in_context.measure, lambda steps: in_context.step_s() * len(steps))
 
 
 def _announce(
@@ -213,7 +200,8 @@ def _write(measured: dict[Sort, list[Records]], directory: MeasurementDirectory 
     while measured:
         sort, found = measured.popitem()
         if directory is not None:
-            directory.append(_FILES[sort], [record for records in found for record in records])
+            name = COLLECTIVES_FILE if sort == "sweep" else CONTEXTS_FILE
+            directory.append(name, [record for records in found for record in records])
 
 
 def _check_verified(directory: MeasurementDirectory) -> None:

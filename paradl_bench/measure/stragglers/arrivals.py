@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.units import format_seconds
-from paradl_bench.records.contexts.behind import BehindComputeSamples
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import RankHost
 from paradl_bench.records.training.training_record import TrainingIterations
@@ -77,20 +77,18 @@ class Meetings(NamedTuple):
     before_s: Floats
 
 
-def arrivals_behind_compute(
-    records: Iterable[BehindComputeSamples], hosts: Mapping[int, RankHost]
-) -> tuple[Arrival, ...]:
-    """The ranks of a sweep as they come to collectives behind equal compute.
+def arrivals_after_compute(records: Iterable[ContextSamples], hosts: Mapping[int, RankHost]) -> tuple[Arrival, ...]:
+    """The ranks of a sweep as they come to collectives after equal compute.
 
     Args:
         records: aligned; those without a clock of all ranks, and those in which some take no part, are left out.
     """
     groups: dict[int, list[Meetings]] = defaultdict(list)
     for record in records:
-        if record.ranks > 1 and len(record.arrivals_s) == record.ranks:
+        if record.context == "after-compute" and len(record.arrivals_s) == record.ranks > 1:
             arrivals = np.array(record.arrivals_s)
             error = np.full(arrivals.shape, record.clock_error_s or 0.0)
-            groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.compute_s, axis=0)))
+            groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.neighbour_s, axis=0)))
     found = []
     for first, meetings in sorted(groups.items()):
         ranks = max(len(each.arrivals_s) for each in meetings)

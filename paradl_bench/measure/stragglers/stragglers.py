@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import format_seconds
-from paradl_bench.measure.stragglers.arrivals import Arrival, arrivals_behind_compute, arrivals_in_training
+from paradl_bench.measure.stragglers.arrivals import Arrival, arrivals_after_compute, arrivals_in_training
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.records.contexts.behind import BehindComputeSamples
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.hosts.host_clocks import HostClocks, HostDrift, drift_lines
 from paradl_bench.records.hosts.host_record import RankHost, last_of_each
 from paradl_bench.records.samples import CollectiveSamples
@@ -241,7 +241,7 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
         slow_nodes: hosts of which every rank is late, where there are several.
         slow_blocks: (block, times the median of all blocks) of blocks that were slow, over all operations and sizes.
         blocks: how many there are.
-        arrivals: at collectives behind compute, by stamps on one clock.
+        arrivals: at collectives after compute, by stamps on one clock.
         clocks: what hosts' clocks did meanwhile.
     """
 
@@ -269,7 +269,7 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
                     f" tenth of the call in {rank.late_share:.0%} of calls"
                 )
         late = [arrival for arrival in self.arrivals if arrival.late]
-        lines += [each.line("calls behind compute", "that compute") for each in late]
+        lines += [each.line("calls after compute", "that compute") for each in late]
         if self.slow_blocks:
             block, times = max(self.slow_blocks, key=lambda pair: pair[1])
             lines.append(
@@ -282,12 +282,13 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
 def sweep_pace(
     records: Iterable[CollectiveSamples],
     noted: Sequence[RankHost],
-    behind: Iterable[BehindComputeSamples] = (),
+    contexts: Iterable[ContextSamples] = (),
 ) -> SweepPace:
     """Compare the ranks of a group of a sweep, and its blocks; groups that share links and means of calls are left out.
 
     Args:
-        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them. behind: what it holds behind compute.
+        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them. contexts: what it holds
+            of calls in contexts.
     """
     hosts, clocks = last_of_each(noted), HostClocks(noted)
     alone = [r for r in records if r.concurrent == 1 and r.calls_per_sample == 1]
@@ -304,7 +305,7 @@ def sweep_pace(
         slow_nodes=nodes,
         slow_blocks=tuple((block, times) for block, times in sorted(blocks.items()) if times > 1 + SLOW),
         blocks=len(blocks),
-        arrivals=arrivals_behind_compute([record.aligned(clocks) for record in behind], hosts),
+        arrivals=arrivals_after_compute([record.aligned(clocks) for record in contexts], hosts),
         clocks=clocks.drifts(),
     )
 

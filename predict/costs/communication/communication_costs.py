@@ -2,8 +2,8 @@
 
 A flat ring runs at the slowest level that it crosses. A cluster file may state alpha and
 beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
-that name, else at the outermost measured level, which is said. Where a collective stands behind compute and keeps it
-waiting, what was measured of that is added.
+that name, else at the outermost measured level, which is said. What surrounds a call changes its seconds as was
+measured (:mod:`predict.costs.communication.context_costs`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from calibrate.fit.collectives.communication_spread import (
     nearest_congestion,
     other_level_mode,
 )
-from calibrate.profile.collectives.behind import BehindCompute
 from calibrate.profile.collectives.communication import CommunicationFit, Congestion
 from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
 from calibrate.profile.collectives.communication_time import Piece, nearest_fit, pieces_of
+from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
@@ -33,12 +33,11 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
-from predict.costs.communication.behind_costs import BehindCosts, between_them
-from predict.costs.communication.beside_costs import BesideCosts
 from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.contention_costs import ContentionCosts
+from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
+from predict.costs.communication.context_costs import error_modes as context_modes
 from predict.costs.communication.fit_range import beyond_remarks
-from predict.costs.communication.interference import Slowdown, measured_slowdown, unmeasured_slowdown
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
 
@@ -55,19 +54,18 @@ class Call(NamedTuple):
     """How a plan calls a collective.
 
     Attributes:
-        behind_compute: compute comes right before it and waits for it
-        (:mod:`predict.costs.communication.behind_compute`).
+        after_compute: compute comes right before it and waits for it (:mod:`predict.costs.communication.calls`).
         taking_part: share of the ranks that call such a one at all.
         beside: all-reduces of gradients that may be in flight while it is waited for; None where none may.
     """
 
-    behind_compute: bool = False
+    after_compute: bool = False
     taking_part: float = 1.0
     beside: Collective | None = None
 
 
 ALONE_ON_ITS_STREAM = Call()
-"""Not behind compute, called by all ranks."""
+"""Not after compute, called by all ranks."""
 
 
 class CommunicationCosts:
@@ -95,11 +93,8 @@ class CommunicationCosts:
         self._hardware = hardware
         hardware.check_levels(self.cluster)
         self.backend = choose_backend(profile, backend)
-        self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
-        self._behind = BehindCosts(profile, self.backend)
-        self.beside = BesideCosts(profile, self.backend)
-        of_library = [entry for entry in profile.interference if entry.library == self.backend]
-        self._interference = [entry for entry in of_library if entry.of_compute]
+        self._contexts = ContextCosts(profile, self.backend)
+        self.contention = ContentionCosts(self._contexts, self.cluster, given=self._given)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
         self._between: dict[tuple[str, str], SizeRatios] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
@@ -156,8 +151,8 @@ class CommunicationCosts:
             swept_s = float(swept.seconds(work.ranks, work.message_bytes, per_node)) if swept else alone_s
             cost = cost._replace(seconds=swept_s).adjusted("links", alone_s).adjusted("contention", seconds)
         found = CommunicationCost(cost, modes, congestion)
-        if call.behind_compute:
-            return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+        if call.after_compute:
+            return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
         if work.reach != "group":
             # One of several in turn: it finds what the one before has left.
             return self._in_turn(found, work, level, seconds_of)
@@ -167,15 +162,15 @@ class CommunicationCosts:
         self, found: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
     ) -> CommunicationCost:
         """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
-        entry, _ = self._behind.entry(work.operation, level.name)
-        if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
+        entry, remarks = self._contexts.likest(Wanted("after-compute", work.operation, level.name))
+        if entry is None or remarks:
             return found
         size = min(work.message_bytes, entry.bytes_range[1])
-        ratio = math.exp(self._between_calls_behind(entry, level).log_ratio(size))
+        ratio = math.exp(self._between_calls_after(entry, level).log_ratio(size))
         more_s = max(0.0, ratio - 1) * seconds_of(size)
         return found._replace(cost=found.cost.adjusted("after the call before", found.cost.seconds + more_s))
 
-    def _behind_compute(
+    def _after_compute(
         self,
         found: CommunicationCost,
         operation: str,
@@ -184,21 +179,21 @@ class CommunicationCosts:
         seconds_of: Callable[[int], float],
     ) -> CommunicationCost:
         """The cost with what compute before it adds: latency once, the factor to each message."""
-        entry, remarks = self._behind.entry(operation, level.name)
+        entry, remarks = self._contexts.likest(Wanted("after-compute", operation, level.name))
         cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
         if entry is None:
             return found._replace(cost=cost)
-        between = self._between_calls_behind(entry, level)
+        between = self._between_calls_after(entry, level)
         sizes = [min(size, entry.bytes_range[1]) for size in messages]
         between_s = sum(math.exp(between.log_ratio(size)) * seconds_of(size) for size in sizes)
-        added = self._behind.added(entry, between_s)
-        # No call takes less than a sweep's, from which the search's estimates from below are made.
-        extra_s = max(0.0, between_s + added.seconds - sum(map(seconds_of, sizes)))
+        # Beyond the largest size what was added at it stays: caches that compute has emptied are filled once. And no
+        # call takes less than a sweep's, from which the search's estimates from below are made.
+        extra_s = max(0.0, between_s + entry.extra_s(between_s) - sum(map(seconds_of, sizes)))
         cost = cost.adjusted("after compute", cost.seconds + extra_s)
-        return found._replace(cost=cost, modes=(*found.modes, *added.modes))
+        return found._replace(cost=cost, modes=(*found.modes, *context_modes(entry, between_s)))
 
-    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> SizeRatios:
-        """:func:`~.behind_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
+    def _between_calls_after(self, entry: InContext, level: Level) -> SizeRatios:
+        """:func:`~.context_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
         key = entry.operation, entry.level
         if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
             return SizeRatios()
@@ -211,7 +206,7 @@ class CommunicationCosts:
             )
         return self._between[key]
 
-    def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
+    def halo_cost(self, work: HaloExchange, strategy: Strategy, *, after_compute: bool = False) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
         Where messages go both ways, as exchanges, if those were measured.
@@ -234,10 +229,10 @@ class CommunicationCosts:
         )
         congestion = next((each.congestion for each in costs if each.congestion), None)
         found = CommunicationCost(total, tuple(modes.items()), congestion)
-        if not (behind_compute and messages):
+        if not (after_compute and messages):
             return found
         level, _ = self.level(_message(1, work.axes), strategy)
-        return self._behind_compute(
+        return self._after_compute(
             found,
             operation,
             level,
@@ -319,15 +314,25 @@ class CommunicationCosts:
     @property
     def interferes(self) -> bool:
         """Whether it was measured what compute and collectives of the library cost each other."""
-        return bool(self._interference)
+        return self._contexts.has("with-compute")
 
-    def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
+    def with_compute(self, work: Collective, strategy: Strategy, idle_s: float) -> tuple[Slowdown, tuple[Remark, ...]]:
         """What compute and the collective cost each other; with a remark where it was not measured of such a one."""
-        if not self._interference:
-            return unmeasured_slowdown(of_gpu=self._on_gpu)
         work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
-        return measured_slowdown(self._interference, work, level.name)
+        wanted = Wanted("with-compute", work.operation, level.name, ranks=work.ranks, message_bytes=work.message_bytes)
+        return self._contexts.with_compute(wanted, idle_s, of_gpu=self._on_gpu)
+
+    def with_all_reduce(
+        self, work: Collective, beside: Collective, strategy: Strategy, idle_s: float
+    ) -> tuple[tuple[float, float] | None, tuple[Remark, ...]]:
+        """How many times longer a call takes while an all-reduce is in flight, and the deviation of that.
+
+        None where it queues behind the all-reduce, as it is taken to where that was not measured.
+        """
+        level, spanned = (self.level(each, strategy)[0].name for each in (work, beside))
+        entry, remarks = self._contexts.likest(Wanted("with-all-reduce", work.operation, level, spanned))
+        return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
 
     @property
     def _on_gpu(self) -> bool:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from calibrate.profile.collectives.contention import Contention, contention_at
-from calibrate.profile.profile import Profile
+from calibrate.profile.collectives.contexts import contention_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.communication.context_costs import ContextCosts, measure_with
 from predict.costs.sourced import Remark
 
 
@@ -40,10 +40,10 @@ class ContentionCosts:
         given: whether a person stated the cluster; the profile's own says nothing of contention.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, backend: str, *, given: bool) -> None:
+    def __init__(self, contexts: ContextCosts, cluster: Cluster, *, given: bool) -> None:
+        self._contexts = contexts
         self._cluster = cluster
         self._given = given
-        self._entries = [entry for entry in profile.contention if entry.library == backend]
         self._groups: dict[tuple[object, ...], int] = {}
 
     def sharing(self, work: Collective, level: Level, strategy: Strategy, taking_part: float = 1.0) -> Sharing:
@@ -62,14 +62,14 @@ class ContentionCosts:
         if groups <= 1:
             return ALONE
         count = f"{round(groups)} groups"
-        entries, remarks = self._entries_for(work, level)
+        entries, remarks = self._contexts.groups_at_once(work.operation, level.name)
         if not entries:
-            measure = f"paradl-bench collectives --ranks {work.ranks} --concurrent {math.ceil(groups)}"
+            measure = f"{measure_with(f'groups={math.ceil(groups)}')} --ranks {work.ranks}"
             text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
             return Sharing(1.0, 0.0, (Remark(text, True),))
-        found = contention_at(entries, groups)
+        found = contention_of(entries, groups)
         if found.extrapolated:
-            most = max(entry.concurrent for entry in entries)
+            most = max(entry.groups for entry in entries)
             remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
         return Sharing(found.factor, found.factor_sd, remarks)
 
@@ -95,19 +95,3 @@ class ContentionCosts:
                 group += (group_of(strategy, work.axes, rank).index(rank) % work.per_node,)
             found.add(group)
         return len(found)
-
-    def _entries_for(self, work: Collective, level: Level) -> tuple[list[Contention], tuple[Remark, ...]]:
-        here = [entry for entry in self._entries if entry.level == level.name]
-        own = [entry for entry in here if entry.operation == work.operation]
-        if own or not here:
-            return own, ()
-        # A link is shared by whatever runs over it: the operation with most numbers of groups, then most calls.
-        best = max(
-            sorted({entry.operation for entry in here}),
-            key=lambda name: (
-                sum(entry.operation == name for entry in here),
-                sum(entry.samples for entry in here if entry.operation == name),
-            ),
-        )
-        remark = Remark(f"contention of {work.operation}: as measured for {best}", True)
-        return [entry for entry in here if entry.operation == best], (remark,)

@@ -13,11 +13,11 @@ def beside(priced: Priced, operation: str, work: Communication, known: KnownCost
     call, strategy = context.call, context.plan.strategy
     if call.beside is None or not priced.cost.seconds:
         return priced
-    spanned = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
-    level, exchange_level = (known.communication.level(each, strategy)[0].name for each in (spanned, call.beside))
-    found = known.communication.beside.slowdown(operation, level, exchange_level, priced.cost.seconds)
-    cost = priced.cost._replace(remarks=(*priced.cost.remarks, *found.remarks))
-    if found.factor is None:
+    of_call = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
+    found, remarks = known.communication.with_all_reduce(of_call, call.beside, strategy, priced.cost.seconds)
+    cost = priced.cost._replace(remarks=(*priced.cost.remarks, *remarks))
+    if found is None:
         return priced._replace(cost=cost)
+    factor, sd = found
     # Compute stands still while it is waited for: there is nothing else that it is slowed beside.
-    return priced._replace(cost=cost, slowdown=(1.0, found.factor), slowdown_sd=(0.0, found.factor_sd), awaited=True)
+    return priced._replace(cost=cost, slowdown=(1.0, factor), slowdown_sd=(0.0, sd), awaited=True)

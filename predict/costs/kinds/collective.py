@@ -13,8 +13,8 @@ def _price(work: Collective, known: KnownCosts, context: WorkContext) -> Priced:
     found = known.communication.cost(work, strategy, call)
     if work.ranks <= 1:
         return Priced(found.cost, context.occurrences, work, True)
-    slowdown = known.communication.slowdown(work, strategy)
-    cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
+    slowdown, remarks = known.communication.with_compute(work, strategy, found.cost.seconds)
+    cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
     priced = Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
     return beside(priced, work.operation, work, known, context)
 

@@ -9,8 +9,8 @@ from predict.costs.spread.assembly import Priced
 
 
 def _price(work: HaloExchange, known: KnownCosts, context: WorkContext) -> Priced:
-    behind_compute = context.call.behind_compute
-    halo = known.communication.halo_cost(work, context.plan.strategy, behind_compute=behind_compute)
+    after_compute = context.call.after_compute
+    halo = known.communication.halo_cost(work, context.plan.strategy, after_compute=after_compute)
     priced = Priced(halo.cost, context.occurrences, work, True, halo.modes, congestion=halo.congestion)
     return beside(priced, known.communication.halo_operation(work), work, known, context)
 

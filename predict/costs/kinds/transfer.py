@@ -14,13 +14,13 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     found = known.communication.halo_cost(
         HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes),
         strategy,
-        behind_compute=context.call.behind_compute,
+        after_compute=context.call.after_compute,
     )
     if not sent:
         return Priced(found.cost, context.occurrences, work, True)
     message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
-    slowdown = known.communication.slowdown(message, strategy)
-    cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
+    slowdown, remarks = known.communication.with_compute(message, strategy, found.cost.seconds)
+    cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
     return Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
 
 

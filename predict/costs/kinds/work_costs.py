@@ -11,7 +11,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, WeightUpdate, Work
-from predict.costs.communication.behind_compute import calls_of
+from predict.costs.communication.calls import calls_of
 from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM, CommunicationCosts
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts

@@ -12,7 +12,7 @@ micro-batches, t what is sent over a cut, and X_i the last backward with the exc
 Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, sends
 one message after the other, both ways, and exchanges one bucket after the other: no schedule that keeps the two halves
 of backward together is faster. One that parts them sends back before the second half: of the second maximum it takes
-forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency behind compute.
+forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency after compute.
 It is an estimate where shards were not measured, which may keep more or less of a layer's efficiency than their share
 of its FLOPs. Where mini-batches are read and copied, the closed form of that makes an iteration of these seconds.
 

@@ -27,7 +27,7 @@ MEASUREMENT_VERSIONS = range(1, measurement.SCHEMA_VERSION + 1)
 def test_a_profile_of_every_version_loads(version: int) -> None:
     profile = read_profile(DATA / f"profile-v{version}.json")
     assert profile.schema_version == profile_module.SCHEMA_VERSION
-    for part in ("network", "layer_times", "model_times", "copies", "communication", "interference", "sources"):
+    for part in ("network", "layer_times", "model_times", "copies", "communication", "contexts", "sources"):
         assert getattr(profile, part), f"{part} is empty: the test case has to hold some of everything"
 
 
@@ -44,7 +44,7 @@ def test_measurements_of_every_version_are_read_and_fitted(version: int) -> None
     assert profile.model_times
     assert profile.copies
     assert profile.communication[0].operation == "all_reduce"
-    assert profile.interference
+    assert profile.contexts
     assert profile.notes == ()
 
 

@@ -13,12 +13,12 @@ from network_factory import NetworkFactory
 from profile_factory import (
     affine_seconds,
     free_copies,
-    interference,
     layer_times,
     make_network,
     make_profile,
     model_times,
     ring_fit,
+    with_compute,
 )
 
 from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
@@ -66,7 +66,7 @@ def late_profile(network: ModelGraph) -> Profile:
         layer_times=layer_times(network, seconds=affine_seconds),
         model_times=model_times(network, seconds=affine_seconds),
         communication=tuple(map(ring_fit, ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast"))),
-        interference=(interference(1.3, 1.6),),
+        contexts=(with_compute(1.3, 1.6),),
         copies=free_copies(beta_s_per_byte=1e-9),
     )
 

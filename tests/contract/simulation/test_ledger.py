@@ -11,11 +11,11 @@ from network_factory import NetworkFactory
 from profile_factory import (
     affine_seconds,
     free_copies,
-    interference,
     layer_times,
     make_profile,
     model_times,
     ring_fit,
+    with_compute,
     with_doctor,
 )
 
@@ -54,14 +54,14 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadc
 
 
 def varied_profile() -> Profile:
-    """With late ranks, interference, copies, and seconds that grow less than the batch."""
+    """With late ranks, with_compute, copies, and seconds that grow less than the batch."""
     return with_doctor(
         make_profile(
             CNN,
             layer_times=layer_times(CNN, seconds=affine_seconds, block_sd=0.05),
             model_times=model_times(CNN, seconds=affine_seconds, between_s=1e-3, quantiles=QUANTILES, samples=1000),
             communication=tuple(ring_fit(operation, beta_s_per_byte=1e-8) for operation in OPERATIONS),
-            interference=(interference(1.3, 1.6),),
+            contexts=(with_compute(1.3, 1.6),),
             copies=free_copies(beta_s_per_byte=1e-9),
         )
     )

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from profile_factory import (
     affine_seconds,
     free_copies,
-    interference,
     layer_times,
     make_network,
     make_profile,
     model_times,
     ring_fit,
+    with_compute,
 )
 
 from calibrate.profile.profile import Profile
@@ -123,7 +123,7 @@ def test_interference_and_copies_never_help(sizes: Sequence[int], local: int, co
         network,
         layer_times=free.layer_times,
         model_times=free.model_times,
-        interference=(interference(compute, exchange),),
+        contexts=(with_compute(compute, exchange),),
         copies=free_copies(beta_s_per_byte=1e-10),
     )
     times = [

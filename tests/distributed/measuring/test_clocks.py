@@ -18,7 +18,7 @@ from survival_program import write_networks
 from paradl_bench.measure.collectives.summary import CollectivesSummary, summarise_collectives
 from paradl_bench.measure.training.summary import TrainingSummary, summarise_training
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
@@ -64,7 +64,7 @@ Calls.stamped, Trainer.iterate = late(Calls.stamped), late(Trainer.iterate)
 where = Path(sys.argv[1])
 with join_ranks("gloo", "cpu", timeout_s=100) as context:
     request = CollectivesRequest(ranks=3, backend="gloo", device="cpu", concurrent=1, operations=("all_reduce",),
-        sizes=(1024, 65536), blocks=3, point_s=0.2, seed=0, beside_compute=False, behind_compute=True)
+        sizes=(1024, 65536), blocks=3, point_s=0.2, seed=0, contexts=("after-compute",))
     measure_collectives(request, context, where / "sweep", ("paradl-bench",))
     training = TrainingRequest(model="survivors:Plain", input_shape=None, strategy=parse_strategy("d3"), batch=6,
         device="cpu", iterations=20)
@@ -91,7 +91,7 @@ def true_s(rank: int, stamps_s: tuple[float, ...]) -> np.ndarray:
 
 def test_arrivals_at_collectives_are_those_of_one_clock(measured: Path) -> None:
     clocks = HostClocks(read_host_records(measured / "sweep"))
-    records = read_records(measured / "sweep", BEHIND_FILE, BehindComputeSamples)
+    records = read_records(measured / "sweep", CONTEXTS_FILE, ContextSamples)
     assert len(records) == 6
     for record in records:
         assert (record.one_clock, record.lags_s()) == (False, ())
@@ -108,7 +108,7 @@ def test_arrivals_at_collectives_are_those_of_one_clock(measured: Path) -> None:
 
 def test_the_rank_that_comes_late_is_named_and_so_is_the_clock_that_ran_away(measured: Path) -> None:
     sweep = summarise_collectives(measured / "sweep")
-    (lag_s,) = {row.lag_s is not None and row.lag_s > LATE_S / 2 for row in sweep.behind_compute}
+    (lag_s,) = {row.lag_s is not None and row.lag_s > LATE_S / 2 for row in sweep.contexts}
     assert lag_s
     assert [arrival.rank for arrival in sweep.pace.arrivals if arrival.late] == [1]
     run = summarise_training(measured / "run").pace

@@ -16,11 +16,12 @@ import pytest
 pytest.importorskip("torch")
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.measure.collectives import interference
+from paradl_bench.measure.collectives import beside_compute
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 
 pytestmark = pytest.mark.distributed
 
@@ -98,23 +99,21 @@ def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_compute_and_communication_are_measured_side_by_side_on_every_rank(tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ("--ranks", "2", "--ops", "broadcast", "--sizes", "4K", "--blocks", "1", "--point-seconds", "0.005")
-    result = collectives(output, *arguments, "--beside-compute", "--json")
+    result = collectives(output, *arguments, "--contexts", "with-compute", "--json")
     assert result.returncode == 0, result.stderr
-    records = read_records(output, INTERFERENCE_FILE, InterferenceSamples)
-    points = Counter((record.kernel, record.message_bytes, record.rank) for record in records)
-    assert points == Counter(
-        (k, s, r) for k in interference.KERNELS for s in interference.MESSAGE_BYTES for r in range(2)
-    )
+    records = read_records(output, CONTEXTS_FILE, ContextSamples)
+    points = Counter((record.neighbour, record.message_bytes) for record in records)
+    assert points == Counter((k, s) for k in beside_compute.KERNELS for s in beside_compute.MESSAGE_BYTES)
     for record in records:
-        assert len(record.compute_alone_s) == interference.GROUPS
-        assert min(record.compute_alone_s + record.communication_beside_s) > 0
-    rows: list[dict[str, Any]] = json.loads(result.stdout)["interference"]
-    assert {(row["kernel"], row["message_bytes"]) for row in rows} == {(k, s) for k, s, _ in points}
-    before = [(output / name).read_bytes() for name in (COLLECTIVES_FILE, INTERFERENCE_FILE)]
+        assert [len(row) for row in record.neighbour_idle_s] == [beside_compute.GROUPS] * 2
+        assert min(value for row in (*record.neighbour_idle_s, *record.end_s) for value in row) > 0
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["contexts"]
+    assert {(row["neighbour"], row["message_bytes"]) for row in rows} == set(points)
+    before = [(output / name).read_bytes() for name in (COLLECTIVES_FILE, CONTEXTS_FILE)]
     finished = collectives(output, *arguments, "--beside-compute")
     assert finished.returncode == 0, finished.stderr
-    assert "compute beside all_reduce" in finished.stdout
-    assert [(output / name).read_bytes() for name in (COLLECTIVES_FILE, INTERFERENCE_FILE)] == before
+    assert "with-compute conv2d" in finished.stdout
+    assert [(output / name).read_bytes() for name in (COLLECTIVES_FILE, CONTEXTS_FILE)] == before
 
 
 def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ collectives.routines = lambda: faulty
 @click.argument("output", type=click.Path(path_type=Path))
 def main(output):
     request = CollectivesRequest(ranks=2, backend="gloo", device="cpu", sizes=(1024,), blocks=1, point_s=0.005, seed=0,
-        operations=("all_reduce", "broadcast", "send_recv"), beside_compute=False)
+        operations=("all_reduce", "broadcast", "send_recv"))
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
         collectives.measure_collectives(request, context, output, ("test",))
 

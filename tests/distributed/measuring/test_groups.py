@@ -17,10 +17,9 @@ pytest.importorskip("torch")
 from calibrate.fit.fit import fit_profile
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, OF_GROUP, ContextSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 
 pytestmark = pytest.mark.distributed
 
@@ -41,7 +40,7 @@ def swept(output: Path) -> list[CollectiveSamples]:
 def test_groups_call_at_once_and_alone_and_every_result_is_verified(tmp_path: Path) -> None:
     """Two groups of two: each block has, of every operation and size, both groups alone and both at once."""
     output = tmp_path / "out"
-    result = collectives(output, "--ranks", "2", "--concurrent", "2", "--sizes", "2K", "--json")
+    result = collectives(output, "--ranks", "2", "--contexts", "groups=2", "--sizes", "2K", "--json")
     assert result.returncode == 0, result.stderr
     assert "4 ranks share" in result.stderr or "2 groups of 2 ranks" in result.stderr
     records = swept(output)
@@ -55,15 +54,15 @@ def test_groups_call_at_once_and_alone_and_every_result_is_verified(tmp_path: Pa
         assert found[name, 2048, 0, 1, 0] == 2
         assert found[name, 2048, 0, 2, 0] == found[name, 2048, 0, 2, 1] == 1
     shown = json.loads(result.stdout)
-    assert {row["operation"] for row in shown["concurrent"]} == set(operations())
-    assert all(row["ratio"] > 0 for row in shown["concurrent"])
+    assert {row["operation"] for row in shown["contexts"]} == set(operations())
+    assert all(row["ratio"] > 0 for row in shown["contexts"])
     # The sweep's own table is of groups alone: half of the calls, since each is alone in its turn only.
     alone = {row["operation"]: row["calls"] for row in shown["collectives"]}
-    assert all(row["calls"] == 2 * alone[row["operation"]] for row in shown["concurrent"])
+    assert all(row["calls"] == 2 * alone[row["operation"]] for row in shown["contexts"])
     # A point whose last record is missing is measured again.
     whole = (output / COLLECTIVES_FILE).read_bytes().splitlines(keepends=True)
     (output / COLLECTIVES_FILE).write_bytes(b"".join(whole[:-1]) + whole[-1][:30])
-    again = collectives(output, "--ranks", "2", "--concurrent", "2", "--sizes", "2K")
+    again = collectives(output, "--ranks", "2", "--contexts", "groups=2", "--sizes", "2K")
     assert again.returncode == 0, again.stderr
     assert "1 measurement to go" in again.stderr
     assert read_manifest(output).complete
@@ -75,16 +74,16 @@ def test_ranks_that_do_not_part_into_the_groups_are_refused(tmp_path: Path, monk
     started = {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
     for name, value in started.items():
         monkeypatch.setenv(name, value)
-    result = collectives(tmp_path / "out", "--concurrent", "2")
+    result = collectives(tmp_path / "out", "--contexts", "groups=2")
     assert result.returncode == 2
-    assert "--concurrent 2 groups of 1: torchrun started 3 ranks" in result.stderr
+    assert "--contexts groups=2 of 1 ranks: torchrun started 3 ranks" in result.stderr
 
 
-def test_collectives_behind_compute_are_kept_with_stamps_and_fitted(tmp_path: Path) -> None:
+def test_collectives_after_compute_are_kept_with_stamps_and_fitted(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "2", "--ops", "all_reduce,send_recv", "--sizes", "1K:1M:8")
-    result = collectives(output, *arguments, "--behind-compute", "--json")
+    result = collectives(output, *arguments, "--contexts", "after-compute", "--json")
     assert result.returncode == 0, result.stderr
-    records = read_records(output, BEHIND_FILE, BehindComputeSamples)
+    records = read_records(output, CONTEXTS_FILE, ContextSamples)
     sizes = {1024, 8192, 65536, 524288}
     assert {(r.operation, r.message_bytes, r.block) for r in records} == {
         (name, size, block) for name in ("all_reduce", "send_recv") for size in sizes for block in (0,)
@@ -93,48 +92,54 @@ def test_collectives_behind_compute_are_kept_with_stamps_and_fitted(tmp_path: Pa
         assert record.one_clock
         # The first to arrive is the zero of its repetition, and nobody goes on before the call began.
         assert all(min(starts) == 0 for starts in zip(*record.start_s, strict=True))
-        assert min(record.after_last_arrival_s()) > 0
-        assert min(value for row in record.compute_s for value in row) > 1e-5
-    assert {row["operation"] for row in json.loads(result.stdout)["behind_compute"]} == {"all_reduce", "send_recv"}
+        assert min(record.in_context_s()) > 0
+        assert min(value for row in record.neighbour_s for value in row) > 1e-5
+    assert {row["operation"] for row in json.loads(result.stdout)["contexts"]} == {"all_reduce", "send_recv"}
     profile = fit_profile([output], command_line=("calibrate",), force=False)
-    assert {entry.operation for entry in profile.behind_compute} == {"all_reduce", "send_recv"}
-    assert all(entry.lag_s is not None for entry in profile.behind_compute)
-    lines = (output / BEHIND_FILE).read_bytes().splitlines(keepends=True)
-    (output / BEHIND_FILE).write_bytes(b"".join(lines[:-2]))
-    again = collectives(output, *arguments, "--behind-compute")
+    assert {(entry.context, entry.operation) for entry in profile.contexts} == {
+        ("after-compute", "all_reduce"),
+        ("after-compute", "send_recv"),
+    }
+    lines = (output / CONTEXTS_FILE).read_bytes().splitlines(keepends=True)
+    (output / CONTEXTS_FILE).write_bytes(b"".join(lines[:-2]))
+    again = collectives(output, *arguments, "--contexts", "after-compute")
     assert "2 measurements to go" in again.stderr
-    assert len(read_records(output, BEHIND_FILE, BehindComputeSamples)) == len(lines)
+    assert len(read_records(output, CONTEXTS_FILE, ContextSamples)) == len(lines)
 
 
 def test_calls_beside_an_all_reduce_are_kept_with_stamps_and_fitted(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "2", "--ops", "all_gather,send_recv", "--sizes", "8K,128K,4M")
-    result = collectives(output, *arguments, "--beside-all-reduce", "--json")
+    result = collectives(output, *arguments, "--contexts", "with-all-reduce", "--json")
     assert result.returncode == 0, result.stderr
-    records = read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+    records = read_records(output, CONTEXTS_FILE, ContextSamples)
     # What would outlast the all-reduce is left out.
     found = {(record.operation, record.message_bytes) for record in records}
     assert found == {(name, size) for name in ("all_gather", "send_recv") for size in (8192, 131072)}
     for record in records:
         assert record.one_clock
-        assert min(record.apart_s()) > 0
-        assert min(value for row in record.exchange_s for value in row) > 0
+        assert min(record.idle_s(max)) > 0
+        assert min(value for row in record.neighbour_s for value in row) > 0
         # gloo's all-reduces run on threads of their own: the first call finds it in flight, and need not wait for it.
         assert any(row[0] for row in record.begun)
-    assert {row["operation"] for row in json.loads(result.stdout)["beside_all_reduce"]} == {"all_gather", "send_recv"}
+    assert {row["operation"] for row in json.loads(result.stdout)["contexts"]} == {"all_gather", "send_recv"}
     profile = fit_profile([output], command_line=("calibrate",), force=False)
-    assert {entry.operation for entry in profile.beside_all_reduce} == {"all_gather", "send_recv"}
-    lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
-    (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
-    again = collectives(output, *arguments, "--beside-all-reduce")
+    assert {entry.operation for entry in profile.contexts} == {"all_gather", "send_recv"}
+    lines = (output / CONTEXTS_FILE).read_bytes().splitlines(keepends=True)
+    (output / CONTEXTS_FILE).write_bytes(b"".join(lines[:-1]))
+    again = collectives(output, *arguments, "--contexts", "with-all-reduce")
     assert "1 measurement to go" in again.stderr
-    assert len(read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)) == len(lines)
+    assert len(read_records(output, CONTEXTS_FILE, ContextSamples)) == len(lines)
 
 
-@pytest.mark.parametrize("option", ["--behind-compute", "--beside-compute", "--beside-all-reduce"])
-def test_groups_at_once_and_compute_are_not_mixed(option: str, tmp_path: Path) -> None:
-    result = collectives(tmp_path / "out", "--ranks", "2", "--concurrent", "2", option)
+@pytest.mark.parametrize(
+    "options",
+    [("--contexts", "groups=2,after-compute"), ("--concurrent", "2", "--behind-compute")],
+)
+def test_groups_at_once_and_compute_are_not_mixed(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Nor by the options of the version before."""
+    result = collectives(tmp_path / "out", "--ranks", "2", *options)
     assert result.returncode == 2
-    assert "--concurrent measures what groups cost each other" in result.stderr
+    assert "groups=2 is of a sweep of its own: give after-compute to one of one group" in result.stderr
 
 
 def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +148,7 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     output = tmp_path / "out"
-    settings = ("--backend", "mpi", "--ranks", "2", "--concurrent", "2", "--launcher-arg=--oversubscribe")
+    settings = ("--backend", "mpi", "--ranks", "2", "--contexts", "groups=2", "--launcher-arg=--oversubscribe")
     result = collectives(output, *settings, "--ops", "all_reduce,send_recv", "--sizes", "1K,64K")
     assert result.returncode == 0, result.stderr
     found = Counter((r.operation, r.message_bytes, r.block, r.concurrent) for r in swept(output) if r.verified)
@@ -160,7 +165,7 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "4", "--side-by-side", "2", "--ops", "all_reduce,send_recv")
-    asked = (*arguments, "--sizes", "1K,8K,64K", "--behind-compute", "--beside-all-reduce", "--beside-compute")
+    asked = (*arguments, "--sizes", "1K,8K,64K", "--contexts", "after-compute,with-all-reduce,with-compute")
     result = collectives(output, *asked, "--json")
     assert result.returncode == 0, result.stderr
     assert "2 groups of 2 ranks" in result.stderr
@@ -168,23 +173,26 @@ def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path:
     assert all(each.verified and (each.ranks, each.level, each.concurrent) == (2, "node", 1) for each in records)
     points = {(name, size, first) for name in ("all_reduce", "send_recv") for size in SIZES for first in (0, 2)}
     assert Counter((r.operation, r.message_bytes, r.first_rank) for r in records) == Counter(dict.fromkeys(points, 1))
-    behind = read_records(output, BEHIND_FILE, BehindComputeSamples)
-    assert Counter((r.operation, r.message_bytes, r.first_rank) for r in behind) == Counter(dict.fromkeys(points, 1))
-    beside = read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
-    assert len(beside) == len(points)
-    assert {(each.ranks, each.level, each.exchange_level) for each in beside} == {(2, "node", "node")}
+    of = {
+        name: [r for r in read_records(output, CONTEXTS_FILE, ContextSamples) if r.context == name] for name in OF_GROUP
+    }
+    for name in ("after-compute", "with-all-reduce"):
+        found = Counter((r.operation, r.message_bytes, r.first_rank) for r in of[name])
+        assert found == Counter(dict.fromkeys(points, 1))
+    beside = of["with-all-reduce"]
+    assert {(each.ranks, each.level, each.neighbour_level) for each in beside} == {(2, "node", "node")}
     assert any(any(row) for each in beside for row in each.begun)
-    both = read_records(output, INTERFERENCE_FILE, InterferenceSamples)
-    assert {(each.ranks, each.level) for each in both} == {(2, "node")}
-    assert sorted({each.rank for each in both}) == [0, 1, 2, 3]
+    both = of["with-compute"]
+    assert {(each.ranks, each.level, len(each.end_s)) for each in both} == {(2, "node", 2)}
+    assert sorted({each.first_rank for each in both}) == [0, 2]
     # Late ranks are told by their number among all.
     assert [each["rank"] for each in json.loads(result.stdout)["pace"]["arrivals"]] == [0, 1, 2, 3]
     profile = fit_profile([output], command_line=("calibrate",), force=False)
     assert {fit.ranks_range for fit in profile.communication} == {(2, 2)}
-    assert not profile.contention
+    assert {entry.context for entry in profile.contexts} == set(OF_GROUP)
     # A step of which one group's record is missing is measured again.
-    lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
-    (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
+    lines = (output / CONTEXTS_FILE).read_bytes().splitlines(keepends=True)
+    (output / CONTEXTS_FILE).write_bytes(b"".join(lines[:-1]))
     again = collectives(output, *asked)
     assert "1 measurement to go" in again.stderr
 
@@ -194,7 +202,7 @@ def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path:
     [
         (("--ranks", "4", "--side-by-side", "3"), "do not part into several groups"),
         (("--ranks", "4", "--side-by-side", "4"), "from 2 to 2"),
-        (("--ranks", "2", "--concurrent", "2", "--side-by-side", "2"), "give --concurrent"),
+        (("--ranks", "2", "--contexts", "groups=2", "--side-by-side", "2"), "give --contexts groups=K"),
     ],
 )
 def test_groups_side_by_side_that_cannot_be_are_refused(arguments: tuple[str, ...], why: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ with join_ranks("gloo", "cpu", timeout_s=100) as context:
         return stamped(self, *arguments)
     Calls.stamped = late
     request = CollectivesRequest(ranks=3, backend="gloo", device="cpu", concurrent=1, operations=("all_reduce",),
-        sizes=(1024, 65536), blocks=2, point_s=0.2, seed=0, beside_compute=False, behind_compute=False)
+        sizes=(1024, 65536), blocks=2, point_s=0.2, seed=0)
     measure_collectives(request, context, where / "sweep", ("paradl-bench",))
 """
 

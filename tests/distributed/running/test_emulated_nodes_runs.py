@@ -21,12 +21,11 @@ from survival_program import children, start, wait_for, write_networks
 from calibrate.fit.fit import fit_profile
 from paradl_bench.measure.collectives.ghosts_before import GHOSTS_S
 from paradl_bench.ranks.emulated_nodes.links import burst_bytes
-from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
 from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes
 from paradl_bench.records.hosts.host_record import read_hosts
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import read_run
 
 pytestmark = pytest.mark.distributed
@@ -57,17 +56,17 @@ def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_ins
     assert across.stdout.startswith("emulated: 2 x 1 ranks, nodes with links of 25.0 MB/s (tbf at both ends")
     inside = run_in_process(
         tmp_path, *SWEEP, "--nodes", "1", "--ranks-per-node", "2", "--sizes", "4K,64K,8M", "-o", "inside",
-        "--behind-compute", "--beside-all-reduce", "--beside-compute",
+        "--contexts", "after-compute,with-all-reduce,with-compute",
     )  # fmt: skip
     assert inside.returncode == 0, inside.stderr
     # Layers sleep there, and so does what stands before calls.
-    behind = read_records(tmp_path / "inside", BEHIND_FILE, BehindComputeSamples)
-    beside = read_records(tmp_path / "inside", BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
-    both = read_records(tmp_path / "inside", INTERFERENCE_FILE, InterferenceSamples)
-    assert {record.kernel for record in (*behind, *beside, *both)} == {"ghosts"}
-    assert sorted({record.rank for record in both}) == [0, 1]
-    assert min(value for record in both for value in record.compute_alone_s) >= GHOSTS_S
-    assert min(value for record in behind for row in record.compute_s for value in row) >= GHOSTS_S
+    records = read_records(tmp_path / "inside", CONTEXTS_FILE, ContextSamples)
+    assert {record.context for record in records} == {"after-compute", "with-all-reduce", "with-compute"}
+    assert {record.neighbour for record in records} == {"ghosts"}
+    for record in records:
+        slept = record.neighbour_idle_s if record.context == "with-compute" else record.neighbour_s
+        if record.context != "with-all-reduce":
+            assert min(value for row in slept for value in row) >= GHOSTS_S
     settings = read_manifest(tmp_path / "inside").environment.settings
     assert settings["scheduling"] == ("SCHED_RR" if may_take_turns() else "SCHED_OTHER")
     for name, level, hosts in (("across", "system", ["node0", "node1"]), ("inside", "node", ["node0", "node0"])):
@@ -150,8 +149,8 @@ def test_an_exchange_by_leaders_and_groups_at_once_know_emulated_nodes(tmp_path:
         "2",
         "--ranks-per-node",
         "2",
-        "--concurrent",
-        "2",
+        "--contexts",
+        "groups=2",
         "--sizes",
         "256K,1M",
         "-o",
@@ -188,8 +187,8 @@ def test_without_root_a_sweep_goes_on_on_one_level_and_says_so(tmp_path: Path) -
         ("collectives --nodes 2 --ranks 2", "--nodes 2: give the rate of each node's link as well"),
         ("collectives --ranks-per-node 2 --ranks 2", "--ranks-per-node is of emulated nodes: give --nodes"),
         (
-            "collectives --nodes 3 --ranks-per-node 1 --concurrent 2 --link-bandwidth 1Gbit/s",
-            "--concurrent 2: 3 ranks do not make so many equal groups of 2 or more",
+            "collectives --nodes 3 --ranks-per-node 1 --contexts groups=2 --link-bandwidth 1Gbit/s",
+            "--contexts groups=2: 3 ranks do not make so many equal groups of 2 or more",
         ),
         ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes at least 2 ranks"),
         (

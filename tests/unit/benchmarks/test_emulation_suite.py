@@ -50,10 +50,10 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
     inside = [sweep for sweep in sweeps if sweep.request.side_by_side == layout.ranks_per_node]
     assert len(inside) == (layout.nodes > 1) * (3 + led)
     # What ghosts and collectives cost each other, at every level.
-    beside = [sweep for sweep in sweeps if sweep.request.beside_compute]
+    beside = [sweep for sweep in sweeps if "with-compute" in sweep.request.contexts]
     assert [sweep in inside for sweep in beside] == ([False, True] if layout.nodes > 1 else [False])
     # Gradients are in flight over all nodes where there are several, and beside all that is waited for where not.
-    assert [sweep in inside for sweep in sweeps if sweep.request.beside_all_reduce] == (
+    assert [sweep in inside for sweep in sweeps if "with-all-reduce" in sweep.request.contexts] == (
         [True] if layout.nodes > 1 else [False, False]
     )
     # Groups share links only where there are several.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from profile_factory import interference, make_network, make_profile, ring_fit
+from profile_factory import make_network, make_profile, ring_fit, with_compute
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "smpi"))
@@ -106,7 +106,7 @@ def test_send_recv_takes_what_its_first_rank_sees_since_the_others_last_send_is_
 
 def priced(strategy: str) -> PricedPlan:
     fits = tuple(ring_fit(operation) for operation in ("all_reduce", "all_gather", "send_recv", "broadcast"))
-    profile = make_profile(make_network(), communication=fits, interference=(interference(),))
+    profile = make_profile(make_network(), communication=fits, contexts=(with_compute(),))
     model = CostModel(profile=profile, network=make_network())
     return prepared.price(model, Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8)))
 

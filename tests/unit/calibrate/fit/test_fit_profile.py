@@ -54,7 +54,7 @@ def test_a_profile_holds_what_was_measured(whole: Profile) -> None:
     assert len(whole.model_times) == 8
     assert {(c.direction, c.ranks_on_host) for c in whole.copies} == {("into", 1), ("out", 1), ("into", 2), ("out", 2)}
     assert [f.operation for f in whole.communication] == ["all_reduce"]
-    assert whole.interference[0].compute_slowdown == pytest.approx(1.5, rel=0.05)
+    assert whole.contexts[0].neighbour_factor == pytest.approx(1.5, rel=0.05)
     assert whole.cluster.levels[0].name == "node"
     assert whole.cluster.levels[0].ranks == ENVIRONMENT.device_count
     assert whole.cluster.memory_bytes_per_rank == ENVIRONMENT.memory_bytes / 2
@@ -238,7 +238,7 @@ def test_weaknesses_say_what_is_missing_first(tmp_path: Path) -> None:
 
 def test_a_profile_misses_only_what_was_never_measured(whole: Profile) -> None:
     missing = [weakness for weakness in weaknesses(whole) if weakness.kind == "missing"]
-    assert ["--behind-compute" in missing[0].command, "--concurrent 2" in missing[1].command] == [True, True]
+    assert ["after-compute" in missing[0].command, "groups=2" in missing[1].command] == [True, True]
     assert len(missing) == 2
 
 
@@ -279,7 +279,7 @@ def test_fit_show_and_diff_at_the_terminal(
 
     code, out, _ = run(capsys, monkeypatch, "show", profile)
     assert code == 0
-    for expected in ("toy", "all_reduce", "ring", "remainder", "Side by side", "weak"):
+    for expected in ("toy", "all_reduce", "ring", "remainder", "with-compute", "weak"):
         assert expected in out
     code, out, _ = run(capsys, monkeypatch, "show", profile, "--json")
     assert code == 0

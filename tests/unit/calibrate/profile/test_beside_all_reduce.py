@@ -8,21 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 from network_factory import NetworkFactory
-from profile_factory import make_profile, ring_fit
+from profile_factory import in_context, make_profile, ring_fit
 
-from calibrate.fit.contexts.beside_all_reduce_fit import fit_beside_all_reduce
+from calibrate.fit.contexts.context_fit import fit_contexts
 from calibrate.fit.reading import Placed
-from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
+from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.emulated_profile import emulated
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, RoleBuilder, Stream
-from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from predict.costs.communication.behind_compute import works_beside_all_reduces
-from predict.costs.communication.beside_costs import BesideCosts
+from predict.costs.communication.calls import works_with_all_reduce
+from predict.costs.communication.context_costs import ContextCosts, Wanted
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.prepared import price
@@ -37,7 +38,7 @@ CALLS, REPETITIONS = 4, 6
 
 def sweep(
     added_s: float = ADDED_S, factor: float = FACTOR, *, seed: int = 0, noise: float = 0.1, waits: bool = False
-) -> list[Placed[BesideAllReduceSamples]]:
+) -> list[Placed[ContextSamples]]:
     """Messages of two ranks; the second comes later by up to 50 us; the last call of four finds the all-reduce done."""
     generator = np.random.default_rng(seed)
     found = []
@@ -57,21 +58,22 @@ def sweep(
                 "begun": rows(begun, begun),
                 "outlived": rows(*[begun & (not waits)] * 2),
             }
-            record = BesideAllReduceSamples(
+            record = ContextSamples(
                 library="gloo",
                 operation="send_recv",
                 level="node",
                 ranks=2,
                 message_bytes=size,
-                exchange_bytes=25 << 20,
+                context="with-all-reduce",
+                neighbour_bytes=25 << 20,
                 dtype="fp32",
                 block=block,
-                kernel="layers",
+                neighbour="layers",
                 calls=CALLS,
                 one_clock=True,
-                apart_start_s=rows(np.zeros(shape), late),
-                apart_end_s=rows(late + apart, late + apart - 1e-6),
-                exchange_s=((0.03,) * REPETITIONS,) * 2,
+                idle_start_s=rows(np.zeros(shape), late),
+                idle_end_s=rows(late + apart, late + apart - 1e-6),
+                neighbour_s=((0.03,) * REPETITIONS,) * 2,
                 **both,
             )
             found.append(Placed(0, record))
@@ -82,8 +84,8 @@ def rows(*of_ranks: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(each.ravel().tolist()) for each in of_ranks)
 
 
-def fitted(records: Sequence[Placed[BesideAllReduceSamples]]) -> BesideAllReduce:
-    (entry,), notes = fit_beside_all_reduce(records)
+def fitted(records: Sequence[Placed[ContextSamples]]) -> InContext:
+    (entry,), notes = fit_contexts(records, (), (), operations())
     assert notes == ()
     return entry
 
@@ -94,7 +96,7 @@ def test_known_latency_and_factor_come_back_and_lie_inside_their_intervals() -> 
         entry = fitted(sweep(seed=seed))
         assert entry.added_s == pytest.approx(ADDED_S, rel=0.1)
         assert entry.factor == pytest.approx(FACTOR, rel=0.1)
-        assert not entry.queues
+        assert not entry.waits
         held += np.abs([entry.added_s - ADDED_S, entry.factor - FACTOR]) <= 1.645 * np.sqrt(np.diag(entry.covariance))
     assert np.all(held >= 5)
 
@@ -106,14 +108,14 @@ def test_calls_that_find_the_all_reduce_done_are_not_counted() -> None:
         Placed(each.directory, msgspec.structs.replace(each.record, begun=rows(*[np.zeros((6, 4), bool)] * 2)))
         for each in sweep()
     ]
-    entries, notes = fit_beside_all_reduce(landed)
+    entries, notes = fit_contexts(landed, (), (), operations())
     assert entries == ()
-    assert notes == ("gloo send_recv node beside an all-reduce: none began before that was done: left out",)
+    assert notes == ("gloo send_recv node with-all-reduce: no call began before that was done: left out",)
 
 
 def test_calls_that_end_after_the_all_reduce_wait_for_it() -> None:
-    assert fitted(sweep(waits=True)).queues
-    assert fitted(sweep(waits=True)).queued == 1.0
+    assert fitted(sweep(waits=True)).waits
+    assert fitted(sweep(waits=True)).waiting == 1.0
 
 
 def test_an_all_reduce_makes_nothing_faster() -> None:
@@ -176,27 +178,13 @@ def convolutional() -> ModelGraph:
 NETWORK = convolutional()
 
 
-def measured(operation: str = "send_recv", **more: object) -> BesideAllReduce:
-    entry = BesideAllReduce(
-        library="gloo",
-        operation=operation,
-        level="node",
-        ranks=(2, 2),
-        bytes_range=(1024, 1 << 20),
-        exchange_bytes=(25 << 20, 25 << 20),
-        queued=0.0,
-        added_s=ADDED_S,
-        factor=1.0,
-        covariance=((0.0, 0.0), (0.0, 0.0)),
-        residual_relative_median=0.0,
-        samples=10,
-    )
-    return msgspec.structs.replace(entry, **more)
+def measured(operation: str = "send_recv", **more: object) -> InContext:
+    return in_context("with-all-reduce", operation, **{"added_s": ADDED_S, **more})
 
 
-def predicted(strategy: str, *entries: BesideAllReduce, dilate: float | None = None) -> Prediction:
+def predicted(strategy: str, *entries: InContext, dilate: float | None = None) -> Prediction:
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
-    profile = make_profile(NETWORK, communication=tuple(map(ring_fit, names)), beside_all_reduce=entries)
+    profile = make_profile(NETWORK, communication=tuple(map(ring_fit, names)), contexts=entries)
     settings = plan_settings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
     asked = Configuration(strategy=parse_strategy(strategy), settings=settings)
     model = CostModel(profile=profile if dilate is None else emulated(profile, dilate), network=NETWORK)
@@ -220,13 +208,13 @@ def test_what_layers_wait_for_is_beside_all_reduces_where_gradients_are(strategy
     plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     found = {
         getattr(work, "operation", type(work).__name__)
-        for work, chosen in zip(plan.works, works_beside_all_reduces(plan), strict=True)
+        for work, chosen in zip(plan.works, works_with_all_reduce(plan), strict=True)
         if chosen
     }
     assert found - {"all_gather"} == beside - {"all_gather"}
     assert beside <= found
     for role in plan.roles:
-        assert not works_beside_all_reduces(plan)[role.work[role.phase == Phase.GE]].any()
+        assert not works_with_all_reduce(plan)[role.work[role.phase == Phase.GE]].any()
 
 
 def test_halos_take_longer_the_more_an_all_reduce_adds_and_other_strategies_do_not() -> None:
@@ -242,10 +230,10 @@ def test_halos_take_longer_the_more_an_all_reduce_adds_and_other_strategies_do_n
 
 def test_without_a_measurement_and_where_calls_wait_they_queue() -> None:
     plain = predicted("s2")
-    assert predicted("s2", measured(queued=0.9)).iteration_s == plain.iteration_s
-    assert any("--beside-all-reduce" in line for line in plain.extrapolated)
+    assert predicted("s2", measured(waiting=0.9)).iteration_s == plain.iteration_s
+    assert any("--contexts with-all-reduce" in line for line in plain.extrapolated)
     assert not any(
-        "beside" in line and "--beside-all-reduce" in line for line in predicted("s2", measured()).extrapolated
+        "beside" in line and "--contexts with-all-reduce" in line for line in predicted("s2", measured()).extrapolated
     )
 
 
@@ -253,7 +241,7 @@ def test_a_timeline_shows_halos_beside_the_exchange_and_counts_the_time_once() -
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
     # Slow enough links that the exchange is in flight for as long as backward lasts.
     fits = tuple(ring_fit(name, beta_s_per_byte=2e-6 if name == "all_reduce" else 1e-9) for name in names)
-    profile = make_profile(NETWORK, communication=fits, beside_all_reduce=(measured(added_s=1e-4),))
+    profile = make_profile(NETWORK, communication=fits, contexts=(measured(added_s=1e-4),))
     model = CostModel(profile=profile, network=NETWORK)
     settings = plan_settings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
     point = Configuration(strategy=parse_strategy("s2"), settings=settings)
@@ -283,20 +271,15 @@ def test_the_interval_takes_in_what_the_fit_leaves_open() -> None:
 
 def test_what_was_measured_beside_all_reduces_of_their_level_goes_before_what_was_beside_others() -> None:
     """Halos inside of a node, gradients over two: beside those of the node they would take much less."""
-    costs = BesideCosts(
-        make_profile(
-            NETWORK,
-            beside_all_reduce=(measured(added_s=ADDED_S), measured(added_s=5 * ADDED_S, exchange_level="system")),
-        ),
-        "gloo",
-    )
-    inside, crossed = (costs.slowdown("send_recv", "node", spanned, 1e-3) for spanned in ("node", "system"))
-    assert inside.factor == pytest.approx(1 + ADDED_S / 1e-3)
-    assert crossed.factor == pytest.approx(1 + 5 * ADDED_S / 1e-3)
-    assert inside.remarks == crossed.remarks == ()
-    (remark,) = costs.slowdown("exchange", "node", "system", 1e-3).remarks
-    assert "exchange at level 'node' beside an all-reduce at level 'system'" in remark.text
+    near, far = measured(), measured(added_s=5 * ADDED_S, neighbour_level="system")
+    costs = ContextCosts(make_profile(NETWORK, contexts=(near, far)), "gloo")
+    for spanned, entry in (("node", near), ("system", far)):
+        assert costs.likest(Wanted("with-all-reduce", "send_recv", "node", spanned)) == (entry, ())
+    assert far.slowdown(1e-3)[0] == pytest.approx(1 + 5 * ADDED_S / 1e-3)
+    found, (remark,) = costs.likest(Wanted("with-all-reduce", "exchange", "node", "system"))
+    assert found == far
+    assert "exchange at level 'node' with-all-reduce at level 'system'" in remark.text
     assert "--side-by-side" in remark.text
-    alone = BesideCosts(make_profile(NETWORK, beside_all_reduce=(measured(added_s=ADDED_S),)), "gloo")
-    (remark,) = alone.slowdown("send_recv", "node", "system", 1e-3).remarks
-    assert "as send_recv at level 'node' beside an all-reduce at level 'node'" in remark.text
+    alone = ContextCosts(make_profile(NETWORK, contexts=(near,)), "gloo")
+    _, (remark,) = alone.likest(Wanted("with-all-reduce", "send_recv", "node", "system"))
+    assert "as send_recv at level 'node' with-all-reduce at level 'node'" in remark.text

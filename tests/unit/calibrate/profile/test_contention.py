@@ -8,18 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 from network_factory import two_convolutions
-from profile_factory import make_profile, ring_fit
+from profile_factory import in_context, make_profile, ring_fit
 from rich.console import Console
 
 from calibrate.fit.collectives.communication_fit import fit_communication
-from calibrate.fit.contexts.contention_fit import fit_contention
+from calibrate.fit.contexts.context_fit import fit_contexts
 from calibrate.fit.merge import merge_profiles
 from calibrate.fit.reading import Placed
-from calibrate.profile.collectives.contention import Contention, contention_at
+from calibrate.profile.collectives.contexts import InContext, contention_of, covariance_of_factor
 from calibrate.profile.profile import Profile
 from calibrate.report.diff import compare
-from calibrate.report.sections.together_show import print_together
+from calibrate.report.sections.contexts_show import print_contexts
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -73,23 +74,12 @@ def sweep(
     return found
 
 
-def fitted(records: Sequence[Placed[CollectiveSamples]]) -> tuple[tuple[Contention, ...], tuple[str, ...]]:
-    return fit_contention(records, (ring_fit(),), operations())
+def fitted(records: Sequence[Placed[CollectiveSamples]]) -> tuple[tuple[InContext, ...], tuple[str, ...]]:
+    return fit_contexts((), records, (ring_fit(),), operations())
 
 
-def entry(factor: float, concurrent: int = 2, *, spread: float = 0.0, **more: object) -> Contention:
-    found = Contention(
-        library="gloo",
-        operation="all_reduce",
-        level="node",
-        concurrent=concurrent,
-        ranks=(2, 2),
-        bytes_range=(1024, 1 << 24),
-        factor=factor,
-        factor_interval=(factor - spread, factor + spread),
-        residual_relative_median=0.01,
-        samples=100,
-    )
+def entry(factor: float, groups: int = 2, *, sd: float = 0.0, **more: object) -> InContext:
+    found = in_context("groups", groups=groups, factor=factor, covariance=covariance_of_factor(sd))
     return msgspec.structs.replace(found, **more)
 
 
@@ -101,9 +91,8 @@ def test_a_known_phi_lies_inside_its_interval_as_often_as_it_says() -> None:
             (found,), notes = fitted(sweep(phi, seed=seed))
             assert notes == ()
             assert found.factor == pytest.approx(phi, rel=0.1)
-            low, high = found.factor_interval
-            held += low <= phi <= high
-            widths.append(high - low)
+            held += abs(found.factor - phi) <= Z90 * found.factor_sd
+            widths.append(2 * Z90 * found.factor_sd)
         assert held >= 9
         assert np.median(widths) < 0.2 * phi
 
@@ -111,7 +100,6 @@ def test_a_known_phi_lies_inside_its_interval_as_often_as_it_says() -> None:
 def test_groups_that_do_not_hinder_each_other_have_a_phi_of_1() -> None:
     (found,), _ = fitted(sweep(0.9))
     assert found.factor == 1
-    assert found.factor_interval[0] == 1
 
 
 def test_alpha_and_beta_are_those_of_groups_alone() -> None:
@@ -129,22 +117,22 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     assert "sweep larger ones" in note
     together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
     fits = (ring_fit(),)
-    assert "nothing alike ran alone" in fit_contention(together, fits, operations())[1][0]
-    assert "no fit of alpha and beta" in fit_contention(sweep(2.0), (), operations())[1][0]
+    assert "nothing alike ran alone" in fit_contexts((), together, fits, operations())[1][0]
+    assert "no fit of alpha and beta" in fit_contexts((), sweep(2.0), (), operations())[1][0]
 
 
 def test_between_numbers_of_groups_phi_runs_straight_and_goes_on_beyond() -> None:
     entries = [entry(3.0, 4), entry(2.0, 2)]
-    assert [contention_at(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
-    assert [contention_at(entries, groups).extrapolated for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
+    assert [contention_of(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
+    assert [contention_of(entries, groups).extrapolated for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
 
 
 def costs(
-    levels: Sequence[Level], contention: Sequence[Contention] = (), given: Sequence[Level] = ()
+    levels: Sequence[Level], contention: Sequence[InContext] = (), given: Sequence[Level] = ()
 ) -> CommunicationCosts:
     fits = tuple(ring_fit(level=level.name) for level in levels)
     profile = make_profile(
-        communication=fits, cluster=Cluster(name="measured", levels=tuple(levels)), contention=tuple(contention)
+        communication=fits, cluster=Cluster(name="measured", levels=tuple(levels)), contexts=tuple(contention)
     )
     return CommunicationCosts(profile, Cluster(name="given", levels=tuple(given)) if given else None, "gloo")
 
@@ -191,10 +179,10 @@ def test_phi_multiplies_beta_and_not_alpha() -> None:
     strategy = parse_strategy("d2f2")
     alone = costs(NODES[:1]).cost(work, strategy)
     assert any("contention was not measured, taken as 1" in remark.text for remark in alone.cost.remarks)
-    shared = costs(NODES[:1], [entry(2.0, spread=0.1)]).cost(work, strategy)
+    shared = costs(NODES[:1], [entry(2.0, sd=0.1)]).cost(work, strategy)
     assert shared.cost.seconds - alone.cost.seconds == pytest.approx((1 << 20) * BETA_S_PER_BYTE)
     assert not shared.cost.remarks
-    assert dict(shared.modes)["contention at node"] == pytest.approx(0.1 / 1.645 * (1 << 20) * 1e-9, rel=1e-3)
+    assert dict(shared.modes)["contention at node"] == pytest.approx(0.1 * (1 << 20) * 1e-9)
 
 
 def test_a_cluster_file_wins() -> None:
@@ -220,9 +208,9 @@ def test_more_groups_than_measured_and_other_operations_are_flagged() -> None:
 NETWORK = two_convolutions()
 
 
-def profile_with(contention: Sequence[Contention]) -> Profile:
+def profile_with(contention: Sequence[InContext]) -> Profile:
     names = ("all_reduce", "all_gather", "broadcast")
-    return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), contention=tuple(contention))
+    return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), contexts=tuple(contention))
 
 
 def test_the_prediction_of_data_and_filter_parallelism_changes_accordingly() -> None:
@@ -243,18 +231,18 @@ def test_the_prediction_of_data_and_filter_parallelism_changes_accordingly() -> 
 
 
 def test_profiles_show_compare_and_merge_it() -> None:
-    one, other = profile_with([entry(2.0, spread=0.05)]), profile_with([entry(3.0, spread=0.05)])
+    one, other = profile_with([entry(2.0, sd=0.05)]), profile_with([entry(3.0, sd=0.05)])
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_together(one, console)
-    assert "1.95 to 2.05" in console.export_text()
+    print_contexts(one, console)
+    assert "2.00 ± 0.08" in console.export_text()
     moved = {movement.what: movement for movement in compare(one, other).moved}
-    assert moved["contention of gloo all_reduce, level node, 2 groups at once"].relative == pytest.approx(0.5)
-    bare = {"network": {}, "layer_times": (), "model_times": (), "communication": (), "copies": (), "interference": ()}
+    assert moved["slow-down of gloo all_reduce, level node, 2 ranks, groups=2"].relative == pytest.approx(0.5)
+    bare = {"network": {}, "layer_times": (), "model_times": (), "communication": (), "copies": ()}
     parts = [msgspec.structs.replace(each, **bare) for each in (one, profile_with([entry(3.0, 4)]))]
     merged = merge_profiles(parts, ["a", "b"], command_line=(), force=False)
-    assert [each.concurrent for each in merged.contention] == [2, 4]
-    assert merge_profiles([parts[0], parts[0]], ["a", "b"], command_line=(), force=False).contention == one.contention
-    with pytest.raises(UserError, match="both hold contention of gloo all_reduce node 2"):
+    assert [each.groups for each in merged.contexts] == [2, 4]
+    assert merge_profiles([parts[0], parts[0]], ["a", "b"], command_line=(), force=False).contexts == one.contexts
+    with pytest.raises(UserError, match="both hold contexts of gloo all_reduce node groups 2"):
         merge_profiles([parts[0], msgspec.structs.replace(other, **bare)], ["a", "b"], command_line=(), force=False)
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from profile_factory import interference, make_network, make_profile, model_times
+from profile_factory import make_network, make_profile, model_times, with_compute
 
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import encode_profile
 from paradl_bench.core.errors import UserError
 
 QUANTILES = (0.9, 1.0, 1.4)
-BESIDE = (interference(1.3, 1.2), interference(1.1, 1.7, kernels=("ghosts",)))
-PROFILE = make_profile(model_times=model_times(make_network(), quantiles=QUANTILES), interference=BESIDE)
-CHANGED = ("devices", "interference", "model_times")
+BESIDE = (with_compute(1.3, 1.2), with_compute(1.1, 1.7, neighbours=("ghosts",)))
+PROFILE = make_profile(model_times=model_times(make_network(), quantiles=QUANTILES), contexts=BESIDE)
+CHANGED = ("devices", "contexts", "model_times")
 
 
 def test_only_device_interference_and_spread_of_iterations_differ() -> None:
     found = emulated(PROFILE, 3.0)
     assert found.time_factor == 3
     assert PROFILE.time_factor is None
-    assert [entry.compute_slowdown for entry in found.interference] == [1.1]
+    assert [entry.neighbour_factor for entry in found.contexts] == [1.1]
     assert {time.iteration_relative_quantiles for time in found.model_times} == {(1.0, 1.0)}
     same = {name: getattr(PROFILE, name) for name in CHANGED}
     assert msgspec.structs.replace(found, **same) == PROFILE

@@ -39,7 +39,7 @@ def drawn(seed: int, *, blocks: int = 8, moved: dict[int, float] | None = None, 
                 blocks=blocks,
             )
         )
-    return make_profile(layer_times=tuple(times), model_times=(), copies=(), communication=(), interference=())
+    return make_profile(layer_times=tuple(times), model_times=(), copies=(), communication=(), contexts=())
 
 
 @pytest.mark.parametrize("blocks", [3, 5, 10])

@@ -36,7 +36,7 @@ def check(command: str) -> None:
 
 
 def test_suggested_commands_are_taken_by_the_program() -> None:
-    sparse: Profile = msgspec.structs.replace(make_profile(), interference=())
+    sparse: Profile = msgspec.structs.replace(make_profile(), contexts=())
     commands = [weakness.command for profile in (CASE, sparse) for weakness in weaknesses(profile)]
     assert len(commands) > 10
     for command in commands:

@@ -100,7 +100,9 @@ def test_what_would_help_an_emulated_profile_is_a_sweep_of_the_same_emulated_clu
     sweeps = {command for command in commands if command.startswith("paradl-bench collectives")}
     assert sweeps
     assert all("--link-bandwidth 1Gbit/s" in command for command in sweeps)
-    assert "paradl-bench collectives --nodes 2 --ranks-per-node 2 --link-bandwidth 1Gbit/s --concurrent 2" in sweeps
+    assert (
+        "paradl-bench collectives --nodes 2 --ranks-per-node 2 --link-bandwidth 1Gbit/s --contexts groups=2" in sweeps
+    )
     assert "paradl-bench collectives --nodes 1 --ranks-per-node 2 --link-bandwidth 1Gbit/s" in sweeps
     assert "paradl-bench collectives --nodes 4 --ranks-per-node 2 --link-bandwidth 1Gbit/s" in sweeps
     assert not any("srun" in command for command in commands)

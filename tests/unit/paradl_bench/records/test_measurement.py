@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines, encode_lines
 from paradl_bench.records import measurement
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.measurement import (
     MANIFEST_NAME,
@@ -25,7 +26,7 @@ from paradl_bench.records.measurement import (
     read_records,
     write_manifest,
 )
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples, IterationSamples, LayerSamples
+from paradl_bench.records.samples import CollectiveSamples, IterationSamples, LayerSamples
 from paradl_bench.records.training.training_record import TrainingIterations
 
 EMULATED = Emulation(nodes=EmulatedNodes(nodes=2, ranks_per_node=2, link_bytes_per_s=125e6, shaping="tbf"))
@@ -89,19 +90,22 @@ COLLECTIVE = CollectiveSamples(
     samples_s=((0.5, 0.25), (0.5, 0.5)),
     verified=True,
 )
-INTERFERENCE = InterferenceSamples(
+CONTEXT = ContextSamples(
     library="gloo",
     operation="all_reduce",
     level="node",
     ranks=2,
-    rank=0,
     message_bytes=4096,
-    kernel="conv2d",
+    dtype="fp32",
+    context="with-compute",
+    neighbour="conv2d",
     block=0,
-    compute_alone_s=(0.5,),
-    compute_beside_s=(0.75,),
-    communication_alone_s=(0.5,),
-    communication_beside_s=(1.0,),
+    one_clock=True,
+    idle_end_s=((0.5,),),
+    start_s=((0.0,),),
+    end_s=((1.0,),),
+    neighbour_s=((0.75,),),
+    neighbour_idle_s=((0.5,),),
 )
 TRAINING = TrainingIterations(
     rank=0,
@@ -112,7 +116,7 @@ TRAINING = TrainingIterations(
     exposed_ge_s=(0.0, 0.25),
     wu_s=(0.25, 0.25),
 )
-RECORDS: list[msgspec.Struct] = [LAYER, ITERATIONS, COLLECTIVE, INTERFERENCE, TRAINING]
+RECORDS: list[msgspec.Struct] = [LAYER, ITERATIONS, COLLECTIVE, CONTEXT, TRAINING]
 
 
 def manifest_as_builtins(folder: Path) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def test_no_record_is_written_with_what_is_no_time(record: msgspec.Struct, value
         samples = getattr(record, label)
         nested = isinstance(samples[0], tuple)
         wrong = ((value, *samples[0][1:]), *samples[1:]) if nested else (value, *samples[1:])
-        with pytest.raises(ValueError, match=rf"Expected `float`.* - at `\$\.{label}(\[0\])+`"):
+        with pytest.raises(ValueError, match=rf"Expected `float`.* - at `\$\.{label}(\[0\])+`|ends before it"):
             encode_lines([msgspec.structs.replace(record, **{label: wrong})])
 
 
@@ -244,7 +248,7 @@ def test_no_record_is_written_with_what_is_no_time(record: msgspec.Struct, value
         (COLLECTIVE, {"samples_s": ((0.5, 0.25), (0.5,))}, "not as many samples on every rank"),
         (COLLECTIVE, {"samples_s": ()}, "not as many samples on every rank"),
         (COLLECTIVE, {"samples_s": ((), ())}, "length >= 1 - at `.*samples_s"),
-        (INTERFERENCE, {"compute_alone_s": (0.5, 0.5)}, "differ in length"),
+        (CONTEXT, {"neighbour_idle_s": ((0.5, 0.5),)}, "has not 1 calls a repetition"),
         (TRAINING, {"wu_s": (0.5,)}, "differ in length"),
         (TRAINING, {"collectives_issued": (4,)}, "differ in length"),
     ],

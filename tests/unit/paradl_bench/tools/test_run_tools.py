@@ -19,7 +19,7 @@ from calibrate.fit.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import ImportOptions, LogFile
-from paradl_bench.measure.collectives.group_summary import verified_word
+from paradl_bench.measure.collectives.summary import verified_word
 from paradl_bench.measure.machine.doctor import examine
 from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples
@@ -328,12 +328,12 @@ def test_two_ranks_sweep_over_a_real_mpi(tmp_path: Path, monkeypatch: pytest.Mon
 def test_groups_at_once_are_started_in_turn_with_one_alone(tool: str, tmp_path: Path) -> None:
     """Beside every start of two groups of four there is one of four alone; an interrupted sweep goes on."""
     out = tmp_path / "out"
-    more = ("--ops", "all_reduce", "--launcher", "mpirun", "--concurrent", "2", "--json")
+    more = ("--ops", "all_reduce", "--launcher", "mpirun", "--contexts", "groups=2", "--json")
     done = sweep(tool, out, *more)
     assert done.exit_code == 0, done.output
     records = read_records(out, COLLECTIVES_FILE, CollectiveSamples)
     assert {(r.ranks, r.concurrent, r.block) for r in records} == {(4, k, b) for k in (1, 2) for b in (0, 1)}
-    rows = {row["message_bytes"]: row["ratio"] for row in json.loads(done.stdout)["concurrent"]}
+    rows = {row["message_bytes"]: row["ratio"] for row in json.loads(done.stdout)["contexts"]}
     assert rows[16384] > rows[1024] > 1
     (out / "logs" / "done.jsonl").write_text("")
     assert sweep(tool, out, *more).exit_code == 0
@@ -345,7 +345,9 @@ def test_groups_at_once_are_started_in_turn_with_one_alone(tool: str, tmp_path: 
 
 def test_groups_that_were_not_made_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "unsplit")
-    done = sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--launcher", "mpirun", "--concurrent", "2")
+    done = sweep(
+        "nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--launcher", "mpirun", "--contexts", "groups=2"
+    )
     assert error_of(done)[0] == 3
     records = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
     assert {(r.ranks, r.concurrent) for r in records} == {(4, 1)}
@@ -353,6 +355,6 @@ def test_groups_that_were_not_made_are_refused(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("tool", "said"), [("osu", "can't run groups of ranks at once"), ("nccl-tests", "mpirun")])
 def test_a_tool_that_knows_no_groups_is_refused(tool: str, said: str, tmp_path: Path) -> None:
-    code, text = error_of(sweep(tool, tmp_path / "out", "--ops", "all_reduce", "--concurrent", "2"))
+    code, text = error_of(sweep(tool, tmp_path / "out", "--ops", "all_reduce", "--contexts", "groups=2"))
     assert code == 2
     assert said in text

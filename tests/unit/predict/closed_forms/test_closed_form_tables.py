@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_factory import NetworkFactory
-from profile_factory import affine_seconds, layer_times, make_profile, model_times, ring_fit
+from profile_factory import affine_seconds, in_context, layer_times, make_profile, model_times, ring_fit
 
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
-from calibrate.profile.collectives.contention import Contention
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
@@ -66,19 +65,7 @@ def fits_of(operation: str) -> list[object]:
 
 def profile_of(network: ModelGraph) -> Profile:
     contention = tuple(
-        Contention(
-            library="gloo",
-            operation="all_reduce",
-            level="rack",
-            ranks=(2, 2),
-            bytes_range=(1, 1 << 30),
-            concurrent=groups,
-            factor=factor,
-            factor_interval=(factor, factor),
-            residual_relative_median=0.0,
-            samples=10,
-        )
-        for groups, factor in ((2, 1.5), (4, 2.75))
+        in_context("groups", level="rack", groups=groups, factor=factor) for groups, factor in ((2, 1.5), (4, 2.75))
     )
     return make_profile(
         network,
@@ -86,7 +73,7 @@ def profile_of(network: ModelGraph) -> Profile:
         layer_times=layer_times(network, seconds=affine_seconds, ranks_on_host={1: 1.0, 2: 1.2, 4: 1.5}),
         model_times=model_times(network, seconds=affine_seconds, between_s=1e-4, ranks_on_host=(1, 2, 4)),
         communication=tuple(fit for name in ("all_reduce", "all_gather", "send_recv") for fit in fits_of(name)),
-        contention=contention,
+        contexts=contention,
     )
 
 

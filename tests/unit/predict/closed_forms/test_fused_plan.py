@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from profile_factory import (
     affine_seconds,
     free_copies,
-    interference,
     layer_times,
     make_network,
     make_profile,
     model_times,
     ring_fit,
+    with_compute,
 )
 
 from calibrate.profile.profile import Profile, write_profile
@@ -147,7 +147,7 @@ def test_ddp_is_what_is_simulated_where_nothing_is_asked() -> None:
 def test_the_exchange_is_hindered_and_late_as_any_other() -> None:
     network = make_network((64, 128, 256, 32))
     still = profile_of(network)
-    hindered = profile_of(network, interference=(interference(1.5, 2.0),))
+    hindered = profile_of(network, contexts=(with_compute(1.5, 2.0),))
     late = profile_of(
         network, model_times=model_times(network, seconds=affine_seconds, quantiles=(0.8, 1.0, 1.2), samples=100)
     )

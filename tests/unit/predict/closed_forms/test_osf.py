@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from profile_factory import affine_seconds, interference, layer_times, make_network, make_profile, model_times, ring_fit
+from profile_factory import affine_seconds, layer_times, make_network, make_profile, model_times, ring_fit, with_compute
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
@@ -212,7 +212,7 @@ def test_every_rule_sends_all_bytes_and_is_serial_on_one_rank(rule: str) -> None
 
 def test_overlap_is_free_whatever_was_measured_and_both_factors_are_said() -> None:
     network = make_network()
-    hindered = profile_of(network, interference=(interference(2.0, 2.0),))
+    hindered = profile_of(network, contexts=(with_compute(2.0, 2.0),))
     osf, csf = (predicted(hindered, network, "d2", 16, name) for name in ("osf", "csf"))
     assert osf.iteration_s == pytest.approx(predicted(profile_of(network), network, "d2", 16).iteration_s)
     compute_s = osf.breakdown_s["FW"] + osf.breakdown_s["BW"]

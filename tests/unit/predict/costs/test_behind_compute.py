@@ -8,21 +8,20 @@ import msgspec
 import numpy as np
 import pytest
 from network_factory import two_convolutions
-from profile_factory import make_profile, ring_fit
+from profile_factory import in_context, make_profile, ring_fit
 
-from calibrate.fit.contexts.behind_fit import fit_behind_compute
+from calibrate.fit.contexts.context_fit import fit_contexts
 from calibrate.fit.reading import Placed
-from calibrate.profile.collectives.behind import BehindCompute, BehindPoint
+from calibrate.profile.collectives.contexts import ContextPoint, InContext
 from calibrate.profile.profile import Profile
-from paradl_bench.measure.collectives.group_summary import behind_rows
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Reach, Stream, Transfer
-from paradl_bench.records.contexts.behind import BehindComputeSamples
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.closed_form_tables import ClosedFormTables
-from predict.costs.communication.behind_compute import works_behind_compute
+from predict.costs.communication.calls import works_after_compute
 from predict.costs.communication.communication_costs import Call, CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
@@ -34,7 +33,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 def pairs(
     added_s: float = ADDED_S, factor: float = FACTOR, *, seed: int = 0, noise: float = 0.1, sizes: Sequence[int] = SIZES
-) -> list[Placed[BehindComputeSamples]]:
+) -> list[Placed[ContextSamples]]:
     """All-reduces of two ranks; the second rank comes later by up to 50 us, and the time runs from there."""
     generator = np.random.default_rng(seed)
     found = []
@@ -47,7 +46,7 @@ def pairs(
             late = generator.uniform(0, 50e-6, 12)
             start = np.stack([np.zeros(12), late])
             end = late + behind
-            record = BehindComputeSamples(
+            record = ContextSamples(
                 library="gloo",
                 operation="all_reduce",
                 level="node",
@@ -55,10 +54,11 @@ def pairs(
                 message_bytes=size,
                 dtype="fp32",
                 block=block,
-                kernel="layers",
+                context="after-compute",
+                neighbour="layers",
                 one_clock=True,
-                back_to_back_s=tuple(map(tuple, (alone * [[1.0], [0.0]] + 1e-9).tolist())),
-                compute_s=tuple(map(tuple, np.full((2, 12), 1e-3).tolist())),
+                idle_end_s=tuple(map(tuple, (alone * [[1.0], [0.0]] + 1e-9).tolist())),
+                neighbour_s=tuple(map(tuple, np.full((2, 12), 1e-3).tolist())),
                 start_s=tuple(map(tuple, start.tolist())),
                 end_s=tuple(map(tuple, np.stack([end, end - 1e-6]).tolist())),
             )
@@ -66,8 +66,8 @@ def pairs(
     return found
 
 
-def fitted(records: Sequence[Placed[BehindComputeSamples]]) -> BehindCompute:
-    (entry,), notes = fit_behind_compute(records, operations())
+def fitted(records: Sequence[Placed[ContextSamples]]) -> InContext:
+    (entry,), notes = fit_contexts(records, (), (), operations())
     assert notes == ()
     return entry
 
@@ -86,9 +86,9 @@ def test_known_latency_and_factor_lie_inside_their_intervals() -> None:
 def test_the_wait_for_the_last_rank_is_no_part_of_it() -> None:
     entry = fitted(pairs(noise=0.001))
     assert entry.added_s == pytest.approx(ADDED_S, rel=0.03)
-    assert 10e-6 < (entry.lag_s or 0) < 40e-6
-    (row, *_) = behind_rows(record for _, record in pairs(noise=0.001))
-    assert row.behind_s == pytest.approx(ADDED_S + FACTOR * 2 * (50e-6 + 512e-9), rel=0.1)
+    (_, record), *_ = pairs(noise=0.001)
+    assert 10e-6 < np.median(record.lags_s()) < 40e-6
+    assert np.median(record.in_context_s()) == pytest.approx(ADDED_S + FACTOR * 2 * (50e-6 + 512e-9), rel=0.1)
 
 
 def test_compute_before_a_call_makes_nothing_faster() -> None:
@@ -110,7 +110,7 @@ def test_without_one_clock_the_shortest_stay_counts() -> None:
         start_s=tuple(tuple(0.0 for _ in row) for row in record.start_s),
         end_s=((5.0,) * 12, (3.0,) * 12),
     )
-    assert own_clocks.after_last_arrival_s() == (3.0,) * 12
+    assert own_clocks.in_context_s() == (3.0,) * 12
     assert own_clocks.lags_s() == ()
 
 
@@ -126,30 +126,16 @@ def test_records_that_end_before_they_start_are_refused() -> None:
 NETWORK = two_convolutions()
 
 
-def measured(operation: str, **more: object) -> BehindCompute:
-    entry = BehindCompute(
-        library="gloo",
-        operation=operation,
-        level="node",
-        ranks=(2, 2),
-        bytes_range=(1024, 1 << 20),
-        compute_s=1e-3,
-        lag_s=None,
-        added_s=ADDED_S,
-        factor=1.0,
-        covariance=((0.0, 0.0), (0.0, 0.0)),
-        residual_relative_median=0.0,
-        samples=10,
-    )
-    return msgspec.structs.replace(entry, **more)
+def measured(operation: str, **more: object) -> InContext:
+    return in_context("after-compute", operation, **{"added_s": ADDED_S, "bytes_range": (1024, 1 << 20), **more})
 
 
-def profile_of(*entries: BehindCompute) -> Profile:
+def profile_of(*entries: InContext) -> Profile:
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
-    return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), behind_compute=entries)
+    return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), contexts=entries)
 
 
-def predicted(strategy: str, *entries: BehindCompute, batch: int = 8, evaluator: str = "simulate") -> Prediction:
+def predicted(strategy: str, *entries: InContext, batch: int = 8, evaluator: str = "simulate") -> Prediction:
     model = CostModel(profile=profile_of(*entries), network=NETWORK)
     asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
     return Predictor(model, evaluator_named(evaluator)).predict(asked)
@@ -172,14 +158,14 @@ def test_layers_wait_for_their_communication_and_backward_not_for_the_exchange(
     parsed = parse_strategy(strategy)
     plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     names = set()
-    for work, behind in zip(plan.works, works_behind_compute(plan), strict=True):
+    for work, behind in zip(plan.works, works_after_compute(plan), strict=True):
         if behind:
             assert isinstance(work, Collective | HaloExchange | Transfer)
             names.add(getattr(work, "operation", getattr(work, "direction", "halo")))
     assert names == operations_behind
     for role in plan.roles:
         exchanged = role.work[(role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION)]
-        assert not works_behind_compute(plan)[exchanged].any()
+        assert not works_after_compute(plan)[exchanged].any()
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -188,7 +174,7 @@ def test_gathers_of_zero_are_waited_for_where_calls_block(blocking: bool) -> Non
     plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=8, blocking=blocking))
     gathers = [
         bool(behind)
-        for work, behind in zip(plan.works, works_behind_compute(plan), strict=True)
+        for work, behind in zip(plan.works, works_after_compute(plan), strict=True)
         if isinstance(work, Collective) and work.operation == "all_gather"
     ]
     assert any(gathers) == blocking
@@ -201,7 +187,7 @@ def test_each_collective_of_a_layer_takes_so_much_longer() -> None:
     plain, late = predicted("f2"), predicted("f2", measured("all_gather"), measured("all_reduce"))
     assert late.iteration_s - plain.iteration_s == pytest.approx(count * ADDED_S, rel=1e-6)
     assert any("what it adds to them was not measured" in line for line in plain.extrapolated)
-    assert not any("compute" in line for line in late.extrapolated)
+    assert not any("after-compute" in line for line in late.extrapolated)
     spread = predicted("f2", measured("all_gather", covariance=((1e-10, 0.0), (0.0, 0.0))), measured("all_reduce"))
     assert spread.interval_s[1] - spread.iteration_s > late.interval_s[1] - late.iteration_s
 
@@ -243,7 +229,7 @@ def test_beyond_the_largest_size_what_was_added_there_stays() -> None:
     added = []
     for size in (1 << 20, 1 << 26):
         work = Collective(operation="all_reduce", message_bytes=size, ranks=2)
-        behind = costs.cost(work, strategy, Call(behind_compute=True)).cost.seconds
+        behind = costs.cost(work, strategy, Call(after_compute=True)).cost.seconds
         added.append(behind - costs.cost(work, strategy).cost.seconds)
     assert added[0] == pytest.approx(ADDED_S + 0.5 * 2 * (50e-6 + (1 << 19) * 1e-9))
     assert added[1] == pytest.approx(added[0])
@@ -253,18 +239,18 @@ def swept_s(size: int) -> float:
     return 2 * (50e-6 + size / 2 * 1e-9)
 
 
-def paired(ratios: dict[int, float]) -> tuple[BehindPoint, ...]:
+def paired(ratios: dict[int, float]) -> tuple[ContextPoint, ...]:
     """Pairs whose first halves took so many times what a sweep's calls take."""
     return tuple(
-        BehindPoint(ranks=2, message_bytes=size, back_to_back_s=ratio * swept_s(size), behind_s=1.0, fitted_s=1.0)
+        ContextPoint(ranks=2, message_bytes=size, idle_s=ratio * swept_s(size), in_context_s=1.0, fitted_s=1.0)
         for size, ratio in ratios.items()
     )
 
 
-def behind_s(size: int, entry: BehindCompute) -> float:
+def behind_s(size: int, entry: InContext) -> float:
     costs = CommunicationCosts(profile_of(entry), None, "gloo")
     work = Collective(operation="all_reduce", message_bytes=size, ranks=2)
-    return costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
+    return costs.cost(work, parse_strategy("f2"), Call(after_compute=True)).cost.seconds
 
 
 def test_compute_adds_to_calls_as_they_are_between_others_and_not_as_a_sweep_finds_them() -> None:
@@ -310,7 +296,7 @@ def test_calls_in_turn_find_what_the_one_before_has_left_and_wait_for_no_compute
 def test_an_operation_that_was_not_measured_takes_another_one_and_says_so() -> None:
     costs = CommunicationCosts(profile_of(measured("all_reduce")), None, "gloo")
     work = Collective(operation="all_gather", message_bytes=1024, ranks=2)
-    found = costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost
+    found = costs.cost(work, parse_strategy("f2"), Call(after_compute=True)).cost
     assert [remark.text for remark in found.remarks] == [
-        "all_gather behind compute at level 'node': as all_reduce at level 'node'"
+        "all_gather at level 'node' after-compute: as all_reduce at level 'node' after-compute"
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from profile_factory import interference, make_network, make_profile, ring_fit
+from profile_factory import make_network, make_profile, ring_fit, with_compute
 
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile
@@ -137,14 +137,14 @@ def test_the_spread_of_a_fit_is_that_of_its_covariance() -> None:
 
 def test_interference_is_that_of_the_operation_level_and_size() -> None:
     entries = (
-        interference(1.2, 1.4, message_bytes=(1, 1024)),
-        interference(1.6, 1.8, message_bytes=(1 << 20, 1 << 20), compute_slowdown_iqr=0.2),
+        with_compute(1.2, 1.4, bytes_range=(1, 1024)),
+        with_compute(1.6, 1.8, sd=0.2, bytes_range=(1 << 20, 1 << 20), added_s=1e-4),
     )
-    costs = CommunicationCosts(make_profile(interference=entries), None, None)
-    found = costs.slowdown(Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2), parse_strategy("d2"))
-    assert (found.compute, found.communication) == (1.6, 1.8)
-    assert found.compute_sd == pytest.approx(0.2 / 1.349, rel=1e-3)
-    assert found.remarks == ()
+    costs = CommunicationCosts(make_profile(contexts=entries), None, None)
+    work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
+    found, remarks = costs.with_compute(work, parse_strategy("d2"), 1e-3)
+    assert found == pytest.approx((1.6, 1.9, 0.2, 0.2))
+    assert remarks == ()
 
 
 def on_gpu(profile: Profile) -> Profile:
@@ -152,17 +152,17 @@ def on_gpu(profile: Profile) -> Profile:
 
 
 def test_overlap_without_measured_interference_is_said_to_be_free_by_assumption_on_cpus() -> None:
-    priced = price(make_profile(interference=()), "d2", 8)
+    priced = price(make_profile(contexts=()), "d2", 8)
     assert any("overlap is taken as free" in line for line in priced.remarks.extrapolated())
     assert np.all(priced.costs.compute_slowdown == 1)
 
 
 def test_on_gpus_interference_that_was_not_measured_is_a_published_mean_and_flagged() -> None:
-    priced = price(on_gpu(make_profile(interference=())), "d2", 8)
+    priced = price(on_gpu(make_profile(contexts=())), "d2", 8)
     (line,) = (line for line in priced.remarks.extrapolated() if "interference" in line)
     assert "1.189 times" in line
     assert "arXiv:2507.03114" in line
-    assert "--beside-compute" in line
+    assert "--contexts with-compute" in line
     communicates = priced.costs.is_communication
     assert communicates.any()
     assert np.all(priced.costs.compute_slowdown[communicates] == 1.189)
@@ -170,13 +170,13 @@ def test_on_gpus_interference_that_was_not_measured_is_a_published_mean_and_flag
 
 
 def test_what_was_measured_on_gpus_goes_before_what_was_published() -> None:
-    priced = price(on_gpu(make_profile(interference=(interference(1.05, 1.3),))), "d2", 8)
+    priced = price(on_gpu(make_profile(contexts=(with_compute(1.05, 1.3),))), "d2", 8)
     communicates = priced.costs.is_communication
     assert np.all(priced.costs.compute_slowdown[communicates] == 1.05)
     assert not any("published" in line for line in priced.remarks.extrapolated())
 
 
 def test_ghosts_of_gpus_sleep_as_long_beside_collectives() -> None:
-    model = CostModel(profile=emulated(on_gpu(make_profile(interference=())), 2.0), network=CHAIN)
+    model = CostModel(profile=emulated(on_gpu(make_profile(contexts=())), 2.0), network=CHAIN)
     work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
-    assert model.communication.slowdown(work, parse_strategy("d2"))[:2] == (1.0, 1.0)
+    assert model.communication.with_compute(work, parse_strategy("d2"), 1.0)[0][:2] == (1.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from profile_factory import interference, make_network, make_profile, ring_fit
+from profile_factory import make_network, make_profile, ring_fit, with_compute
 
 from calibrate.fit.collectives.communication_curve import Floats, Point
 from calibrate.fit.collectives.communication_fit import fit_communication, fit_points
@@ -202,7 +202,7 @@ def test_what_is_added_grows_to_the_mean_and_is_shared_out_by_it() -> None:
 def predict(evaluator: str, congestion: Congestion | None, strategy: str = "d2") -> Prediction:
     known = (congestion,) if congestion else ()
     changes = (ring_fit(congestion=known), ring_fit("all_gather", congestion=known))
-    profile = make_profile(communication=changes, interference=(interference(1.0, 1.0),))
+    profile = make_profile(communication=changes, contexts=(with_compute(1.0, 1.0),))
     settings = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
     model = CostModel(profile=profile, network=CHAIN)
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from network_factory import two_convolutions
-from profile_factory import make_profile, ring_fit
+from profile_factory import in_context, make_profile, ring_fit
 
-from calibrate.profile.collectives.behind import BehindCompute
 from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.collectives.contexts import InContext
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import HaloExchange
@@ -23,21 +23,8 @@ NAMES = ("all_reduce", "all_gather", "broadcast", "send_recv")
 NETWORK = two_convolutions()
 
 
-def measured(operation: str, added_s: float) -> BehindCompute:
-    return BehindCompute(
-        library="gloo",
-        operation=operation,
-        level="node",
-        ranks=(2, 2),
-        bytes_range=(1024, 1 << 20),
-        compute_s=1e-3,
-        lag_s=None,
-        added_s=added_s,
-        factor=1.0,
-        covariance=((0.0, 0.0), (0.0, 0.0)),
-        residual_relative_median=0.0,
-        samples=10,
-    )
+def measured(operation: str, added_s: float) -> InContext:
+    return in_context("after-compute", operation, added_s=added_s)
 
 
 def fits(*, exchange: bool) -> tuple[CommunicationFit, ...]:
@@ -45,8 +32,8 @@ def fits(*, exchange: bool) -> tuple[CommunicationFit, ...]:
     return (*found, ring_fit("exchange", beta_s_per_byte=BOTH_WAYS)) if exchange else found
 
 
-def predicted(strategy: str, *entries: BehindCompute, exchange: bool) -> Prediction:
-    profile = make_profile(NETWORK, communication=fits(exchange=exchange), behind_compute=entries)
+def predicted(strategy: str, *entries: InContext, exchange: bool) -> Prediction:
+    profile = make_profile(NETWORK, communication=fits(exchange=exchange), contexts=entries)
     asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     return Predictor(CostModel(profile=profile, network=NETWORK), evaluator_named("simulate")).predict(asked)
 
@@ -75,7 +62,7 @@ def test_what_compute_adds_to_a_halo_is_that_of_exchanges() -> None:
     one_way = measured("send_recv", 1e-4)
     slower = measured("exchange", 1e-3)
     alike = predicted("s2", one_way, exchange=True)
-    assert any("exchange behind compute at level 'node': as send_recv" in text for text in alike.extrapolated)
+    assert any("exchange at level 'node' after-compute: as send_recv" in text for text in alike.extrapolated)
     own = predicted("s2", one_way, slower, exchange=True)
     assert not any("exchange behind compute" in text for text in own.extrapolated)
     assert own.communication_s > alike.communication_s

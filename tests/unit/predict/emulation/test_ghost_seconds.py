@@ -13,11 +13,11 @@ import pytest
 from in_process import run_in_process
 from profile_factory import (
     ENVIRONMENT,
-    interference,
     linear_seconds,
     make_network,
     make_profile,
     model_times,
+    with_compute,
     write_training_run,
 )
 
@@ -104,8 +104,8 @@ def test_a_dilated_serial_run_takes_so_many_times_its_compute_and_none_of_its_sp
 
 def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None:
     # What compute costs a collective is no part of an emulated run, and what ghosts do none of a real one.
-    both = interference(1.3, 1.2), interference(1.1, 1.7, kernels=("ghosts",))
-    profile = msgspec.structs.replace(PROFILE, interference=both)
+    both = with_compute(1.3, 1.2), with_compute(1.1, 1.7, neighbours=("ghosts",))
+    profile = msgspec.structs.replace(PROFILE, contexts=both)
     model = CostModel(profile=profile, network=CHAIN)
     strategy = parse_strategy("d2")
     plan = planner_for(strategy).plan(CHAIN, strategy, PlanSettings(batch=8))
@@ -117,7 +117,7 @@ def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None
     exchanged = [index for index, work in enumerate(plan.works) if isinstance(work, Collective)]
     for costs, slowdowns in ((real.costs, (1.3, 1.2)), (slept.costs, (1.1, 1.7))):
         assert {(costs.compute_slowdown[i], costs.communication_slowdown[i]) for i in exchanged} == {slowdowns}
-    profile = msgspec.structs.replace(PROFILE, interference=both[:1])
+    profile = msgspec.structs.replace(PROFILE, contexts=both[:1])
     unmeasured = CostModel(profile=emulated(profile, 20.0), network=CHAIN).price(plan).costs
     assert {unmeasured.compute_slowdown[i] for i in exchanged} == {1.0}
     assert real.rank_spread.wait(2) > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from profile_factory import free_copies, interference, make_network, make_profile, ring_fit
+from profile_factory import free_copies, make_network, make_profile, ring_fit, with_compute
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
@@ -26,7 +26,7 @@ def profile(tmp_path: Path) -> Path:
     made = make_profile(
         NETWORK,
         communication=(ring_fit(alpha_s=4e-4),),
-        interference=(interference(1.2, 1.3),),
+        contexts=(with_compute(1.2, 1.3),),
         copies=free_copies(beta_s_per_byte=1e-10),
     )
     write_profile(tmp_path / "p.json", made)

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 from profile_factory import (
-    interference,
     layer_times,
     linear_seconds,
     make_network,
     make_profile,
     model_times,
     ring_fit,
+    with_compute,
 )
 
 from calibrate.profile.profile import Profile
@@ -119,10 +119,8 @@ def hidden(profile: Profile) -> Prediction:
 
 
 def test_the_spread_of_interference_counts_where_there_is_overlap() -> None:
-    sure = hidden(make_profile(interference=(interference(1.5, 1.5),)))
-    unsure = hidden(
-        make_profile(interference=(interference(1.5, 1.5, compute_slowdown_iqr=0.4, communication_slowdown_iqr=0.4),))
-    )
+    sure = hidden(make_profile(contexts=(with_compute(1.5, 1.5),)))
+    unsure = hidden(make_profile(contexts=(with_compute(1.5, 1.5, sd=0.3),)))
     assert sure.overlap_s > 0
     assert "interference, compute" not in sure.spread_s
     assert unsure.spread_s["interference, compute"] > 0
@@ -130,7 +128,7 @@ def test_the_spread_of_interference_counts_where_there_is_overlap() -> None:
 
 
 def test_the_slow_down_never_falls_below_one_inside_the_interval() -> None:
-    found = hidden(make_profile(interference=(interference(1.0, 1.0, compute_slowdown_iqr=1.0),)))
+    found = hidden(make_profile(contexts=(with_compute(1.0, 1.0, sd=0.7),)))
     below, above = sides(found)
     assert below == pytest.approx(0.0, abs=1e-12)
     assert above > 0
@@ -154,8 +152,8 @@ def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden()
 
     fit = ring_fit("all_reduce")
     for evaluator in ("simulate", "osf", "dag"):
-        unknown = of(make_profile(communication=(fit,), interference=()), evaluator)
-        known = of(make_profile(communication=(fit,), interference=(interference(1.0, 1.0),)), evaluator)
+        unknown = of(make_profile(communication=(fit,), contexts=()), evaluator)
+        known = of(make_profile(communication=(fit,), contexts=(with_compute(1.0, 1.0),)), evaluator)
         assert unknown.iteration_s == pytest.approx(known.iteration_s)
         assert unknown.overlap_s > 0
         hidden = 0.95 * unknown.overlap_s
@@ -166,7 +164,7 @@ def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden()
 
 
 def test_where_a_published_mean_stands_for_interference_the_interval_reaches_from_none_to_most() -> None:
-    cpu = make_profile(communication=(ring_fit("all_reduce"),), interference=())
+    cpu = make_profile(communication=(ring_fit("all_reduce"),), contexts=())
     gpu = msgspec.structs.replace(cpu, devices=(msgspec.structs.replace(cpu.devices[0], kind="cuda"),))
     point = Configuration(
         strategy=parse_strategy("d2"), settings=plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
@@ -197,7 +195,7 @@ def on_gpu(profile: Profile) -> Profile:
 
 
 def unmeasured(*operations: str) -> Profile:
-    return make_profile(communication=tuple(map(ring_fit, operations)), interference=())
+    return make_profile(communication=tuple(map(ring_fit, operations)), contexts=())
 
 
 def test_efficiency_may_be_off_by_what_overlap_costs_where_nobody_measured_it() -> None:

@@ -66,7 +66,7 @@ def profile_with(own_relative_sd: float, quantiles: Sequence[float], network: Mo
         layer_times=tuple(times),
         model_times=model_times(network, wu_s=1e-9, quantiles=tuple(quantiles), samples=100_000),
         communication=tuple(ring_fit(operation, alpha_s=1e-5) for operation in operations),
-        behind_compute=(),
+        contexts=(),
     )
 
 

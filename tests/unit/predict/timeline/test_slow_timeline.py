@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from network_factory import NetworkFactory
-from profile_factory import free_copies, interference, make_network, make_profile, model_times, ring_fit
+from profile_factory import free_copies, make_network, make_profile, model_times, ring_fit, with_compute
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
@@ -33,7 +33,7 @@ PROFILE = make_profile(
     CHAIN,
     model_times=model_times(CHAIN, quantiles=tuple(0.9 + 0.02 * i for i in range(11)), samples=1000),
     communication=tuple(ring_fit(operation, alpha_s=2e-4) for operation in OPERATIONS),
-    interference=(interference(1.3, 1.6),),
+    contexts=(with_compute(1.3, 1.6),),
     copies=free_copies(beta_s_per_byte=1e-9),
 )
 
@@ -93,7 +93,7 @@ def test_beside_a_rank_that_is_not_slow_nothing_changes(text: str) -> None:
     still = make_profile(
         CHAIN,
         communication=tuple(ring_fit(operation, alpha_s=2e-4) for operation in OPERATIONS),
-        interference=(interference(1.3, 1.6),),
+        contexts=(with_compute(1.3, 1.6),),
         copies=free_copies(beta_s_per_byte=1e-9),
     )
     asked = point(text)

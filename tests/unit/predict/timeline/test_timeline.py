@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from network_factory import NetworkFactory
-from profile_factory import free_copies, interference, make_network, make_profile, model_times, ring_fit
+from profile_factory import free_copies, make_network, make_profile, model_times, ring_fit, with_compute
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
@@ -53,7 +53,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadc
 PROFILE = make_profile(
     NETWORK,
     communication=tuple(ring_fit(operation, alpha_s=2e-3) for operation in OPERATIONS),
-    interference=(interference(1.3, 1.6),),
+    contexts=(with_compute(1.3, 1.6),),
     copies=free_copies(beta_s_per_byte=1e-9),
 )
 
@@ -133,7 +133,7 @@ SPREAD = make_profile(
     NETWORK,
     model_times=model_times(NETWORK, quantiles=(0.8, 0.95, 1.0, 1.1, 1.4), samples=1000),
     communication=PROFILE.communication,
-    interference=PROFILE.interference,
+    contexts=PROFILE.contexts,
     copies=PROFILE.copies,
 )
 

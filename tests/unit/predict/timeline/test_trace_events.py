@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from network_factory import NetworkFactory
-from profile_factory import free_copies, interference, make_profile, ring_fit
+from profile_factory import free_copies, make_profile, ring_fit, with_compute
 from trace_format import by_thread, check_trace, complete_events, held_by, imported
 
 from calibrate.profile.profile import write_profile
@@ -43,7 +43,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     factory.loss()
     changes = {
         "communication": tuple(map(ring_fit, OPERATIONS)),
-        "interference": (interference(1.3, 1.6),),
+        "contexts": (with_compute(1.3, 1.6),),
         "copies": free_copies(beta_s_per_byte=1e-9),
     }
     profile = tmp_path / "profile.json"

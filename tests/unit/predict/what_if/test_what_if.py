@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from profile_factory import interference, make_network, make_profile, model_times, noisy_profile, ring_fit
+from profile_factory import make_network, make_profile, model_times, noisy_profile, ring_fit, with_compute
 
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
@@ -100,7 +100,7 @@ def test_better_hardware_is_never_slower(
             ring_fit(operation, alpha_s=alpha_s, beta_s_per_byte=beta_s)
             for operation in ("all_reduce", "all_gather", "send_recv", "broadcast")
         ),
-        interference=(interference(compute_slowdown, communication_slowdown),),
+        contexts=(with_compute(compute_slowdown, communication_slowdown),),
     )
     device = msgspec.structs.replace(profile.devices[0], peak_flops=peak_flops)
     asked = request(msgspec.structs.replace(profile, devices=(device,)), point(strategy, 16))

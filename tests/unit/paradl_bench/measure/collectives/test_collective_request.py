@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import click
@@ -17,17 +16,18 @@ from hypothesis import strategies as st
 from paradl_bench.commands.collectives import COMMAND
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines
-from paradl_bench.measure.collectives import interference
+from paradl_bench.measure.collectives import beside_compute
 from paradl_bench.measure.collectives import sweep as collectives
-from paradl_bench.measure.collectives.request import CollectivesRequest
+from paradl_bench.measure.collectives.context_summary import context_rows
+from paradl_bench.measure.collectives.request import CollectivesRequest, parse_contexts
 from paradl_bench.measure.collectives.summary import (
     CollectivesSummary,
-    interference_rows,
     print_collectives,
     sweep_rows,
 )
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE
-from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE
+from paradl_bench.records.samples import CollectiveSamples
 
 
 def request(**changes: object) -> CollectivesRequest:
@@ -40,7 +40,6 @@ def request(**changes: object) -> CollectivesRequest:
         blocks=3,
         point_s=0.1,
         seed=0,
-        beside_compute=False,
     )
     values = {**msgspec.structs.asdict(plain), **changes}
     return CollectivesRequest(**values)
@@ -63,20 +62,23 @@ def sample(
     )
 
 
-def beside(rank: int) -> InterferenceSamples:
-    return InterferenceSamples(
+def beside(block: int) -> ContextSamples:
+    return ContextSamples(
         library="gloo",
         operation="all_reduce",
         level="node",
         ranks=2,
-        rank=rank,
         message_bytes=1 << 20,
-        kernel="conv2d",
-        block=0,
-        compute_alone_s=(1e-3, 2e-3),
-        compute_beside_s=(2e-3, 4e-3),
-        communication_alone_s=(1e-3, 1e-3),
-        communication_beside_s=(4e-3, 4e-3),
+        dtype="fp32",
+        context="with-compute",
+        neighbour="conv2d",
+        block=block,
+        one_clock=True,
+        idle_end_s=((1e-3, 1e-3),) * 2,
+        start_s=((0.0, 0.0),) * 2,
+        end_s=((4e-3, 4e-3),) * 2,
+        neighbour_s=((2e-3, 4e-3),) * 2,
+        neighbour_idle_s=((1e-3, 2e-3),) * 2,
     )
 
 
@@ -132,10 +134,10 @@ def test_refusals_are_told_from_failures() -> None:
 
 
 def test_every_kernel_runs_and_is_visited_at_every_size() -> None:
-    order = interference.interference_order(0, 0)
-    assert {kernel for kernel, _ in order} == set(interference.KERNELS)
-    assert {size for _, size in order} == set(interference.MESSAGE_BYTES)
-    for build in interference.KERNELS.values():
+    order = beside_compute.order_beside_compute(0, 0)
+    assert {kernel for kernel, _ in order} == set(beside_compute.KERNELS)
+    assert {size for _, size in order} == set(beside_compute.MESSAGE_BYTES)
+    for build in beside_compute.KERNELS.values():
         build(torch.device("cpu"))()
 
 
@@ -144,7 +146,7 @@ def test_work_in_a_window_is_counted_in_parts(lengths: list[float], first: float
     """Over the whole span all calls are counted; in a part of it, what falls there; parts add up."""
     ends = [0.0, *np.cumsum(lengths).tolist()]
     start, end = sorted((first * ends[-1], second * ends[-1]))
-    count = interference._finished_between
+    count = beside_compute._finished_between
     assert count(ends, 0.0, ends[-1]) == pytest.approx(len(lengths))
     assert count(ends, 0.0, start) + count(ends, start, end) + count(ends, end, ends[-1]) == pytest.approx(len(lengths))
     assert count([0.0, 2.0, 3.0], 1.0, 2.5) == pytest.approx(1.0)
@@ -166,11 +168,29 @@ def test_one_wrong_block_makes_the_row_wrong() -> None:
     assert not row.verified
 
 
-def test_interference_rows_add_up_speeds() -> None:
-    (row,) = interference_rows([beside(0), beside(1)])
-    assert (row.compute_slowdown, row.communication_slowdown) == (2.0, 4.0)
-    assert row.speed_sum == pytest.approx(0.75)
-    assert row.samples == 4
+def test_rows_of_contexts_hold_both_slowdowns() -> None:
+    (row,) = context_rows([beside(0), beside(1)], ())
+    assert (row.neighbour_ratio, row.ratio) == (2.0, 4.0)
+    assert row.calls == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("after-compute", (("after-compute",), 1)),
+        ("with-all-reduce, with-compute", (("with-all-reduce", "with-compute"), 1)),
+        ("groups=4", ((), 4)),
+        ("behind", "unknown context 'behind'"),
+        ("groups", "say how many groups run at once"),
+        ("groups=1", "at least 2"),
+    ],
+)
+def test_contexts_are_named_or_refused(text: str, found: object) -> None:
+    if not isinstance(found, str):
+        assert parse_contexts(text) == found
+        return
+    with pytest.raises(UserError, match=found):
+        parse_contexts(text)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -178,13 +198,13 @@ def test_a_summary_is_printed_as_table_or_json(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], as_json: bool
 ) -> None:
     append_lines(tmp_path / COLLECTIVES_FILE, [sample(1000), sample(4000, verified=False)])
-    append_lines(tmp_path / INTERFERENCE_FILE, [beside(0)])
+    append_lines(tmp_path / CONTEXTS_FILE, [beside(0)])
     print_collectives(tmp_path, as_json=as_json)
     printed = capsysbinary.readouterr().out
     if as_json:
         summary = msgspec.json.decode(printed, type=CollectivesSummary)
         assert [row.message_bytes for row in summary.collectives] == [1000, 4000]
-        assert math.isclose(summary.interference[0].speed_sum, 0.75)
+        assert summary.contexts[0].ratio == 4.0
     else:
         assert b"all_gather" in printed
         assert b"WRONG" in printed
@@ -202,7 +222,7 @@ def test_a_summary_is_printed_as_table_or_json(
         (["--ranks", "2", "--sizes", "2M:1M:2"], "the last size is smaller than the first"),
         (["--ranks", "2", "--sizes", "1K:4K:1"], "factor"),
         (["--ranks", "2", "--backend", "nccl", "--device", "cpu"], "give --device cuda, or --backend gloo"),
-        (["--ranks", "2", "--device", "cuda", "--beside-compute"], "use --backend nccl"),
+        (["--ranks", "2", "--device", "cuda", "--contexts", "with-compute"], "use --backend nccl"),
         (["--ranks", "4097", "--backend", "nccl"], "4097 ranks need a GPU each"),
     ],
 )
@@ -222,5 +242,5 @@ def test_wrong_input_is_refused_before_any_rank_starts(
 
 def test_help_names_what_can_be_chosen() -> None:
     printed = CliRunner().invoke(COMMAND, ["--help"]).output
-    for word in ("--beside-compute", "all_reduce", "gloo", "1K:64M:2"):
+    for word in ("--contexts", "all_reduce", "gloo", "1K:64M:2"):
         assert word in printed

@@ -250,7 +250,7 @@ def test_merging_keeps_the_device_that_doctor_measured() -> None:
         model_times=(),
         copies=(),
         communication=(),
-        interference=(),
+        contexts=(),
     )
     merged = merge_profiles([plain, only_rates], ["a", "b"], command_line=("calibrate", "merge"), force=True)
     assert merged.devices == only_rates.devices

@@ -1,4 +1,4 @@
-"""How a plan calls its communication: whether behind compute that waits for it, and how many of its ranks do."""
+"""In which contexts a plan calls its communication: after compute, with an all-reduce in flight, by how many ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
     shares = [_taking_part(plan, work) for work in plan.works]
     exchange = max(_all_reduces_of_gradients(plan), key=lambda work: work.ranks, default=None)
-    each = zip(works_behind_compute(plan), shares, works_beside_all_reduces(plan), strict=True)
+    each = zip(works_after_compute(plan), shares, works_with_all_reduce(plan), strict=True)
     return [Call(bool(behind), share, exchange if beside else None) for behind, share, beside in each]
 
 
@@ -25,7 +25,7 @@ def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
     return [work for index, work in works if index in issued and work.operation == "all_reduce"]
 
 
-def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
+def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     """Per work, whether it is communication for layers of a plan whose gradients are all-reduced beside backward.
 
     Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
@@ -57,7 +57,7 @@ def _taking_part(plan: Plan, work: Work) -> float:
     return ranks / plan.strategy.ranks
 
 
-def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
+def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
     """Per work, whether a rank comes to it from compute and computes on only when it is done, as a rule.
 
     Halos and the collectives of shared layers do, a gather that a process waits for, and the first of a run of
@@ -68,13 +68,13 @@ def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
     is_sent = np.zeros(len(plan.works), bool)
     is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True
     for role in plan.roles:
-        chosen = _tasks_behind_compute(plan.works, role) | is_sent[role.work]
+        chosen = _tasks_after_compute(plan.works, role) | is_sent[role.work]
         for row, own in zip(behind, (~chosen, chosen), strict=True):
             row += np.bincount(role.work[own], minlength=len(plan.works))
     return np.asarray(behind[1] > behind[0])
 
 
-def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
+def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
     found = np.zeros(role.tasks, bool)
     stream, phase = role.stream.tolist(), role.phase.tolist()

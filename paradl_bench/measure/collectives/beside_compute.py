@@ -1,4 +1,4 @@
-"""Interference: how much slower compute and a collective each are while both run on every rank.
+"""How much slower compute and a collective each are while both run on every rank: interference.
 
 The simulator lets compute run 1/s_c and communication 1/s_m as fast while both are active. So both are measured in a
 steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back, the next one always
@@ -31,8 +31,8 @@ from paradl_bench.measure.collectives.ghosts_before import GhostsBefore, ghosts_
 from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.agreement import everyones, largest
+from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.emulation import GHOSTS
-from paradl_bench.records.samples import InterferenceSamples
 
 Kernel = Callable[[], None]
 
@@ -81,7 +81,7 @@ def _linear(device: torch.device) -> Kernel:
 KERNELS: dict[str, Callable[[torch.device], Kernel]] = {"conv2d": _conv2d, "linear": _linear}
 
 
-def interference_order(seed: int, block: int, layout: NodeLayout | None = None) -> list[tuple[str, int]]:
+def order_beside_compute(seed: int, block: int, layout: NodeLayout | None = None) -> list[tuple[str, int]]:
     """Kernels and message sizes of one block, shuffled: alike on all ranks, unlike in all blocks.
 
     Args:
@@ -211,7 +211,7 @@ def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-class InterferenceBench:
+class BesideComputeBench:
     """Measures one kernel beside all-reduces of one size, on all ranks at once, in the groups of a sweep.
 
     Args:
@@ -233,8 +233,8 @@ class InterferenceBench:
         for kernel in self._kernels.values():
             kernel()
 
-    def measure(self, kernel_name: str, size: int, block: int) -> list[InterferenceSamples]:
-        """Records of all ranks, alike on every rank."""
+    def measure(self, kernel_name: str, size: int, block: int) -> list[ContextSamples]:
+        """A record a group, alike on every rank."""
         kernel, buffers, count = self._kernels[kernel_name], self._buffers(size), self._counts[size]
         rows = []
         for _ in range(GROUPS):
@@ -245,23 +245,28 @@ class InterferenceBench:
             self._meet()
             compute_beside, communication_beside = self._streams.both(kernel, buffers, count)
             rows.append((compute_alone, compute_beside, communication_alone, communication_beside))
-        columns = [everyones(self._context, column) for column in zip(*rows, strict=True)]
+        told = [everyones(self._context, column) for column in zip(*rows, strict=True)]
         return [
-            InterferenceSamples(
+            ContextSamples(
                 library=self._context.backend,
                 operation=OPERATION,
                 level=self._team.level,
                 ranks=self._team.ranks,
-                rank=rank,
                 message_bytes=size,
-                kernel=kernel_name,
+                dtype="fp32",
                 block=block,
-                compute_alone_s=columns[0][rank],
-                compute_beside_s=columns[1][rank],
-                communication_alone_s=columns[2][rank],
-                communication_beside_s=columns[3][rank],
+                context="with-compute",
+                neighbour=kernel_name,
+                # Means over a window, in which no rank is late.
+                one_clock=True,
+                idle_end_s=tuple(told[2][rank] for rank in members),
+                start_s=((0.0,) * len(rows),) * len(members),
+                end_s=tuple(told[3][rank] for rank in members),
+                neighbour_s=tuple(told[1][rank] for rank in members),
+                neighbour_idle_s=tuple(told[0][rank] for rank in members),
+                first_rank=self._team.first_rank(members),
             )
-            for rank in range(self._context.ranks)
+            for members in self._team.groups
         ]
 
     def step_s(self) -> float:

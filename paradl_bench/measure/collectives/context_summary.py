@@ -1,0 +1,161 @@
+"""What a sweep shows of collectives in contexts: medians idle and so surrounded; torch-free."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.records.contexts.context import ContextSamples
+from paradl_bench.records.samples import CollectiveSamples
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation and size in a context and idle: medians over repetitions, blocks and groups of ranks.
+
+    Attributes:
+        context: ``groups=2`` for two groups at once. neighbour: what surrounds the calls; empty for groups.
+        neighbour_level: that an all-reduce in flight spans where it goes over more ranks than the call; else empty.
+        idle_s: None where nothing was measured idle. in_context_s: None where no call began in the context.
+        ratio: of the two. neighbour_ratio: how many times longer compute beside takes; None for what is not beside.
+        lag_s: between the first and the last rank's arrival; None where ranks share no clock.
+        queued: share of the calls begun beside an all-reduce that ended after it; None where there is none.
+        calls: in the context. verified: of groups, whether all results were right.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    context: str
+    neighbour: str = ""
+    neighbour_level: str = ""
+    message_bytes: int
+    idle_s: float | None
+    in_context_s: float | None
+    ratio: float | None
+    neighbour_ratio: float | None = None
+    lag_s: float | None = None
+    queued: float | None = None
+    calls: int
+    verified: bool = True
+
+
+def context_rows(records: Iterable[ContextSamples], sweeps: Iterable[CollectiveSamples]) -> tuple[ContextRow, ...]:
+    """One row a context, neighbour, operation and size."""
+    groups: dict[tuple[str, str, str, str, int], list[ContextSamples]] = defaultdict(list)
+    for record in records:
+        key = record.context, record.neighbour, record.neighbour_level, record.operation, record.message_bytes
+        groups[key].append(record)
+    by_size: dict[tuple[str, int, int], list[CollectiveSamples]] = defaultdict(list)
+    for sweep in sweeps:
+        by_size[sweep.operation, sweep.message_bytes, sweep.concurrent].append(sweep)
+    at_once = [key for key in sorted(by_size) if key[2] > 1]
+    return (
+        *(_row(groups[key]) for key in sorted(groups)),
+        *(_row_of_groups(by_size[key], by_size.get((*key[:2], 1), [])) for key in at_once),
+    )
+
+
+def _row(records: Sequence[ContextSamples]) -> ContextRow:
+    first = records[0]
+    operation = lookup(operations(), first.operation, "collective")
+    idle_s = _median([value for record in records for value in record.idle_s(operation.call_seconds)])
+    in_context_s = _median([value for record in records for value in record.in_context_s()])
+    waited, begun = np.sum([record.queued() for record in records], axis=0).tolist()
+    beside = [np.divide(record.neighbour_s, record.neighbour_idle_s) for record in records if record.neighbour_idle_s]
+    lags = [value for record in records if record.context == "after-compute" for value in record.lags_s()]
+    return ContextRow(
+        library=first.library,
+        operation=first.operation,
+        level=first.level,
+        ranks=first.ranks,
+        context=first.context,
+        neighbour=first.neighbour,
+        neighbour_level=first.neighbour_level,
+        message_bytes=first.message_bytes,
+        idle_s=idle_s,
+        in_context_s=in_context_s,
+        ratio=_ratio(in_context_s, idle_s),
+        neighbour_ratio=_median([value for ratios in beside for value in np.ravel(ratios)]),
+        lag_s=_median(lags),
+        queued=waited / begun if begun and first.outlived else None,
+        calls=begun,
+    )
+
+
+def _row_of_groups(together: Sequence[CollectiveSamples], alone: Sequence[CollectiveSamples]) -> ContextRow:
+    first = together[0]
+    call_seconds = lookup(operations(), first.operation, "collective").call_seconds
+    idle_s, together_s = (
+        _median([value for record in records for value in call_seconds(record.samples_s)])
+        for records in (alone, together)
+    )
+    return ContextRow(
+        library=first.library,
+        operation=first.operation,
+        level=first.level,
+        ranks=first.ranks,
+        context=f"groups={first.concurrent}",
+        message_bytes=first.message_bytes,
+        idle_s=idle_s,
+        in_context_s=together_s,
+        ratio=_ratio(together_s, idle_s),
+        calls=sum(len(record.samples_s[0]) for record in together),
+        verified=all(record.verified for record in (*together, *alone)),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _ratio(in_context_s: float | None, idle_s: float | None) -> float | None:
+    return in_context_s / idle_s if in_context_s is not None and idle_s else None
+
+
+def context_table(rows: Sequence[ContextRow]) -> Table:
+    """A table of all of them."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="in a context, from the last rank's arrival on, against idle",
+        caption="medians in turn; compute: how many times longer it takes beside; queued: ended only after the"
+        " all-reduce; lag: between the first and the last rank's arrival, no part of the time",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+    )
+    for name in ("context", "operation", "message", "idle", "in context", "ratio", "besides", "calls"):
+        table.add_column(name, justify="left" if name in ("context", "operation") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{row.context} {row.neighbour}".strip() + (f" at {row.neighbour_level}" if row.neighbour_level else ""),
+            row.operation,
+            format_bytes(row.message_bytes),
+            "not measured" if row.idle_s is None else format_seconds(row.idle_s),
+            "none" if row.in_context_s is None else format_seconds(row.in_context_s),
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            _besides(row),
+            str(row.calls),
+        )
+    return table
+
+
+def _besides(row: ContextRow) -> str:
+    if not row.verified:
+        return "not verified"
+    if row.neighbour_ratio is not None:
+        return f"compute {row.neighbour_ratio:.2f}"
+    if row.queued is not None:
+        return f"queued {row.queued:.0%}"
+    return "" if row.lag_s is None else f"lag {format_seconds(row.lag_s)}"

@@ -1,0 +1,180 @@
+"""What surrounds a call that is measured in a context: compute before it, and an all-reduce in flight."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from paradl_bench.measure.collectives.beside_compute import Kernel
+from paradl_bench.measure.collectives.calls import Calls
+from paradl_bench.measure.collectives.ghosts_before import GhostsBefore
+from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
+from paradl_bench.ranks.groups.agreement import largest, ranks_of_hosts
+from paradl_bench.ranks.groups.teams import SYSTEM
+from paradl_bench.records.cluster import NODE
+from paradl_bench.records.emulation import GHOSTS
+
+KERNEL = "layers"
+COMPUTE_S = 1e-3
+"""Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
+EXCHANGE_BYTES, LARGEST_EXCHANGE_BYTES = 25 << 20, 1 << 30
+"""DDP's bucket cap; doubled up to the latter until it lasts as long as the calls' compute, twice."""
+_WARMUP, _TRIALS = 2, 3
+
+
+def _layers(device: torch.device) -> Kernel:
+    """A 3x3 convolution of 32 channels on 28x28, then a layer from 1024 to 2048: arithmetic, and 8 MiB are read."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, 32, 28, 28, generator=generator).to(device)
+    filters = torch.randn(32, 32, 3, 3, generator=generator).to(device)
+    weight = torch.randn(2048, 1024, generator=generator).to(device)
+    inputs = torch.randn(4, 1024, generator=generator).to(device)
+
+    def kernel() -> None:
+        torch.conv2d(images, filters, padding=1)
+        torch.mm(inputs, weight.t())
+
+    return kernel
+
+
+class ComputeBefore:
+    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
+
+    Args:
+        ghosts_s: that ghosts sleep instead; None where ranks compute.
+
+    Attributes:
+        kernel: its name.
+        seconds: about how long it takes.
+        sleeps: whether ghosts stand for it.
+    """
+
+    def __init__(self, calls: Calls, ghosts_s: float | None) -> None:
+        self.kernel, self.seconds = (KERNEL, COMPUTE_S) if ghosts_s is None else (GHOSTS, ghosts_s)
+        self.sleeps = ghosts_s is not None
+        self._calls = calls
+        self._ghosts = None if ghosts_s is None else GhostsBefore(ghosts_s)
+        self._kernel = self._ghosts.run if self._ghosts else _layers(calls.context.device)
+        self._rounds = 1 if self._ghosts else self._count_rounds()
+
+    def run(self) -> None:
+        """Compute, or on a GPU launch it."""
+        for _ in range(self._rounds):
+            self._kernel()
+
+    def over(self, stamp: Any) -> Any:
+        """When compute was over, or was to be.
+
+        Args:
+            stamp: of the call behind it.
+        """
+        return stamp if self._ghosts is None else self._ghosts.over
+
+    def _count_rounds(self) -> int:
+        """How many calls of the kernel take about :data:`COMPUTE_S`; the same on all ranks."""
+        trials = []
+        for _ in range(_WARMUP + 5):
+            start = time.perf_counter()
+            self._kernel()
+            self._calls.clock.synchronise()
+            trials.append(time.perf_counter() - start)
+        kernel_s = largest(self._calls.context, statistics.median(trials[_WARMUP:]))
+        return max(1, min(1000, round(COMPUTE_S / kernel_s)))
+
+
+class Flight(Protocol):
+    """An all-reduce under way, and marks of whether it was at certain moments."""
+
+    def mark(self, stamp: Any) -> Any:
+        """Note a moment, which is now; ``stamp`` is the clock's."""
+
+    def land(self) -> Any:
+        """Wait for it; the stamp of its end."""
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """Of the moments noted, 1 where it was under way; after the clock has been synchronised."""
+
+
+class CpuFlight:
+    """Asks the library at the very moment."""
+
+    def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
+        self._clock = calls.clock
+        self._work = dist.all_reduce(buffer, group=calls.context.group, async_op=True)
+
+    def mark(self, stamp: Any) -> Any:
+        """See :class:`Flight`."""
+        return float(not self._work.is_completed())
+
+    def land(self) -> Any:
+        """See :class:`Flight`."""
+        self._work.wait()
+        return self._clock.stamp()
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """See :class:`Flight`."""
+        return marks
+
+
+class CudaFlight:
+    """Compares events, the all-reduce's end being one of a stream that waits for it and for nothing else."""
+
+    def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
+        work = dist.all_reduce(buffer, group=calls.context.group, async_op=True)
+        with torch.cuda.stream(torch.cuda.Stream(calls.context.device)):  # type: ignore[no-untyped-call]
+            work.wait()
+            self._end = calls.clock.stamp()
+
+    def mark(self, stamp: Any) -> Any:
+        """See :class:`Flight`."""
+        return stamp
+
+    def land(self) -> Any:
+        """See :class:`Flight`."""
+        self._end.wait()
+        return self._end
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """See :class:`Flight`."""
+        return [float(mark.elapsed_time(self._end) > 0) for mark in marks]
+
+
+class AllReduceInFlight:
+    """An all-reduce over all ranks that outlasts some compute; alike on all of them.
+
+    Args:
+        outlasts_s: of compute, twice.
+
+    Attributes:
+        bytes: of its buffer. seconds: that it takes by itself.
+        level: that it spans where it goes over more ranks than the calls beside it; else empty.
+    """
+
+    def __init__(self, calls: Calls, outlasts_s: float) -> None:
+        self._calls = calls
+        self.bytes = EXCHANGE_BYTES
+        while True:
+            self._buffer = torch.zeros(self.bytes // ELEMENT_BYTES, device=calls.context.device)
+            self.seconds = largest(calls.context, statistics.median(self._alone_s() for _ in range(_TRIALS)))
+            if self.seconds >= 2 * outlasts_s or 2 * self.bytes > LARGEST_EXCHANGE_BYTES:
+                break
+            self.bytes *= 2
+        of_all = NODE if len(ranks_of_hosts(calls.context)) == 1 else SYSTEM
+        self.level = "" if calls.team.count == 1 else of_all
+
+    def issue(self) -> Flight:
+        """Begin it, and do not wait."""
+        of_device = CudaFlight if self._calls.context.device.type == "cuda" else CpuFlight
+        return of_device(self._buffer, self._calls)
+
+    def _alone_s(self) -> float:
+        clock = self._calls.clock
+        self._calls.meet()
+        start = clock.stamp()
+        end = self.issue().land()
+        clock.synchronise()
+        return clock.seconds(start, end)
