@@ -37,12 +37,14 @@ class Pass:
     Attributes:
         saved: per layer. outputs: that the caller keeps until backward is done.
         given: per segment that is computed again, what it read of other layers, by layer, and of what is gathered.
+        handed: per segment that is computed again, gradients that are held until its backward is done.
         waiting: per layer, gradients that the input's part of backward keeps for the parameters' part.
     """
 
     saved: list[list[Storage]]
     outputs: list[Storage] = field(default_factory=list)
     given: list[tuple[dict[int, Storage], dict[int, Storage]]] = field(default_factory=list)
+    handed: dict[int, list[Storage]] = field(default_factory=dict)
     waiting: dict[int, list[Gradient]] = field(default_factory=dict)
 
 
@@ -158,6 +160,10 @@ class Liveness(ShardedLayers):
         given = {source: hold(made[source]) for source in read if source < layers.start and source in made}
         return given, {source: hold(wholes[source]) for source in read if source in wholes}
 
+    def _is_reentrant(self, i: int) -> bool:
+        """Whether backward of a layer is run by a function of Python's, which holds the gradient that it was given."""
+        return self._layers[i].repeats == "reentrant"
+
     def _compute_again(self, layers: range, left: Pass, which: int) -> None:
         """Forward of a segment in backward; what autograd keeps of it is there from then on."""
         ledger = self._ledger
@@ -207,6 +213,8 @@ class Liveness(ShardedLayers):
         done = {own[-1]: which for which, own in enumerate(self._keeping) if own}
         for i in self._order:
             if i in due:
+                handed = [hold(gradient.storage) for gradient in pending.get(i, ()) if self._is_reentrant(i)]
+                left.handed[due[i]] = handed
                 self._compute_again(self._recomputed[due[i]], left, due[i])
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
@@ -217,6 +225,7 @@ class Liveness(ShardedLayers):
             if i in done:
                 for held in left.given[done[i]]:
                     self._release_all(list(held.values()))
+                self._release_all(left.handed.pop(done[i]))
         for output in left.outputs:
             self._ledger.release(output)
         return [gradient.storage for gradient in pending.pop(RECEIVED, [])]

@@ -272,7 +272,7 @@ def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FEW_UNITS)
 def test_the_peak_of_few_recurrent_units_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_prediction_to_track(FEW_UNITS[name], 6000, monkeypatch)
+    hold_prediction_to_track(FEW_UNITS[name], 16_000, monkeypatch)
 
 
 def hold_prediction_to_track(build: object, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
