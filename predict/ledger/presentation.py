@@ -11,8 +11,8 @@ from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
 
 SHOWN = 20
 """Entries of a table."""
-_NAME_WIDTH = 38
-_COLUMNS = ("exposed ms", "hidden ms", "base ms", "added ms", "sd ms")
+_NAME_WIDTH = 42
+_COLUMNS = ("exposed", "hidden", "base", "added", "sd")
 
 
 def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
@@ -31,7 +31,7 @@ def print_ledger(ledger: Ledger) -> None:
         title=f"{ledger.model}, {whole}, {_of_role(role)}", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
     table.add_column("entry", no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)
-    for column in ("count", *_COLUMNS):
+    for column in ("count", *(f"{name}\nms" for name in _COLUMNS)):
         table.add_column(column, justify="right")
     table.add_column("base from")
     for entry in role.entries[:SHOWN]:
@@ -76,9 +76,16 @@ def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
             effects[adjustment.effect] = effects.get(adjustment.effect, 0.0) + adjustment.added_s
     largest = sorted(effects.items(), key=lambda item: -abs(item[1]))
     adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
-    others = len(ledger.roles) - 1
     return [
         *([f"added: {adjusted}"] if adjusted else []),
         "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
-        *([f"{others} more role{'s' * (others > 1)}, which wait for this one, are in --json"] if others else []),
+        *_other_roles(len(ledger.roles) - 1),
     ]
+
+
+def _other_roles(count: int) -> list[str]:
+    if not count:
+        return []
+    if count == 1:
+        return ["1 more role, which waits for this one, is in --json"]
+    return [f"{count} more roles, which wait for this one, are in --json"]
