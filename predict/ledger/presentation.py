@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
 
 SHOWN = 20
 """Entries of a table."""
 _NAME_WIDTH = 42
-_COLUMNS = ("exposed", "hidden", "base", "added", "sd")
+_COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
 
 
 def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
@@ -22,27 +23,15 @@ def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
 
 def print_ledger(ledger: Ledger) -> None:
     """The largest entries of the role that waits least, and what effects add to all of its entries."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     role = min(ledger.roles, key=lambda each: each.waiting_s)
     whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
-    table = Table(
-        title=f"{ledger.model}, {whole}, {_of_role(role)}", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
-    table.add_column("entry", no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)
-    for column in ("count", *(f"{name}\nms" for name in _COLUMNS)):
-        table.add_column(column, justify="right")
-    table.add_column("base from")
-    for entry in role.entries[:SHOWN]:
-        table.add_row(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source)
-    rest = role.entries[SHOWN:]
+    shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
+    rows = [(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
     if rest:
-        table.add_row(f"{len(rest)} more entries", "", *_cells(rest))
-    table.add_section()
-    table.add_row("all entries = the iteration", "", *_cells(role.entries))
+        rows.append((f"{len(rest)} more entries", "", *_cells(rest), ""))
+    rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
     console = open_console()
-    console.print(table)
+    console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {_of_role(role)}"))
     for line in _lines(ledger, role):
         console.print(line, highlight=False)
 
@@ -55,7 +44,8 @@ def _called(entry: LedgerEntry) -> str:
     size = entry.details.get("bytes")
     group = entry.details.get("group", "")
     about = [entry.term, format_bytes(size) if isinstance(size, int) else "", f"over {group}" if group else ""]
-    return ", ".join(text for text in (entry.name, *about) if text)
+    name = ", ".join(text for text in (entry.name, *about) if text)
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
 
 
 def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
