@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
 
 SHOWN = 20
 """Entries of a table."""
-_NAME_WIDTH = 38
-_COLUMNS = ("exposed ms", "hidden ms", "base ms", "added ms", "sd ms")
+_NAME_WIDTH = 42
+_COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
 
 
 def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
@@ -22,27 +23,15 @@ def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
 
 def print_ledger(ledger: Ledger) -> None:
     """The largest entries of the role that waits least, and what effects add to all of its entries."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     role = min(ledger.roles, key=lambda each: each.waiting_s)
     whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
-    table = Table(
-        title=f"{ledger.model}, {whole}, {_of_role(role)}", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
-    table.add_column("entry", no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)
-    for column in ("count", *_COLUMNS):
-        table.add_column(column, justify="right")
-    table.add_column("base from")
-    for entry in role.entries[:SHOWN]:
-        table.add_row(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source)
-    rest = role.entries[SHOWN:]
+    shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
+    rows = [(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
     if rest:
-        table.add_row(f"{len(rest)} more entries", "", *_cells(rest))
-    table.add_section()
-    table.add_row("all entries = the iteration", "", *_cells(role.entries))
+        rows.append((f"{len(rest)} more entries", "", *_cells(rest), ""))
+    rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
     console = open_console()
-    console.print(table)
+    console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {_of_role(role)}"))
     for line in _lines(ledger, role):
         console.print(line, highlight=False)
 
@@ -55,7 +44,8 @@ def _called(entry: LedgerEntry) -> str:
     size = entry.details.get("bytes")
     group = entry.details.get("group", "")
     about = [entry.term, format_bytes(size) if isinstance(size, int) else "", f"over {group}" if group else ""]
-    return ", ".join(text for text in (entry.name, *about) if text)
+    name = ", ".join(text for text in (entry.name, *about) if text)
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
 
 
 def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
@@ -76,9 +66,16 @@ def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
             effects[adjustment.effect] = effects.get(adjustment.effect, 0.0) + adjustment.added_s
     largest = sorted(effects.items(), key=lambda item: -abs(item[1]))
     adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
-    others = len(ledger.roles) - 1
     return [
         *([f"added: {adjusted}"] if adjusted else []),
         "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
-        *([f"{others} more role{'s' * (others > 1)}, which wait for this one, are in --json"] if others else []),
+        *_other_roles(len(ledger.roles) - 1),
     ]
+
+
+def _other_roles(count: int) -> list[str]:
+    if not count:
+        return []
+    if count == 1:
+        return ["1 more role, which waits for this one, is in --json"]
+    return [f"{count} more roles, which wait for this one, are in --json"]

@@ -139,17 +139,13 @@ class CommunicationCosts:
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        congestion = (
-            None
-            if stated
-            else nearest_congestion(nearest_fit(collective, fits, point.ranks, point.message_bytes), point)
-        )
+        nearest = None if stated else nearest_fit(collective, fits, point.ranks, point.message_bytes)
+        congestion = None if nearest is None else nearest_congestion(nearest, point)
         cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
-            alone_s = seconds_of(work.message_bytes, 1.0)
-            swept = _times(collective, known[1], known[0], 1.0) if changed else None
-            swept_s = float(swept.seconds(work.ranks, work.message_bytes, per_node)) if swept else alone_s
-            cost = cost._replace(seconds=swept_s).adjusted("links", alone_s).adjusted("contention", seconds)
+            swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
+            links_s = seconds_of(work.message_bytes, 1.0)
+            cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted("contention", seconds)
         found = CommunicationCost(cost, modes, congestion)
         if call.after_compute:
             return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)

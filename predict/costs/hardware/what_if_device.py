@@ -200,7 +200,7 @@ def _as_it_stands(work: Work, part: Priced, factor: float) -> Priced:
     remark = Remark(f"compute takes {factor:g} times as long as the profile says, each time", False)
     seconds = part.cost.seconds * factor
     # These very seconds: however far they are off the times of what computes, they are not off its own.
-    cost = part.cost._replace(seconds=seconds, independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
+    cost = part.cost.adjusted("device", seconds)._replace(independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
     return part._replace(cost=cost._replace(remarks=(*cost.remarks, remark)), modes=())
 
 

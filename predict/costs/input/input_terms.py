@@ -153,7 +153,7 @@ def input_terms(
             remarks.append(Remark(f"{what} was not measured, and is taken to need no time", True))
         else:
             remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.extrapolated))
-    parts = [_priced(name, time) for name, time in (("io", reading), ("h2d", copying))]
+    parts = [_priced("io", reading, options.io_s), _priced("h2d", copying, options.h2d_s)]
     works = (
         InputRead(samples=batch.local_batch * batch.ranks_on_host),
         InputCopy(bytes=batch.local_batch * sample_bytes),
@@ -201,9 +201,8 @@ def _chosen(sides: Sequence[InputSide], model: str, source: str | None) -> Input
     return found[0] if found else None
 
 
-def _priced(name: str, time: InputTime | None) -> Priced:
+def _priced(name: str, time: InputTime | None, stated_s: float | None) -> Priced:
     if time is None:
         return Priced(Cost(0.0, Source.STATED), 0, name)
-    return Priced(
-        Cost(time.seconds, Source.MEASURED), 0, name, modes=((f"input, {name}", time.seconds * time.relative_sd),)
-    )
+    source = Source.MEASURED if stated_s is None else Source.STATED
+    return Priced(Cost(time.seconds, source), 0, name, modes=((f"input, {name}", time.seconds * time.relative_sd),))
