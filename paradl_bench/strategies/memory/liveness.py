@@ -37,7 +37,7 @@ class Pass:
     Attributes:
         saved: per layer. outputs: that the caller keeps until backward is done.
         given: per segment that is computed again, what it read of other layers, by layer, and of what is gathered.
-        handed: per segment that is computed again, gradients that are held until its backward is done.
+        handed: per segment that is computed again, what else is held until its backward is done.
         waiting: per layer, gradients that the input's part of backward keeps for the parameters' part.
     """
 
@@ -161,7 +161,7 @@ class Liveness(ShardedLayers):
         return given, {source: hold(wholes[source]) for source in read if source in wholes}
 
     def _is_reentrant(self, i: int) -> bool:
-        """Whether backward of a layer is run by a function of Python's, which holds the gradient that it was given."""
+        """Whether a function of Python's runs a layer's backward, and holds the gradient and the output meanwhile."""
         return self._layers[i].repeats == "reentrant"
 
     def _compute_again(self, layers: range, left: Pass, which: int) -> None:
@@ -176,6 +176,8 @@ class Liveness(ShardedLayers):
                     ledger.release(made.pop(source))
                     if source in wholes:
                         ledger.release(wholes.pop(source))
+        if self._is_reentrant(layers[-1]) and layers[-1] in made:
+            left.handed[which].append(hold(made[layers[-1]]))
         own = [storage for i, storage in made.items() if i not in given]
         self._release_all(own + [storage for i, storage in wholes.items() if i not in gathered])
 
