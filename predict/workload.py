@@ -13,6 +13,7 @@ from typing import NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import discover, lookup
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from predict.costs.compute.model_costs import Spread
@@ -85,7 +86,7 @@ class Configuration:
     @property
     def data_degree(self) -> int:
         """Parts into which the batch is split."""
-        return next((axis.degree for axis in self.strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
+        return degree_of(self.strategy, Trait.DIVIDES_BATCH)
 
     @property
     def local_batch(self) -> int:

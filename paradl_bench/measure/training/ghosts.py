@@ -19,6 +19,7 @@ from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import steps_of
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
@@ -27,7 +28,6 @@ from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import DrawnSleeps, GhostRun, GhostTable, read_table
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.running.group_functions import Spans
 
 REPEATED = 3
@@ -132,8 +132,7 @@ def measure_host_time(
     if context.rank == 0:
         recompute_segments(model.module, network, request.settings)
         stages = degree_of(request.strategy, Trait.STAGES)
-        count = request.accumulate if stages == 1 else micro_batches(request.settings, stages)
-        found = _host_time(twin, model, network, batch, count)
+        found = _host_time(twin, model, network, batch, steps_of(request.strategy, request.settings))
         found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})
     twin.sleeper.host_s = context.share(found.of_call_s, dict[str, float])
     return found

@@ -59,7 +59,7 @@ class AxisKind:
         prefix: a number that may stand in front of the letter.
         distsim: the letter in strings as ``2M4P1D``; empty where these have none.
         traits: what it does.
-        options: structs of its options, each with others' where it is theirs as well.
+        options: structs of its options; several kinds may list one.
         operations: of collectives, which have to be swept for it beside those of every strategy.
         share_less: what a user may do to have it cut less of a model, for messages.
     """

@@ -145,7 +145,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return self._placed(strategy, nodes)
 
     def _placed(self, strategy: Strategy, nodes: int) -> Configuration:
-        replicas = next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
+        replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
         return Configuration(strategy=str(strategy), ranks=strategy.ranks, nodes=nodes, batch=self.batch * replicas)
 
     @property

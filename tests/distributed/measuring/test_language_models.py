@@ -44,7 +44,8 @@ from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.recorder import CollectiveRecorder, differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.settings import PlanSettings, plan_settings
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import build_parallel

@@ -67,6 +67,7 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.strategies.memory.peak import planned_memory
 from paradl_bench.strategies.pipeline.memory import pipelined_memory

@@ -13,12 +13,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.emulation import table
 from paradl_bench.emulation.table import TableRequest, made_by_registered, options_of, table_of
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.ghost_record import GhostRole, GhostSpread, GhostTable
 
 CHAIN = make_network()
-SETTINGS = PlanSettings(batch=8)
 ROLE = GhostRole(layers={"fc1": {"FW": 1.0}}, between={}, update_s=1.0)
 TABLE = GhostTable(
     profile="p.json",
@@ -26,7 +25,7 @@ TABLE = GhostTable(
     network_digest=CHAIN.digest,
     strategy="d2",
     batch=8,
-    options=options_of(SETTINGS),
+    options=options_of(plan_settings(batch=8)),
     roles=(ROLE,),
     role_of_rank=(0, 0),
     spread=GhostSpread(tied_quantiles=(-0.1, 0.1), samples=9),
@@ -38,7 +37,7 @@ def asked(
 ) -> TableRequest:
     path = tmp_path / "table.json"
     path.write_bytes(encode_pretty(content))
-    settings = msgspec.structs.replace(SETTINGS, **more)
+    settings = plan_settings(**{"batch": 8, **more})
     return TableRequest(str(path), CHAIN, parse_strategy(strategy), settings, "fp32", "gloo", spread)
 
 
