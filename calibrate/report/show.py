@@ -10,7 +10,6 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile
 from calibrate.profile.unlike_parts import unlike_parts
 from calibrate.report.explanation import ModelSums, model_sums, weaknesses
-from calibrate.report.sections.congestion_show import print_congestion
 from calibrate.report.sections.contexts_show import print_contexts
 from calibrate.report.sections.input_show import print_input_side
 from calibrate.report.sections.kernel_show import print_kernel_models
@@ -59,7 +58,6 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_copies(profile, console)
     if profile.communication:
         _print_communication(profile, console)
-    print_congestion(profile, console)
     for line in outlier_words(profile.communication)[:SHOWN_OUTLIERS]:
         console.print(line)
     if profile.communication_choices:

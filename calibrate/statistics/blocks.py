@@ -18,8 +18,8 @@ from paradl_bench.core.statistics import MAD_TO_SD, Z90
 Floats = NDArray[np.float64]
 
 _OUTLIER = 5.0
-FEWEST_FOR_OUTLIERS = 4
-MOST_OUTLIERS = 1 / 3
+_FEWEST_FOR_OUTLIERS = 4
+_MOST_OUTLIERS = 1 / 3
 _LEAST_RELATIVE_SD = 0.05
 
 _DEGREES = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
@@ -75,7 +75,7 @@ def next_block_stretch(blocks: int, *, of_many: bool = False) -> float:
 def pull_in(values: ArrayLike, *, middle: float) -> Floats:
     """Values, of at least four those farther from ``middle`` than five robust standard deviations moved to there."""
     array = np.asarray(values, float)
-    if array.size < FEWEST_FOR_OUTLIERS:
+    if array.size < _FEWEST_FOR_OUTLIERS:
         return array
     reach = _OUTLIER * MAD_TO_SD * float(np.median(np.abs(array - middle)))
     return np.asarray(np.clip(array, middle - reach, middle + reach))
@@ -92,7 +92,7 @@ def far_from_the_rest(blocks: Sequence[Floats]) -> list[NDArray[np.bool_]]:
     middle = float(np.median(everything))
     sd = max(MAD_TO_SD * float(np.median(np.abs(everything - middle))), _LEAST_RELATIVE_SD * middle)
     far = [np.abs(block - middle) > _OUTLIER * sd for block in blocks]
-    if everything.size < FEWEST_FOR_OUTLIERS or np.concatenate(far).mean() > MOST_OUTLIERS:
+    if everything.size < _FEWEST_FOR_OUTLIERS or np.concatenate(far).mean() > _MOST_OUTLIERS:
         return [np.zeros(len(block), bool) for block in blocks]
     return far
 

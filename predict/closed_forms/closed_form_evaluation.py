@@ -84,7 +84,7 @@ def _ledger(model: CostModel, strategy: Strategy, sums: PricedSums, terms: Seque
     groups = [(name.split()[0], term, group) for name, term, group in zip(SUMS, terms, sums.groups, strict=False)]
     if strategy.ranks > 1:
         exchange = gradient_exchange(model.network, strategy.ranks)
-        cost, modes, _ = model.communication.cost(exchange, strategy)
+        cost, modes = model.communication.cost(exchange, strategy)
         groups.append(("GE", terms[-1], [(exchange, Priced(cost, 1, exchange, True, modes))]))
     return ledger_of_sums(strategy, groups, sums.spread.common_relative_sd)
 

@@ -26,7 +26,6 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
-from predict.costs.communication.congestion import with_congestion
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
@@ -139,8 +138,7 @@ class CostModel:
         """Costs of all works of a plan.
 
         Args:
-            as_swept: communication takes what a sweep measures, as closed forms have it: neither what congestion adds
-                to the median iteration, nor what compute before a call does.
+            as_swept: communication takes what a sweep measures, as closed forms have it, and nothing surrounds it.
 
         Raises:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
@@ -150,9 +148,6 @@ class CostModel:
             self._layers.share_out(_shares(self.network, plan))
         place = self._place_of(plan)
         priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
-        if not as_swept:
-            priced, added = with_congestion(priced)
-            remarks.add(*added)
         remarks.add(*self.missing_layers)
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         rank_spread = self.rank_spread(place)

@@ -1,1 +1,1 @@
-"""Fits of collectives: alpha, beta and their forms, segments of sizes, spread, congestion."""
+"""Fits of collectives: alpha, beta and their forms, segments of sizes, spread."""

@@ -23,8 +23,6 @@ class Point(NamedTuple):
     """One (ranks, size): seconds of each call, an array a block in order; and how many of the ranks shared a node.
 
     Attributes:
-        numbers: of the blocks, equal ones measured at the same time; none given, they count from 0.
-        of_means: whether a value is the mean over several calls.
         other_way_s: where one value is all there is, what the same run took with the other way of buffers (in place,
             out of place); 0 where it was not measured.
     """
@@ -33,8 +31,6 @@ class Point(NamedTuple):
     message_bytes: int
     blocks: tuple[Floats, ...]
     ranks_per_node: int = 1
-    numbers: tuple[int, ...] = ()
-    of_means: bool = False
     other_way_s: float = 0.0
 
     @property

@@ -12,7 +12,6 @@ from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask, P
 from calibrate.fit.collectives.communication_points import Key, read_points
 from calibrate.fit.collectives.communication_segments import MIN_SIZES_OF_PIECE
 from calibrate.fit.collectives.communication_spread import with_comparable_scaling
-from calibrate.fit.collectives.congestion import congestion_of
 from calibrate.fit.collectives.outliers import outliers_of
 from calibrate.profile.collectives.communication import (
     Candidate,
@@ -181,7 +180,6 @@ def _describe(
         points=int(inside.sum()),
         by_ranks=bool(piece.at_ranks),
         outliers=tuple(found for i in indices for found in outliers_of(points[i])),
-        congestion=congestion_of([points[i] for i in indices], fitted[indices]),
         measured=tuple(_measured(points[i], curve.seconds[i], fitted[i], held_out[i], over_ranks[i]) for i in indices),
     )
 

@@ -18,9 +18,6 @@ _TOOLS = ("torch", "mpi4py", "nccl-tests", "rccl-tests", "osu", "imb")
 _TRACES = ("kineto",)
 """Tools that watch a run: a collective's time on a rank begins when that rank comes to it."""
 
-_PRINT_MEANS = ("nccl-tests", "rccl-tests", "osu", "imb")
-"""Tools whose one value a size is the mean over calls, even where a log does not say over how many."""
-
 Key = tuple[str, str, str]
 """(library, operation, level)."""
 
@@ -114,20 +111,15 @@ def _points(
         if other != chosen
     ]
     notes += _means_noted(key, variants[chosen])
-    of_means: set[tuple[int, int, int]] = set()
-    calls: dict[tuple[int, int, int], list[tuple[int, Floats]]] = {}
+    calls: dict[tuple[int, int, int], list[Floats]] = {}
     for sample in variants[chosen]:
         per_node = sample.ranks if key[2] == NODE else sample.ranks_per_node or min(node_ranks, sample.ranks)
         place = sample.ranks, sample.message_bytes, per_node
-        seconds = operation.call_seconds(sample.samples_s)
-        calls.setdefault(place, []).append((sample.block, seconds))
-        if sample.calls_per_sample > 1 or (sample.tool in _PRINT_MEANS and len(seconds) == 1):
-            of_means.add(place)
+        calls.setdefault(place, []).append(operation.call_seconds(sample.samples_s))
     other_way = _other_way(variants, chosen, operation)
     points = []
     for place in sorted(calls):
-        numbers, blocks = zip(*calls[place], strict=True)
-        point = Point(*place[:2], blocks, place[2], numbers, place in of_means)
+        point = Point(*place[:2], tuple(calls[place]), place[2])
         points.append(point._replace(other_way_s=other_way.get(place[:2], 0.0)) if point.alone else point)
     notes += _noise_noted(key, points)
     timed = [point for point in points if point.seconds > 0 and point.message_bytes > 0]

@@ -20,7 +20,6 @@ from calibrate.profile.collectives.communication import (
     CommunicationFit,
     CommunicationPoint,
     ComparableScaling,
-    Congestion,
 )
 from calibrate.profile.collectives.communication_time import (
     Floats,
@@ -97,16 +96,6 @@ def other_level_mode(
 def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
     """Standard deviation of a lone collective: its modes in quadrature."""
     return math.sqrt(sum(shift**2 for _, shift in modes))
-
-
-def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None:
-    """What a fit says of congestion at the nearest rank count and sizes; None where it saw none there."""
-
-    def distance(each: Congestion) -> tuple[float, float]:
-        return abs(math.log(asked.ranks / each.ranks)), outside(asked.message_bytes, each.bytes_range)
-
-    found = min(fit.congestion, key=distance, default=None)
-    return found if found and found.probability else None
 
 
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:

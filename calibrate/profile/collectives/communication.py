@@ -16,7 +16,6 @@ from paradl_bench.core.bounds import (
     Relative,
     Seconds,
     SecondsPerByte,
-    Share,
 )
 from paradl_bench.core.checks import check_covariance, check_rises
 
@@ -57,40 +56,6 @@ class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not 0 < self.repetitions < self.total:
             raise ValueError(f"repetitions has to lie between 0 and total, not {self.repetitions} of {self.total}")
-
-
-class Congestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Calls that took far longer than usual, which alpha and beta leave out and sums over calls hold.
-
-    Of one rank count and of sizes alike: what stalls a message for some milliseconds is many times a small one, and
-    little of a large one.
-
-    Attributes:
-        bytes_range: of the messages looked at.
-        probability: of a call, in a typical block; 0 where none was congested, while others of the fit were.
-        ratios: what such a call takes over what is usual, each as likely as another; their mean is the one measured.
-        relative_sd: standard deviation of ``mean_excess``, relative to it.
-        calls: that were looked at.
-    """
-
-    ranks: Ranks
-    bytes_range: tuple[Bytes, Bytes]
-    probability: Share
-    ratios: tuple[Ratio, ...]
-    relative_sd: Relative
-    calls: PositiveCount
-
-    def __post_init__(self) -> None:
-        check_rises(self, "bytes_range")
-        if self.probability == 1:
-            raise ValueError("probability has to be below 1")
-        if bool(self.ratios) != bool(self.probability) or not all(ratio > 1 for ratio in self.ratios):
-            raise ValueError(f"ratios have to be above 1, some where calls are congested, not {self.ratios}")
-
-    @property
-    def mean_excess(self) -> float:
-        """By how much calls take longer than usual in the mean over all of them, relative to that."""
-        return self.probability * (sum(self.ratios) / len(self.ratios) - 1) if self.ratios else 0.0
 
 
 class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +140,6 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             algorithm says how time goes on beyond them, which is a guess.
         comparable_scaling: how far scaling over rank counts was off in the profile's other sweeps.
         outliers: repetitions far from the rest.
-        congestion: how often calls take far longer than usual, and how much, by ranks and sizes; none where none did.
     """
 
     library: str
@@ -199,7 +163,6 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     by_ranks: bool = False
     comparable_scaling: ComparableScaling | None = None
     outliers: tuple[Outliers, ...] = ()
-    congestion: tuple[Congestion, ...] = ()
     measured: tuple[CommunicationPoint, ...] = ()
     blocks: Count = 0
     step_bytes_range: tuple[PositiveEstimatedBytes, PositiveEstimatedBytes] | None = None

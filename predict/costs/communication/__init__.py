@@ -1,1 +1,1 @@
-"""Seconds of collectives: the fit, contention, congestion, what compute around a call changes."""
+"""Seconds of collectives: the fit, contention, what surrounds a call."""

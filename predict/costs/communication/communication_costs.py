@@ -17,12 +17,11 @@ import msgspec
 from calibrate.fit.collectives.communication_spread import (
     Asked,
     error_modes,
-    nearest_congestion,
     other_level_mode,
 )
-from calibrate.profile.collectives.communication import CommunicationFit, Congestion
+from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
-from calibrate.profile.collectives.communication_time import Piece, nearest_fit, pieces_of
+from calibrate.profile.collectives.communication_time import Piece, pieces_of
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
@@ -43,11 +42,10 @@ from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
 
 
 class CommunicationCost(NamedTuple):
-    """Usual cost of a collective, what one standard deviation of each of its modes adds, and its congestion."""
+    """Cost of a collective, and what one standard deviation of each of its modes adds."""
 
     cost: Cost
     modes: tuple[tuple[str, float], ...]
-    congestion: Congestion | None = None
 
 
 class Call(NamedTuple):
@@ -131,22 +129,21 @@ class CommunicationCosts:
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
         source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
-        point = Asked(work.ranks, work.message_bytes, per_node)
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
-            modes = error_modes(collective, fits, point, seconds, contention=sharing.factor)
+            modes = error_modes(
+                collective, fits, Asked(work.ranks, work.message_bytes, per_node), seconds, contention=sharing.factor
+            )
             modes += other_level_mode(collective, fits, level.name, work.message_bytes, seconds)
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        nearest = None if stated else nearest_fit(collective, fits, point.ranks, point.message_bytes)
-        congestion = None if nearest is None else nearest_congestion(nearest, point)
         cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
             swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
             cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted("contention", seconds)
-        found = CommunicationCost(cost, modes, congestion)
+        found = CommunicationCost(cost, modes)
         if call.after_compute:
             return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
         if work.reach != "group":
@@ -223,8 +220,7 @@ class CommunicationCosts:
             remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
             adjustments=tuple(change for each in costs for change in each.cost.adjustments),
         )
-        congestion = next((each.congestion for each in costs if each.congestion), None)
-        found = CommunicationCost(total, tuple(modes.items()), congestion)
+        found = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
             return found
         level, _ = self.level(_message(1, work.axes), strategy)

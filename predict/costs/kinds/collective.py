@@ -15,7 +15,7 @@ def _price(work: Collective, known: KnownCosts, context: WorkContext) -> Priced:
         return Priced(found.cost, context.occurrences, work, True)
     slowdown, remarks = known.communication.with_compute(work, strategy, found.cost.seconds)
     cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
-    priced = Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+    priced = Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4])
     return beside(priced, work.operation, work, known, context)
 
 

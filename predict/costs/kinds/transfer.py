@@ -21,7 +21,7 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
     slowdown, remarks = known.communication.with_compute(message, strategy, found.cost.seconds)
     cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
-    return Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+    return Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4])
 
 
 COSTS = KindCosts(kind=Transfer, price=_price)

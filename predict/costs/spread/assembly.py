@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.profile.collectives.communication import Congestion
 from predict.costs.sourced import CorrelatedError, Cost, Costs, Floats, Source
 
 
 class Priced(NamedTuple):
-    """A part with its cost, how often it occurs, which measurement it shares, its own modes, and its congestion.
+    """A part with its cost, how often it occurs, which measurement it shares, and its own modes.
 
     Attributes:
         slowdown: of compute and of communication side by side; of what is awaited the latter beside an all-reduce.
@@ -26,7 +25,6 @@ class Priced(NamedTuple):
     modes: tuple[tuple[str, float], ...] = ()
     slowdown: tuple[float, float] = (1.0, 1.0)
     slowdown_sd: tuple[float, float] = (0.0, 0.0)
-    congestion: Congestion | None = None
     awaited: bool = False
 
 

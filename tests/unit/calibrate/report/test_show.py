@@ -11,10 +11,8 @@ import msgspec
 from profile_factory import make_profile
 from rich.console import Console
 
-from calibrate.profile.collectives.communication import Congestion
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile
 from calibrate.report.explanation import model_sums, weaknesses
-from calibrate.report.sections.congestion_show import print_congestion
 from calibrate.report.show import print_models
 from calibrate.report.terminal_plot import plots
 from paradl_bench.cli import group
@@ -83,36 +81,6 @@ def test_plots_fit_into_80_columns_and_show_every_rank_count() -> None:
     for text in texts:
         assert max(map(len, text.splitlines())) <= 80
         assert all(label in text for label in ("90% interval", "fit", "ranks", "+0%", "|"))
-
-
-def test_congestion_is_shown_with_what_it_adds_and_most_first() -> None:
-    profile = make_profile()
-
-    def shown(*entries: Congestion) -> str:
-        first, *others = profile.communication
-        fits = (msgspec.structs.replace(first, congestion=entries), *others)
-        written = StringIO()
-        console = Console(width=200, file=written)
-        print_congestion(msgspec.structs.replace(profile, communication=fits), console)
-        return written.getvalue()
-
-    def entry(size: int, ratios: tuple[float, ...]) -> Congestion:
-        probability = 0.05 if ratios else 0.0
-        return Congestion(
-            ranks=4, bytes_range=(size, 4 * size), probability=probability, ratios=ratios, relative_sd=0.5, calls=120
-        )
-
-    assert shown() == ""
-    assert shown(entry(1024, ())) == ""
-    text = shown(entry(1024, (2.0, 4.0)), entry(65536, (3.0, 11.0)), entry(1 << 20, ()))
-    rows = [line for line in text.splitlines() if " 120 " in line]
-    # A twentieth of calls takes seven times as long: 30% more in the mean, and 10% where it takes three times.
-    assert ["30.0% ±15.0%" in row for row in rows] == [True, False]
-    assert "64.0 KiB to 256 KiB" in rows[0]
-    assert "5.0%" in rows[0]
-    assert "7.00, 11.00" in rows[0]
-    assert "10.0% ±5.0%" in rows[1]
-    assert "1 rank counts and ranges of sizes saw none" in text
 
 
 def test_times_of_unlike_kernels_are_told_apart_and_measured_again_alike() -> None:
