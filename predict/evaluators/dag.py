@@ -13,6 +13,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
     has_closed_form,
@@ -21,13 +22,12 @@ from predict.closed_forms.closed_form_evaluation import (
 )
 from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
+from predict.costs.input.input_closed_form import PRESETS, exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats, Remark
 from predict.costs.spread.assembly import join
 from predict.ledger.ledger import PricedWorks, RoleLedger
-from predict.simulation.input_tasks import batches_ahead_bytes
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
@@ -52,12 +52,11 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False))
     form = ClosedForm(plan, terms.fetch, wait_free=PRESETS[options.preset].wait_free)
-    ahead_bytes = batches_ahead_bytes(terms)
     return PreparedEvaluation(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: model.memory(point.strategy, point.settings).beside_batches(ahead_bytes),
+        memory=lambda: model.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.tasks import Ints, Phase
+from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import exposed_seconds
-from predict.simulation.input_tasks import INPUT_PHASES, waits_for_input
+from predict.simulation.input_tasks import waits_for_input
 from predict.simulation.simulator import Timeline
 from predict.workload import Timing
 

@@ -13,6 +13,7 @@ role is simulated by itself, and the slowest one is the answer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,11 +23,12 @@ from paradl_bench.plan.tasks import Plan, Sort
 from paradl_bench.strategies.data.fusion.buffers import describe
 from paradl_bench.strategies.data.fusion.fused_plan import check_fusion, fused_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_tasks import with_input
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
-from predict.simulation.input_tasks import with_input
+from predict.simulation.input_tasks import fed, input_of
 from predict.simulation.lateness import lag_of_works, lateness_of
 from predict.simulation.pipelines.host_sharing import on_shared_host
 from predict.simulation.pipelines.pipeline_lateness import pipeline_lag
@@ -48,11 +50,15 @@ def price(model: CostModel, point: Configuration) -> PricedPlan:
     Raises:
         UserError: the strategy has no plan, or the profile lacks a part.
     """
-    return with_input(model, point, _priced(model, point))
+    computing, notes = _planned(model, point)
+    terms = input_of(model, point)
+    plan = computing if terms is None else with_input(computing, terms.fetched)
+    # What ranks are late by, and take from each other on a host, is of what they compute alone.
+    priced = _priced(model, point, computing, notes)
+    return priced if terms is None else fed(priced, plan, terms, model.input_options.preset)
 
 
-def _priced(model: CostModel, point: Configuration) -> PricedPlan:
-    plan, notes = _planned(model, point)
+def _priced(model: CostModel, point: Configuration, plan: Plan, notes: Sequence[Remark]) -> PricedPlan:
     priced = model.price(plan)
     priced.remarks.add(*notes)
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))

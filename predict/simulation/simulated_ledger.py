@@ -17,11 +17,11 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Role, Stream
 from paradl_bench.records.slow_rank import SlowRank
+from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.ledger.ledger import LedgerEntry, PricedWorks, RoleLedger, most_exposed_first, waiting_entry
 from predict.simulation.exposure import StreamTimes
-from predict.simulation.input_tasks import INPUT_PHASES
 from predict.simulation.lateness import lag_of_works, late_tasks, late_tasks_of
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.simulation.role_simulation import meeting_roles, role_alone

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.costs.sourced import Floats
 
 Seconds = float | Floats
@@ -28,18 +29,6 @@ class Preset(NamedTuple):
     reads_ahead: bool
     copies_ahead: bool
     wait_free: bool
-
-
-class Fetch(NamedTuple):
-    """What is fetched before the iteration that computes it.
-
-    Attributes:
-        ahead: mini-batches that are fetched while others are computed; 0 for none.
-        to_device: whether they are copied to the device ahead, and not only read.
-    """
-
-    ahead: int
-    to_device: bool
 
 
 PRESETS = {

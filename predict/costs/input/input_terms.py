@@ -18,7 +18,8 @@ from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
-from predict.costs.input.input_closed_form import PRESETS, Fetch, Preset
+from paradl_bench.strategies.passes.input_tasks import Fetch, Fetched
+from predict.costs.input.input_closed_form import PRESETS, Preset
 from predict.costs.sourced import Cost, Costs, Remark, Source
 from predict.costs.spread.assembly import Priced, assemble
 
@@ -125,6 +126,18 @@ class InputTerms(NamedTuple):
     known: bool
     fetch: Fetch
 
+    @property
+    def fetched(self) -> Fetched:
+        """As a plan takes it."""
+        read_s, copy_s = self.costs.seconds.tolist()
+        return Fetched(self.works, (read_s > 0, copy_s > 0), self.fetch)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of the mini-batches that are copied to a device before the iteration that computes them."""
+        fetch = self.fetch
+        return fetch.ahead * self.works[1].bytes if fetch.to_device and self.costs.seconds.any() else 0
+
 
 class HostBatch(NamedTuple):
     """Samples of one rank, and how many ranks of its host read theirs at the same time."""
@@ -206,3 +219,16 @@ def _priced(name: str, time: InputTime | None, stated_s: float | None) -> Priced
         return Priced(Cost(0.0, Source.STATED), 0, name)
     source = Source.MEASURED if stated_s is None else Source.STATED
     return Priced(Cost(time.seconds, source), 0, name, modes=((f"input, {name}", time.seconds * time.relative_sd),))
+
+
+def refuse_unknown(options: InputOptions) -> None:
+    """Where nothing is known of an input.
+
+    Raises:
+        UserError: options ask for one.
+    """
+    if options != InputOptions():
+        raise UserError(
+            "the profile holds no input of this model to read or copy: paradl-bench io PATH -o DIR, then calibrate fit,"
+            " or give --io-seconds and --h2d-seconds"
+        )

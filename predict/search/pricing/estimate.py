@@ -39,6 +39,7 @@ from paradl_bench.strategies.pipeline.crossings import elements
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
+from predict.costs.input.input_terms import refuse_unknown
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
 from predict.search.candidates.factorings import alike
 from predict.search.candidates.space import Mesh, Space
@@ -47,7 +48,7 @@ from predict.search.pricing.groups import Group, GroupCosts, group_along
 from predict.search.pricing.layer_seconds import WholeLayers, computed_again
 from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Waits
-from predict.simulation.input_tasks import refuse_unknown, terms_of
+from predict.simulation.input_tasks import terms_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 _AT_ONCE = 500_000

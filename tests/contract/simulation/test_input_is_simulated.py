@@ -30,8 +30,9 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Stream
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.slow_rank import SlowRank
+from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import Fetch, input_wait, iteration_seconds
+from predict.costs.input.input_closed_form import input_wait, iteration_seconds
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.costs.memory_estimate import BATCHES_AHEAD
 from predict.prediction.prediction import Prediction, Predictor

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from network_factory import NetworkFactory
 from profile_factory import (
     affine_seconds,
     free_copies,
+    in_context,
     layer_times,
     make_profile,
     model_times,
@@ -54,7 +56,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadc
 
 
 def varied_profile() -> Profile:
-    """With late ranks, with_compute, copies, and seconds that grow less than the batch."""
+    """With late ranks, interference, copies, and seconds that grow less than the batch."""
     return with_doctor(
         make_profile(
             CNN,
@@ -68,6 +70,16 @@ def varied_profile() -> Profile:
 
 
 VARIED = varied_profile()
+SURROUNDED = msgspec.structs.replace(
+    VARIED,
+    contexts=(
+        *VARIED.contexts,
+        *(in_context("after-compute", name, added_s=1e-4) for name in ("all_gather", "all_reduce")),
+        *(in_context("with-all-reduce", name, added_s=1e-3) for name in ("all_gather", "all_reduce", "send_recv")),
+        in_context("groups", factor=1.5),
+    ),
+)
+"""With all that surrounds a call."""
 
 
 class Case(NamedTuple):
@@ -80,6 +92,7 @@ class Case(NamedTuple):
         return f"{self.evaluator} {self.strategy} {dict(self.settings)} {dict(self.model)}"
 
 
+BUCKETS = {"first_bucket_bytes": 64, "bucket_cap_bytes": 64}
 READ_FIRST = InputOptions(io_s=0.02, h2d_s=0.01, prefetch=0)
 READ_AHEAD = InputOptions(io_s=0.5, h2d_s=0.01)
 COPIED_AHEAD = InputOptions(io_s=0.3, h2d_s=0.2, preset="caffe-mpi", prefetch=2)
@@ -126,8 +139,8 @@ CLOSED = (
 )
 
 
-def prepared(case: Case, batch: int = 32) -> PreparedEvaluation:
-    model = CostModel(profile=VARIED, network=CNN, **case.model)
+def prepared(case: Case, batch: int = 32, profile: Profile = VARIED) -> PreparedEvaluation:
+    model = CostModel(profile=profile, network=CNN, **case.model)
     point = Configuration(strategy=parse_strategy(case.strategy), settings=plan_settings(batch=batch, **case.settings))
     return evaluator_named(case.evaluator).prepare(model, point)
 
@@ -189,9 +202,24 @@ def test_stages_wait_for_stages_and_ranks_for_ranks() -> None:
     ]
 
 
-def effects(case: Case, batch: int = 32) -> dict[str, float]:
+@pytest.mark.parametrize("strategy", ["d2f2", "d2s2", "d2c2", "f2d2", "d2p2f2"])
+def test_calls_in_contexts_add_up_too(strategy: str) -> None:
+    evaluation = prepared(Case(strategy, BUCKETS), profile=SURROUNDED)
+    iteration_s = evaluation.timing().iteration_s
+    for role in evaluation.ledger():
+        assert sum(entry.exposed_s for entry in role.entries) == pytest.approx(iteration_s, rel=CLOSE)
+
+
+def test_what_surrounds_a_call_is_an_adjustment() -> None:
+    of_contexts = {"after compute", "beside an all-reduce", "contention"}
+    assert not of_contexts & set(effects(Case("d2f2", BUCKETS)))
+    found = effects(Case("d2f2", BUCKETS), profile=SURROUNDED)
+    assert all(found[effect] > 0 for effect in of_contexts)
+
+
+def effects(case: Case, batch: int = 32, profile: Profile = VARIED) -> dict[str, float]:
     found: dict[str, float] = {}
-    for role in prepared(case, batch).ledger():
+    for role in prepared(case, batch, profile).ledger():
         for entry in role.entries:
             for adjustment in entry.adjustments:
                 found[adjustment.effect] = found.get(adjustment.effect, 0.0) + adjustment.added_s

@@ -23,9 +23,10 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
+from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import Fetch, exposed_exchange_seconds, iteration_seconds
+from predict.costs.input.input_closed_form import exposed_exchange_seconds, iteration_seconds
 from predict.costs.input.input_terms import InputOptions, fetch_of, input_options
 from predict.evaluators.dag import ClosedForm
 from predict.prediction.prediction import Prediction, Predictor
