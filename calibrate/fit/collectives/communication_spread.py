@@ -94,11 +94,6 @@ def other_level_mode(
     return (("level not measured", max(seconds, known) / Z90),)
 
 
-def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
-    """Standard deviation of a lone collective: its modes in quadrature."""
-    return math.sqrt(sum(shift**2 for _, shift in modes))
-
-
 def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None:
     """What a fit says of congestion at the nearest rank count and sizes; None where it saw none there."""
 

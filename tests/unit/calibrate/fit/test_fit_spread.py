@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import pytest
@@ -17,7 +20,6 @@ from calibrate.fit.collectives.communication_spread import (
     other_level_mode,
     scaling_errors,
     student_90,
-    total_sd_s,
     with_comparable_scaling,
 )
 from calibrate.fit.collectives.outliers import outlier_words, outliers_of
@@ -35,6 +37,10 @@ ALL_REDUCE = operations()["all_reduce"]
 SIZES = tuple(1 << power for power in range(20, 30))
 LINKS = {2: 23e9, 4: 85e9, 8: 134e9}
 """Bytes/s that rings have on sets of devices whose links differ, as on a node of eight V100."""
+
+
+def _total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
+    return math.hypot(*(shift for _, shift in modes))
 
 
 def on_links(ranks: int, size: int) -> float:
@@ -58,7 +64,7 @@ def points(seconds: object, counts: tuple[int, ...]) -> list[Point]:
 def interval_s(fits: list[CommunicationFit], ranks: int, size: int) -> tuple[float, float]:
     asked = Asked(ranks, size)
     seconds = float(communication_seconds(ALL_REDUCE, fits, ranks, size))
-    return seconds, Z90 * total_sd_s(error_modes(ALL_REDUCE, fits, asked, seconds))
+    return seconds, Z90 * _total_sd_s(error_modes(ALL_REDUCE, fits, asked, seconds))
 
 
 def test_where_no_scaling_holds_each_count_is_fitted_and_others_are_a_guess_that_says_so() -> None:
@@ -180,7 +186,7 @@ def test_other_collectives_of_the_level_tell_of_scaling_as_well() -> None:
 def test_sizes_left_out_widen_the_interval_near_them_alone() -> None:
     measured = tuple(left_out(2, size, 0.0, 0.3 if size < SIZES[2] else 0.0) for size in SIZES)
     fit = msgspec.structs.replace(ring_fit(), measured=measured)
-    near, far = (total_sd_s(error_modes(ALL_REDUCE, [fit], Asked(2, size), 1.0)) for size in (SIZES[0], SIZES[-1]))
+    near, far = (_total_sd_s(error_modes(ALL_REDUCE, [fit], Asked(2, size), 1.0)) for size in (SIZES[0], SIZES[-1]))
     assert near > 0.1
     assert far == 0
 
