@@ -36,8 +36,10 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what is timed, and with which optimizer."""
+    """What is timed how often, in what and with which optimizer."""
 
+    device: str
+    dtype: str
     optimizer: str
     blocks: int
     iterations: int
@@ -105,8 +107,6 @@ def COMMAND(  # noqa: N802
     model: str,
     batch: str,
     sample: SampleOptions,
-    device: str,
-    dtype: str,
     kernels: KernelFlags,
     timing: TimingOptions,
     shards: str,
@@ -135,8 +135,8 @@ def COMMAND(  # noqa: N802
         models=tuple(model.split(",")),
         batches=batches,
         input_shape=shape,
-        device=device,
-        dtype=dtype,
+        device=timing.device,
+        dtype=timing.dtype,
         kernel_settings=kernels.settings,
         optimizer=timing.optimizer,
         ranks_on_host=_numbers_of_ranks(launch.ranks_on_host, place),
@@ -152,13 +152,16 @@ def COMMAND(  # noqa: N802
     run_s, hang_s = launch.timeout_s, launch.hang_timeout_s
     if place is None:
         refuse_unusable(output)
-        launch_ranks(same_command(), ranks=request.ranks, device=device, timeout_s=run_s, hang_timeout_s=hang_s)
+        same = same_command()
+        launch_ranks(same, ranks=request.ranks, device=timing.device, timeout_s=run_s, hang_timeout_s=hang_s)
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers.profiling import measure_layers
 
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
-    with join_ranks(backend, device, timeout_s=run_s, hang_timeout_s=hang_s, launcher=launch.launcher) as context:
+    with join_ranks(
+        backend, timing.device, timeout_s=run_s, hang_timeout_s=hang_s, launcher=launch.launcher
+    ) as context:
         measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)

@@ -54,6 +54,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool | None
 
 
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that are emulated."""
+
+    nodes: int | None
+    link_bandwidth: str | None
+
+
 class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What sleeps, and how long."""
 
@@ -123,7 +130,14 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@collected(run=RunOptions, sample=SampleOptions, kernels=KernelFlags, emulation=EmulationOptions, launch=LaunchOptions)
+@collected(
+    run=RunOptions,
+    sample=SampleOptions,
+    kernels=KernelFlags,
+    emulated=NodeOptions,
+    emulation=EmulationOptions,
+    launch=LaunchOptions,
+)
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
@@ -131,8 +145,7 @@ def COMMAND(  # noqa: N802
     sample: SampleOptions,
     recompute: str | None,
     kernels: KernelFlags,
-    nodes: int | None,
-    link_bandwidth: str | None,
+    emulated: NodeOptions,
     emulation: EmulationOptions,
     launch: LaunchOptions,
     output: Path,
@@ -157,7 +170,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.ranks.rank_place import ranks_of_node
 
     parsed = parse_strategy(strategy)
-    layout = layout_of_options(nodes, of_axes["ranks_per_node"], link_bandwidth, ranks=parsed.ranks)
+    layout = layout_of_options(emulated.nodes, of_axes["ranks_per_node"], emulated.link_bandwidth, ranks=parsed.ranks)
     # With nodes laid out by it, the option says no more.
     axes, _ = read_options(of_axes if layout is None else {**of_axes, "ranks_per_node": None})
 
