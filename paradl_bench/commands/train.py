@@ -203,6 +203,7 @@ def _emulated(emulation: EmulationOptions) -> dict[str, Any]:
     return {**msgspec.structs.asdict(emulation), "slow_rank": None if slow is None else parse_slow_rank(slow)}
 
 
+def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
     from paradl_bench.ranks.directories.directory import refuse_unusable
     from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
