@@ -20,7 +20,8 @@ import click
 import numpy as np
 
 if TYPE_CHECKING:
-    from predict.closed_forms.closed_form_tables import ClosedFormTables
+    from closed_form_tables import ClosedFormTables
+
     from predict.costs.cost_model import CostModel
 
 ROWS = ("serial", "data", "filter", "channel", "spatial", "data+filter", "data+channel", "data+spatial", "pipeline")
@@ -81,8 +82,9 @@ def difference(
 @click.option("--checked", default=10, show_default=True, help="Points of every row to hold against single ones.")
 def main(profile: Path | None, model: str, points: int, checked: int) -> None:
     """Time rows of the closed forms over arrays."""
+    from closed_form_tables import ClosedFormTables
+
     from calibrate.profile.profile import read_profile
-    from predict.closed_forms.closed_form_tables import ClosedFormTables
     from predict.costs.cost_model import CostModel
 
     with tempfile.TemporaryDirectory() as folder:

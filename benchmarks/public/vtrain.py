@@ -13,13 +13,13 @@ the tables. Perfect scaling adds nothing. Without kernels nothing tells tensor a
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from communication import Fits, costs_of, vtrain
 
-from calibrate.fit.collectives.communication_spread import total_sd_s
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
@@ -87,7 +87,7 @@ def _fitted(data: Path) -> Exchange:
             return 0.0, 0.0
         work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks)
         found = costs.cost(work, parse_strategy(f"d{ranks}"))
-        return found.cost.seconds, total_sd_s(found.modes)
+        return found.cost.seconds, math.hypot(*(shift for _, shift in found.modes))
 
     return exchange
 

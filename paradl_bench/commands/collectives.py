@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.units import parse_size_sweep
 from paradl_bench.plan.collectives.catalog import operations
@@ -42,6 +44,39 @@ _OLDER = {
 }
 """Hidden options of the version before, by the context that they ask for."""
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
+
+
+class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs the sweep."""
+
+    tool: str
+    tool_path: Path | None
+    launcher_arguments: tuple[str, ...]
+    level: str | None
+
+
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is swept, how often and by how many groups at once."""
+
+    ops: str | None
+    sizes: str
+    contexts: str | None
+    concurrent: int | None
+    blocks: int
+    point_seconds: float
+    seed: int
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who starts how many ranks where, and when they are ended."""
+
+    ranks: int | None
+    launcher: str | None
+    timeout_s: float
+    hang_timeout_s: float
+    nodes: int | None
+    ranks_per_node: int | None
+    link_bandwidth: str | None
 
 
 @click.command("collectives")
@@ -130,29 +165,15 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
+@collected(by=ToolOptions, sweep=SweepOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     context: click.Context,
     /,
-    ranks: int | None,
     backend: str,
     device: str | None,
-    tool: str,
-    tool_path: Path | None,
-    launcher_arguments: tuple[str, ...],
-    level: str | None,
-    ops: str | None,
-    sizes: str,
-    contexts: str | None,
-    concurrent: int | None,
-    blocks: int,
-    point_seconds: float,
-    seed: int,
-    launcher: str | None,
-    timeout_s: float,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    link_bandwidth: str | None,
-    hang_timeout_s: float,
+    by: ToolOptions,
+    sweep: SweepOptions,
+    launch: LaunchOptions,
     output: Path,
     as_json: bool,
     **as_given: Any,
@@ -162,26 +183,27 @@ def COMMAND(  # noqa: N802
     An interrupted measurement goes on when the same command is given again.
     """
     # torch as it is installed by pip knows no MPI; a sweep of our own over mpi4py stands in for it.
-    tool = _OVER_MPI if tool == _TORCH and backend == "mpi" else tool
+    tool = _OVER_MPI if by.tool == _TORCH and backend == "mpi" else by.tool
     swept = [name for name in operations() if tool == _TORCH or name in tools()[tool].programs]
-    names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")) if ops is not None else swept)
-    of_group, groups = _asked_contexts(contexts, [_OLDER[name] for name in _OLDER if as_given.pop(name)], concurrent)
+    names = tuple(dict.fromkeys(name.strip() for name in sweep.ops.split(",")) if sweep.ops is not None else swept)
+    older = [_OLDER[name] for name in _OLDER if as_given.pop(name)]
+    of_group, groups = _asked_contexts(sweep.contexts, older, sweep.concurrent)
     if tool != _TORCH:
         _refuse_torch_options(context, tool, of_group)
         _sweep_with_tool(
             ToolRequest(
                 tool=tools()[tool],
-                tool_path=tool_path,
-                launcher=launcher_of_tool(tools()[tool], launcher),
-                launcher_arguments=launcher_arguments,
-                ranks=_required(ranks),
+                tool_path=by.tool_path,
+                launcher=launcher_of_tool(tools()[tool], launch.launcher),
+                launcher_arguments=by.launcher_arguments,
+                ranks=_required(launch.ranks),
                 concurrent=groups,
                 operations=names,
-                sizes=parse_size_sweep(sizes),
-                blocks=blocks,
-                level=level or level_of_job(),
-                timeout_s=timeout_s,
-                point_s=point_seconds,
+                sizes=parse_size_sweep(sweep.sizes),
+                blocks=sweep.blocks,
+                level=by.level or level_of_job(),
+                timeout_s=launch.timeout_s,
+                point_s=sweep.point_seconds,
             ),
             output,
             as_json=as_json,
@@ -190,19 +212,15 @@ def COMMAND(  # noqa: N802
     _refuse_tool_options(context)
     _sweep_with_torch(
         output,
-        launcher=launcher,
-        timeout_s=timeout_s,
-        hang_timeout_s=hang_timeout_s,
+        launch,
         as_json=as_json,
-        wanted_ranks=ranks,
-        emulated=(nodes, ranks_per_node, link_bandwidth),
         backend=backend,
         device=device or _DEVICE_OF_BACKEND[backend],
         operations=names,
-        sizes=parse_size_sweep(sizes),
-        blocks=blocks,
-        point_s=point_seconds,
-        seed=seed,
+        sizes=parse_size_sweep(sweep.sizes),
+        blocks=sweep.blocks,
+        point_s=sweep.point_seconds,
+        seed=sweep.seed,
         concurrent=groups,
         contexts=of_group,
         **as_given,
@@ -211,16 +229,12 @@ def COMMAND(  # noqa: N802
 
 def _sweep_with_torch(
     output: Path,
+    launch: LaunchOptions,
     *,
-    launcher: str | None,
-    timeout_s: float,
-    hang_timeout_s: float,
     as_json: bool,
-    wanted_ranks: int | None,
     backend: str,
     device: str,
     concurrent: int,
-    emulated: tuple[int | None, int | None, str | None],
     **settings: Any,
 ) -> None:
     from paradl_bench.measure.collectives.request import CollectivesRequest
@@ -231,12 +245,12 @@ def _sweep_with_torch(
     from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
     from paradl_bench.ranks.rank_place import launcher_of_environment
 
-    place = launcher_of_environment(launcher)
-    layout = _layout(emulated, wanted_ranks, concurrent, place)
+    place = launcher_of_environment(launch.launcher)
+    layout = _layout(launch, concurrent, place)
     if place is None:
-        ranks = _required(wanted_ranks if layout is None else layout.ranks // concurrent)
+        ranks = _required(launch.ranks if layout is None else layout.ranks // concurrent)
     else:
-        ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
+        ranks = place.ranks // concurrent if launch.ranks is None else launch.ranks
         if ranks * concurrent != place.ranks:
             wanted = f"--ranks {ranks}" if concurrent == 1 else f"--contexts groups={concurrent} of {ranks} ranks"
             raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
@@ -253,23 +267,23 @@ def _sweep_with_torch(
                 same_command(),
                 ranks=started,
                 device=device,
-                timeout_s=timeout_s,
-                hang_timeout_s=hang_timeout_s,
+                timeout_s=launch.timeout_s,
+                hang_timeout_s=launch.hang_timeout_s,
                 cluster=cluster,
             )
         print_collectives(output, as_json=as_json)
         return
     from paradl_bench.measure.collectives.sweep import measure_collectives
 
-    with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
+    with join_ranks(
+        backend, device, timeout_s=launch.timeout_s, hang_timeout_s=launch.hang_timeout_s, launcher=launch.launcher
+    ) as context:
         measure_collectives(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_collectives(output, as_json=as_json)
 
 
-def _layout(
-    options: tuple[int | None, int | None, str | None], ranks: int | None, concurrent: int, place: RankPlace | None
-) -> NodeLayout | None:
+def _layout(launch: LaunchOptions, concurrent: int, place: RankPlace | None) -> NodeLayout | None:
     """Emulated nodes that ``--nodes``, ``--ranks-per-node`` and ``--link-bandwidth`` ask for.
 
     Raises:
@@ -278,10 +292,10 @@ def _layout(
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import refuse_emulation
 
-    nodes, per_node, rate = options
+    nodes, per_node, rate = launch.nodes, launch.ranks_per_node, launch.link_bandwidth
     if nodes is None and per_node is not None:
         raise UserError("--ranks-per-node is of emulated nodes: give --nodes as well, at least 1")
-    layout = layout_of_options(nodes, per_node, rate, ranks=None if ranks is None else ranks * concurrent)
+    layout = layout_of_options(nodes, per_node, rate, ranks=None if launch.ranks is None else launch.ranks * concurrent)
     if layout is not None:
         refuse_emulation(place)
         if concurrent > 1 and (layout.ranks % concurrent or layout.ranks == concurrent):

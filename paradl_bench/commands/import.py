@@ -6,17 +6,17 @@ import contextlib
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import cast
 
 import click
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell
 from paradl_bench.core.units import counted, parse_size
 from paradl_bench.importers.catalog import importers
-from paradl_bench.importers.importer import Importer, ImportOptions, Keep, LogFile, load_or_refuse
+from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, load_or_refuse
 from paradl_bench.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
 from paradl_bench.records.cluster import NODE
 
@@ -56,6 +56,7 @@ def _formats() -> str:
     "--keep",
     multiple=True,
     type=click.Choice(["empty", "wrong", "failed", "incomplete"]),
+    callback=lambda _context, _option, names: frozenset(names),
     help="Take what is refused otherwise: empty messages, wrong results, rows of a run in which a rank failed,"
     " networks without the layers whose rows were dropped."
     " May be given several times.",
@@ -66,19 +67,11 @@ def _formats() -> str:
 @click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print files, rows, and every dropped row as JSON.")
+@collected(told=ImportOptions)
 def COMMAND(  # noqa: N802
     format_name: str,
     files: tuple[Path, ...],
-    ranks: int | None,
-    level: str | None,
-    ranks_per_node: int | None,
-    operation: str | None,
-    library: str | None,
-    iterations: int | None,
-    model: str | None,
-    batch: int | None,
-    dtype: str,
-    keep: tuple[str, ...],
+    told: ImportOptions,
     cluster: str | None,
     device_name: str | None,
     memory: str | None,
@@ -92,23 +85,12 @@ def COMMAND(  # noqa: N802
     directory. A log's mean over many calls stays one number: it is not made into samples that nobody has.
     """
     importer = lookup(importers(), format_name, "format")
-    if level == NODE and ranks_per_node and ranks and ranks_per_node < ranks:
+    if told.level == NODE and told.ranks_per_node and told.ranks and told.ranks_per_node < told.ranks:
         raise UserError(
-            f"--level node holds all {ranks} ranks, and --ranks-per-node says {ranks_per_node}: give --level system"
+            f"--level node holds all {told.ranks} ranks, and --ranks-per-node says {told.ranks_per_node}:"
+            " give --level system"
         )
-    options = ImportOptions(
-        ranks=ranks,
-        level=level,
-        ranks_per_node=ranks_per_node,
-        operation=operation,
-        library=library,
-        iterations=iterations,
-        model=model,
-        batch=batch,
-        dtype=dtype,
-        keep=cast("frozenset[Keep]", frozenset(keep)),
-    )
-    read = _read(importer, [load_or_refuse(path) for path in files], options)
+    read = _read(importer, [load_or_refuse(path) for path in files], told)
     environment = environment_of(
         read, cluster=cluster, device_name=device_name, memory_bytes=parse_size(memory) if memory else 0, force=force
     )

@@ -5,12 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import click
+import msgspec
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.units import parse_counts
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read and loaded, how often and how."""
+
+    samples: int
+    crop: int
+    blocks: int
+    loader_batches: int
+    start: Literal["fork", "spawn"]
+    seed: int
+    keep: bool
 
 
 @click.command("io")
@@ -39,8 +53,16 @@ from paradl_bench.core.units import parse_counts
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until it is ended.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@collected(loading=LoadOptions)
 def COMMAND(  # noqa: N802
-    device: str, batch: str, workers: str, timeout_s: float, output: Path, as_json: bool, **options: Any
+    source: str,
+    device: str,
+    batch: str,
+    workers: str,
+    loading: LoadOptions,
+    timeout_s: float,
+    output: Path,
+    as_json: bool,
 ) -> None:
     """Measure what feeding a model with images takes: reading (from disk, from the page cache), decoding, the usual
     ImageNet transforms, collation, the copy to the device; and samples a second of torch's DataLoader.
@@ -62,7 +84,9 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.input.measuring import InputRequest, measure_input
 
     cores = frozenset(os.sched_getaffinity(0))
-    request = InputRequest(device=device, batches=batches, workers=counts, **options)
+    request = InputRequest(
+        source=source, device=device, batches=batches, workers=counts, **msgspec.structs.asdict(loading)
+    )
     with join_ranks(NO_BACKEND, device, timeout_s=timeout_s) as context:
         measure_input(request, context, cores, output, ("paradl-bench", *sys.argv[1:]))
 

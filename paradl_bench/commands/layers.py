@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.units import parse_counts, parse_sample_shape
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
@@ -20,10 +22,38 @@ from paradl_bench.plan.options import (
     verify_option,
 )
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.records.kernel_settings import settings_given
+from paradl_bench.records.kernel_settings import KernelFlags
 
 if TYPE_CHECKING:
     from paradl_bench.ranks.rank_place import RankPlace
+
+
+class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of a sample, or its tokens."""
+
+    input_shape: str | None
+    sequence: int | None
+
+
+class TimingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is timed how often, in what and with which optimizer."""
+
+    device: str
+    dtype: str
+    optimizer: str
+    blocks: int
+    iterations: int
+    warmup: int
+    isolated: str | None
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who starts how many ranks, and when they are ended."""
+
+    ranks_on_host: str | None
+    launcher: str | None
+    timeout_s: float
+    hang_timeout_s: float
 
 
 @click.command("layers")
@@ -72,28 +102,16 @@ if TYPE_CHECKING:
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@collected(sample=SampleOptions, kernels=KernelFlags, timing=TimingOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     model: str,
     batch: str,
-    input_shape: str | None,
-    sequence: int | None,
-    device: str,
-    dtype: str,
-    channels_last: bool | None,
-    compile: bool | None,
-    tf32: bool | None,
-    cudnn_benchmark: bool | None,
-    optimizer: str,
-    ranks_on_host: str | None,
-    blocks: int,
-    iterations: int,
-    warmup: int,
-    isolated: str | None,
+    sample: SampleOptions,
+    kernels: KernelFlags,
+    timing: TimingOptions,
     shards: str,
     verify: bool | None,
-    launcher: str | None,
-    timeout_s: float,
-    hang_timeout_s: float,
+    launch: LaunchOptions,
     output: Path,
     as_json: bool,
     **given: Any,
@@ -104,7 +122,7 @@ def COMMAND(  # noqa: N802
     probed. An interrupted measurement goes on when the same command is given again.
     """
     batches = parse_counts(batch, "--batch")
-    shape = parse_sample_shape(input_shape, sequence)
+    shape = parse_sample_shape(sample.input_shape, sample.sequence)
     from paradl_bench.measure.layers.request import LayersRequest
     from paradl_bench.measure.layers.summary import print_layer_summary
     from paradl_bench.ranks.directories.directory import refuse_unusable
@@ -112,37 +130,38 @@ def COMMAND(  # noqa: N802
     from paradl_bench.ranks.launcher import launch_ranks, same_command
     from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
-    place = launcher_of_environment(launcher)
+    place = launcher_of_environment(launch.launcher)
     request = LayersRequest(
         models=tuple(model.split(",")),
         batches=batches,
         input_shape=shape,
-        device=device,
-        dtype=dtype,
-        kernel_settings=settings_given(
-            channels_last=channels_last, compile=compile, tf32=tf32, cudnn_benchmark=cudnn_benchmark
-        ),
-        optimizer=optimizer,
-        ranks_on_host=_numbers_of_ranks(ranks_on_host, place),
-        blocks=blocks,
-        pairs=iterations,
-        warmup=warmup,
-        isolated=isolated or ("none" if compile else "split"),
+        device=timing.device,
+        dtype=timing.dtype,
+        kernel_settings=kernels.settings,
+        optimizer=timing.optimizer,
+        ranks_on_host=_numbers_of_ranks(launch.ranks_on_host, place),
+        blocks=timing.blocks,
+        pairs=timing.iterations,
+        warmup=timing.warmup,
+        isolated=timing.isolated or ("none" if kernels.compile else "split"),
         shards=tuple(parse_strategy(text) for text in shards.split(",") if text.strip()),
         axes=read_options(given)[0],
         verify=verify,
     )
     request.check()
+    run_s, hang_s = launch.timeout_s, launch.hang_timeout_s
     if place is None:
         refuse_unusable(output)
         same = same_command()
-        launch_ranks(same, ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        launch_ranks(same, ranks=request.ranks, device=timing.device, timeout_s=run_s, hang_timeout_s=hang_s)
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers.profiling import measure_layers
 
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
-    with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
+    with join_ranks(
+        backend, timing.device, timeout_s=run_s, hang_timeout_s=hang_s, launcher=launch.launcher
+    ) as context:
         measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)

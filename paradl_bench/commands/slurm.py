@@ -118,10 +118,11 @@ def COMMAND(  # noqa: N802
 
 def _request(options: Mapping[str, Any]) -> CalibrationRequest:
     from paradl_bench.core.units import parse_counts, parse_sample_shape
-    from paradl_bench.records.kernel_settings import KernelSettings, settings_given
+    from paradl_bench.records.kernel_settings import KernelFlags
     from paradl_bench.slurm.jobs.request import CalibrationRequest, operations_of
 
     parse_sample_shape(options["input_shape"], options["sequence"])
+    kernels = KernelFlags(**{name: options[name] for name in KernelFlags.__struct_fields__})
     return CalibrationRequest(
         models=_parts(options["models"]),
         nodes=tuple(sorted(parse_counts(options["nodes"], "--nodes"))),
@@ -130,7 +131,7 @@ def _request(options: Mapping[str, Any]) -> CalibrationRequest:
         input_shape=options["input_shape"] or "",
         sequence=options["sequence"] or 0,
         dtype=options["dtype"],
-        kernel_settings=settings_given(**{name: options[name] for name in KernelSettings.__struct_fields__}).label,
+        kernel_settings=kernels.settings.label,
         optimizer=options["optimizer"],
         iterations=options["iterations"],
         warmup=options["warmup"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import msgspec
 
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.units import parse_recompute, parse_sample_shape
 from paradl_bench.plan.options import (
     accumulate_option,
@@ -24,16 +26,58 @@ from paradl_bench.plan.options import (
     verify_option,
 )
 from paradl_bench.plan.strategy import axis_examples, parse_strategy
+from paradl_bench.records.kernel_settings import KernelFlags
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training.request import TrainingRequest
 
 
-class Limits(NamedTuple):
-    """Seconds that a run may take, and that a rank of it may get nowhere."""
+class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of a sample, or its tokens."""
 
-    run_s: float
-    hang_s: float
+    input_shape: str | None
+    sequence: int | None
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run and how often; strategy and options of its axes apart."""
+
+    batch: int
+    iterations: int
+    warmup: int
+    optimizer: str
+    accumulate: int
+    batch_norm: Literal["local", "sync"]
+    balance: str | None
+    device: str
+    dtype: str
+    verify: bool | None
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that are emulated."""
+
+    nodes: int | None
+    link_bandwidth: str | None
+
+
+class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What sleeps, and how long."""
+
+    emulate: str | None
+    dilate: float | None
+    slow_rank: str | None
+    spread: bool
+    seed: int | None
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who starts the ranks, and seconds that the run may take, and that a rank of it may get nowhere."""
+
+    backend: str | None
+    launcher: str | None
+    timeout_s: float
+    hang_timeout_s: float
 
 
 @click.command("train")
@@ -86,35 +130,27 @@ class Limits(NamedTuple):
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@collected(
+    run=RunOptions,
+    sample=SampleOptions,
+    kernels=KernelFlags,
+    emulated=NodeOptions,
+    emulation=EmulationOptions,
+    launch=LaunchOptions,
+)
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
-    batch: int,
-    iterations: int,
-    warmup: int,
-    input_shape: str | None,
-    sequence: int | None,
-    optimizer: str,
-    accumulate: int,
+    run: RunOptions,
+    sample: SampleOptions,
     recompute: str | None,
-    batch_norm: Literal["local", "sync"],
-    nodes: int | None,
-    link_bandwidth: str | None,
-    balance: str | None,
-    device: str,
-    dtype: str,
-    channels_last: bool | None,
-    compile: bool | None,
-    tf32: bool | None,
-    cudnn_benchmark: bool | None,
-    backend: str | None,
-    launcher: str | None,
-    timeout_s: float,
-    hang_timeout_s: float,
+    kernels: KernelFlags,
+    emulated: NodeOptions,
+    emulation: EmulationOptions,
+    launch: LaunchOptions,
     output: Path,
     as_json: bool,
-    verify: bool | None,
-    **others: Any,
+    **of_axes: Any,
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
@@ -132,55 +168,42 @@ def COMMAND(  # noqa: N802
     from paradl_bench.plan.axes.registry import read_options
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import ranks_of_node
-    from paradl_bench.records.kernel_settings import settings_given
 
     parsed = parse_strategy(strategy)
-    layout = layout_of_options(nodes, others["ranks_per_node"], link_bandwidth, ranks=parsed.ranks)
+    layout = layout_of_options(emulated.nodes, of_axes["ranks_per_node"], emulated.link_bandwidth, ranks=parsed.ranks)
     # With nodes laid out by it, the option says no more.
-    axes, emulation = read_options(others if layout is None else {**others, "ranks_per_node": None})
+    axes, _ = read_options(of_axes if layout is None else {**of_axes, "ranks_per_node": None})
 
     def on_node() -> int | None:
-        return ranks_of_node(launcher, parsed.ranks) if layout is None else layout.ranks_per_node
+        return ranks_of_node(launch.launcher, parsed.ranks) if layout is None else layout.ranks_per_node
 
     request = TrainingRequest(
         model=model,
-        input_shape=parse_sample_shape(input_shape, sequence),
+        input_shape=parse_sample_shape(sample.input_shape, sample.sequence),
         strategy=parsed,
-        batch=batch,
-        device=device,
-        dtype=dtype,
-        kernel_settings=settings_given(
-            channels_last=channels_last, compile=compile, tf32=tf32, cudnn_benchmark=cudnn_benchmark
-        ),
-        optimizer=optimizer,
-        accumulate=accumulate,
+        kernel_settings=kernels.settings,
         recompute=parse_recompute(recompute),
-        batch_norm=batch_norm,
         axes=tuple(own.placed(on_node) for own in axes),
         layout=layout,
-        balance=balance,
-        iterations=iterations,
-        warmup=warmup,
-        verify=verify,
+        **msgspec.structs.asdict(run),
         **_emulated(emulation),
     )
     request.check()
-    limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)
-    if not _run(request, backend or ("nccl" if device == "cuda" else "gloo"), launcher, limits, output):
+    if not _run(request, launch, output):
         return
     from paradl_bench.measure.training.summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
 
 
-def _emulated(given: dict[str, Any]) -> dict[str, Any]:
+def _emulated(emulation: EmulationOptions) -> dict[str, Any]:
     from paradl_bench.records.slow_rank import parse_slow_rank
 
-    text = given["slow_rank"]
-    return {**given, "slow_rank": None if text is None else parse_slow_rank(text)}
+    slow = emulation.slow_rank
+    return {**msgspec.structs.asdict(emulation), "slow_rank": None if slow is None else parse_slow_rank(slow)}
 
 
-def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:
+def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
     from paradl_bench.ranks.directories.directory import refuse_unusable
     from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
@@ -193,8 +216,9 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
         refuse_emulation,
     )
 
+    backend = launch.backend or ("nccl" if request.device == "cuda" else "gloo")
     check_backend(backend, request.device)
-    place = launcher_of_environment(launcher)
+    place = launcher_of_environment(launch.launcher)
     if request.layout is not None:
         refuse_emulation(place)
     if place is None:
@@ -209,8 +233,8 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
                 same_command(),
                 ranks=request.strategy.ranks,
                 device=request.device,
-                timeout_s=limits.run_s,
-                hang_timeout_s=limits.hang_s,
+                timeout_s=launch.timeout_s,
+                hang_timeout_s=launch.hang_timeout_s,
                 cluster=cluster,
             )
         return True
@@ -218,7 +242,7 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
 
     used = backend if request.strategy.axes else NO_BACKEND
     with join_ranks(
-        used, request.device, timeout_s=limits.run_s, hang_timeout_s=limits.hang_s, launcher=launcher
+        used, request.device, timeout_s=launch.timeout_s, hang_timeout_s=launch.hang_timeout_s, launcher=launch.launcher
     ) as context:
         measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
     return place.launcher != "own" and place.rank == 0

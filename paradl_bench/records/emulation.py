@@ -158,11 +158,6 @@ def emulated_nodes(emulated: Emulation | bool) -> EmulatedNodes | None:
     return None if nodes is None or nodes.one_level else nodes
 
 
-def emulated_layers(emulated: Emulation | bool) -> EmulatedLayers | None:
-    """The layers that slept; None where layers computed."""
-    return emulated.layers if isinstance(emulated, Emulation) else None
-
-
 def simulated_messages(emulated: Emulation | bool) -> SimulatedMessages | None:
     """The messages that a simulator computed; None where they were sent."""
     return emulated.messages if isinstance(emulated, Emulation) else None

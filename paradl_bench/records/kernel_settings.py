@@ -49,9 +49,18 @@ NO_SETTINGS = KernelSettings()
 """No setting on."""
 
 
-def settings_given(**options: bool | None) -> KernelSettings:
-    """Settings by their names, as options give them: what nobody gave is off."""
-    return KernelSettings(**{name: bool(value) for name, value in options.items()})
+class KernelFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings as options give them; None for what nobody gave."""
+
+    channels_last: bool | None
+    compile: bool | None
+    tf32: bool | None
+    cudnn_benchmark: bool | None
+
+    @property
+    def settings(self) -> KernelSettings:
+        """What nobody gave is off."""
+        return KernelSettings(**{name: bool(value) for name, value in msgspec.structs.asdict(self).items()})
 
 
 def flag_of(name: str) -> str:

@@ -7,14 +7,21 @@ functions and by discovery included.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from calibrate.cli import group as calibrate
+from paradl_bench.cli import group as bench
+from predict.cli import group as predict
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("paradl_bench", "calibrate", "predict")
@@ -132,3 +139,23 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
         body = function.body[1:] if docstring and len(function.body) > 1 else function.body
         lines = (function.end_lineno or 0) - body[0].lineno + 1
         assert lines <= 45, f"{function.name} has {lines} lines under its docstring"
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    waiting: list[tuple[str, click.Command]] = [("paradl-bench", bench), ("calibrate", calibrate), ("predict", predict)]
+    while waiting:
+        name, command = waiting.pop()
+        yield name, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            inner = ((each, command.get_command(context, each)) for each in command.list_commands(context))
+            waiting += [(f"{name} {each}", found) for each, found in inner if found is not None]
+
+
+def test_a_command_has_at_most_twelve_parameters() -> None:
+    found = dict(commands())
+    assert "paradl-bench train" in found
+    counts = {
+        name: len(inspect.signature(command.callback).parameters) for name, command in found.items() if command.callback
+    }
+    assert {name: count for name, count in counts.items() if count > 12} == {}

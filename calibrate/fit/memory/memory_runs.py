@@ -7,7 +7,7 @@ leaves its memory out of the account.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,8 +170,3 @@ def configuration_hash(about: TrainingRun) -> str:
     computed_in = f"{about.dtype} {about.kernel_settings}".rstrip()
     parts = (about.network_digest, about.strategy, computed_in, about.backend, about.settings)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
-
-
-def fitted_configurations(runs: Iterable[MemoryRun]) -> tuple[frozenset[str], frozenset[str]]:
-    """Hashes of the runs, and of the configurations, that memory was fitted to."""
-    return frozenset(run.sha256 for run in runs), frozenset(run.configuration for run in runs)

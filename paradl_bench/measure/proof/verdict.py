@@ -15,8 +15,6 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.rank_place import NOT_AS_SERIAL
 from paradl_bench.records.training.verification import Verification
 
-DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
-
 VARIES = "the serial model itself gives something else each time"
 
 

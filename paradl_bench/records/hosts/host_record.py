@@ -51,12 +51,3 @@ def read_host_records(directory: Path) -> list[RankHost]:
 def last_of_each(records: Iterable[RankHost]) -> dict[int, RankHost]:
     """The last record of every rank."""
     return {record.rank: record for record in records}
-
-
-def read_hosts(directory: Path) -> dict[int, RankHost]:
-    """The last record of every rank; empty for measurements that noted none.
-
-    Raises:
-        UserError: a record that is not valid.
-    """
-    return last_of_each(read_host_records(directory))

@@ -5,7 +5,6 @@ A table is made of a profile by ``predict ghost`` and read by ``paradl-bench tra
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -22,7 +21,7 @@ from paradl_bench.core.bounds import (
     SignedRelative,
     SignedSeconds,
 )
-from paradl_bench.core.files.storage import decode_json, read_json
+from paradl_bench.core.files.storage import decode_json
 from paradl_bench.records.slow_rank import SlowRank
 
 GHOST_FILE = "ghost.json"
@@ -191,12 +190,3 @@ def read_table(content: bytes, where: str) -> GhostTable:
         UserError: no table, or a wrong field (named by its path).
     """
     return decode_json(content, GhostTable, where=where)
-
-
-def read_table_file(directory: Path) -> GhostTable:
-    """The table that a run kept beside its iterations.
-
-    Raises:
-        UserError: unreadable, or a wrong field.
-    """
-    return read_json(directory / GHOST_FILE, GhostTable)

@@ -14,7 +14,7 @@ from in_process import run_in_process
 from survival_program import write_networks
 
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.hosts.host_record import read_hosts
+from paradl_bench.records.hosts.host_record import last_of_each, read_host_records
 
 pytestmark = pytest.mark.distributed
 
@@ -46,7 +46,7 @@ def test_a_rank_that_is_slow_in_training_is_named_with_its_share_of_iterations(t
     command = ("train", "survivors:Slow", "--strategy", "d2", "--batch", "4", "--iterations", "40", "-o", "run")
     result = run_in_process(tmp_path, *command)
     assert result.returncode == 0, result.stderr
-    (host,) = {record.host for record in read_hosts(tmp_path / "run").values()}
+    (host,) = {record.host for record in last_of_each(read_host_records(tmp_path / "run")).values()}
     named = [line for line in result.stdout.splitlines() if line.startswith(f"rank 1 on {host} computes ")]
     assert len(named) == 1
     again = run_in_process(tmp_path, *command, "--json")
@@ -70,4 +70,4 @@ def test_a_rank_that_comes_late_to_collectives_is_named(tmp_path: Path) -> None:
     assert pace.ranks[1].lag_s > 0.005
     assert pace.lines()[0].startswith("the others wait for rank 1 on ")
     # On one host there is nothing to align.
-    assert {record.clock_error_s for record in read_hosts(tmp_path / "sweep").values()} == {0.0}
+    assert {record.clock_error_s for record in last_of_each(read_host_records(tmp_path / "sweep")).values()} == {0.0}

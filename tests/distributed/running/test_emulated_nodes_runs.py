@@ -23,7 +23,7 @@ from paradl_bench.measure.collectives.ghosts_before import GHOSTS_S
 from paradl_bench.ranks.emulated_nodes.links import burst_bytes
 from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
 from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes
-from paradl_bench.records.hosts.host_record import read_hosts
+from paradl_bench.records.hosts.host_record import last_of_each, read_host_records
 from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import read_run
@@ -72,7 +72,7 @@ def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_ins
     for name, level, hosts in (("across", "system", ["node0", "node1"]), ("inside", "node", ["node0", "node0"])):
         records = read_records(tmp_path / name, COLLECTIVES_FILE, CollectiveSamples)
         assert all(record.verified and (record.level, record.ranks) == (level, 2) for record in records)
-        placed = read_hosts(tmp_path / name)
+        placed = last_of_each(read_host_records(tmp_path / name))
         assert [placed[rank].host for rank in range(2)] == hosts
         # Nodes share the host's clock.
         assert all((host.clock_offset_s, host.clock_error_s) == (0, 0) for host in placed.values())

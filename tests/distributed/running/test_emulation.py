@@ -15,6 +15,7 @@ from in_process import run_in_process
 from profile_factory import make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import write_profile
+from paradl_bench.core.files.storage import read_json
 from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.table import MAKERS
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -22,10 +23,10 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, WeightUpdate
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.emulation import EmulatedLayers, emulated_layers, kind_of_emulation
+from paradl_bench.records.emulation import EmulatedLayers, Emulation, kind_of_emulation
 from paradl_bench.records.measurement import read_manifest, read_records
 from paradl_bench.records.slow_rank import SlowRank
-from paradl_bench.records.training.ghost_record import DrawnSleeps, read_table_file
+from paradl_bench.records.training.ghost_record import GHOST_FILE, DrawnSleeps, GhostTable
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, TrainingRun, read_run
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict
@@ -82,12 +83,16 @@ def emulate(place: Path, ranks: int, *cases: str) -> list[TrainingRun]:
     return [read_run(place / case.split()[0]) for case in cases]
 
 
+def _table_of(directory: Path) -> GhostTable:
+    return read_json(directory / GHOST_FILE, GhostTable)
+
+
 def planned_sleep_s(directory: Path, run: TrainingRun) -> list[float]:
     """What every rank would sleep in an iteration: the seconds of the table for the works of the plan."""
     assert run.ghost is not None
     strategy = parse_strategy(run.strategy)
     plan = planner_for(strategy).plan(trace_network(load_model(run.model)), strategy, run.settings)
-    table = read_table_file(directory)
+    table = _table_of(directory)
     found = []
     for rank in range(run.ranks):
         seconds, whole_s = table.of_rank(rank), 0.0
@@ -158,14 +163,14 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
     assert slow_words == f"{kind_of_emulation(read_manifest(place / 'plain').environment.emulated)}, slow rank 1.5@1"
     about = read_manifest(place / "plain").environment.emulated
     sha256 = profile_hash(place / "profile.json")
-    assert emulated_layers(about) == EmulatedLayers(profile_sha256=sha256, dilate=20.0)
+    assert about == Emulation(layers=EmulatedLayers(profile_sha256=sha256, dilate=20.0))
     assert plain.ghost.dilate == 20.0
     assert plain.ghost.without_compute_s > 0
     assert set(plain.ghost.framework_s) == {"FW", "BW", "WU"}
     # A rank updates a part of the parameters.
     assert shared.ghost is not None
     assert shared.ghost.slept_s["WU"] < plain.ghost.slept_s["WU"]
-    table = read_table_file(place / "plain")
+    table = _table_of(place / "plain")
     assert (table.strategy, table.batch, table.role_of_rank) == ("d2", 8, (0, 0))
 
 
@@ -184,7 +189,7 @@ def test_drawn_ghosts_sleep_what_their_seed_draws_and_are_predicted_later_than_l
         words
         == f"{kind_of_emulation(read_manifest(place / 'plain').environment.emulated)}, drawn as its samples spread"
     )
-    spread = read_table_file(directory).spread
+    spread = _table_of(directory).spread
     assert spread is not None
     planned_s = planned_sleep_s(directory, drawn)
     wanted = [
@@ -242,7 +247,7 @@ def test_ghosts_of_shared_layers_and_of_stages_issue_what_the_plan_holds_and_sle
     runs = emulate(place, 2, *CUT)
     check(place, runs, [case.split()[0] for case in CUT])
     # A rank has half of the filters, and of what is not split all.
-    whole = read_table_file(place / "filters").of_rank(0).layers
+    whole = _table_of(place / "filters").of_rank(0).layers
     assert whole["two"]["FW"] < 0.6 * whole["add"]["FW"]
 
 

@@ -16,6 +16,7 @@ from paradl_bench.emulation.table import TableRequest, made_by_registered, optio
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.ghost_record import GhostRole, GhostSpread, GhostTable
+from paradl_bench.strategies.splitting.options import SplitOptions
 
 CHAIN = make_network()
 ROLE = GhostRole(layers={"fc1": {"FW": 1.0}}, between={}, update_s=1.0)
@@ -59,7 +60,11 @@ def test_a_run_takes_its_table_and_its_spread_where_sleeps_are_drawn(tmp_path: P
         ("d2", {"batch": 16}, "batch 8, not 16. Make this run's: predict ghost"),
         ("d2", {"optimizer": "adam"}, "optimizer sgd, not adam"),
         ("d2", {"accumulate": 2}, "accumulate by default, not 2"),
-        ("d2", {"split": ("fc1", "fc2")}, "--strategy d2 --batch 8 --optimizer sgd --split fc1,fc2 -o"),
+        (
+            "d2",
+            {"axes": (SplitOptions(split=("fc1", "fc2")),)},
+            "--batch 8 --optimizer sgd --split fc1,fc2 -o",
+        ),
     ],
 )
 def test_a_table_of_another_run_is_refused_with_the_command(

@@ -20,7 +20,6 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Reach, Stream, Transfer
 from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.closed_form_tables import ClosedFormTables
 from predict.costs.communication.calls import works_after_compute
 from predict.costs.communication.communication_costs import Call, CommunicationCosts
 from predict.costs.cost_model import CostModel
@@ -207,16 +206,6 @@ def test_closed_forms_leave_it_out(strategy: str) -> None:
     measured_all = [measured(operation) for operation in ("send_recv", "all_gather", "all_reduce")]
     late, plain = (predicted(strategy, *entries, evaluator="paradl") for entries in (measured_all, ()))
     assert late.iteration_s == plain.iteration_s
-
-
-def test_tables_of_closed_forms_leave_it_out() -> None:
-    late, plain = (
-        ClosedFormTables(CostModel(profile=profile_of(*entries), network=NETWORK)).iteration_s(
-            "pipeline", batch=8, ranks=2
-        )
-        for entries in ([measured("send_recv")], ())
-    )
-    assert late == plain
 
 
 def test_data_parallelism_stays_as_it_is() -> None:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from numpy.typing import ArrayLike
 
 from paradl_bench.core.errors import UserError, unknown_choice
@@ -40,7 +41,6 @@ from paradl_bench.strategies.splitting.channel_shards import splittable
 from paradl_bench.strategies.splitting.options import SplitOptions
 from predict.closed_forms.pipeline_closed_form import LockStep, PipelineClosedForm, lock_step_settings
 from predict.closed_forms.shared_closed_form import SHARING, split_layers
-from predict.costs.communication.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from closed_form_tables import ClosedFormTables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_factory import NetworkFactory
@@ -19,7 +25,6 @@ from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.records.cluster import Cluster, Level
-from predict.closed_forms.closed_form_tables import ClosedFormTables
 from predict.costs.communication.collective_times import fitted_seconds
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
