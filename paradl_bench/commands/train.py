@@ -20,8 +20,8 @@ from paradl_bench.plan.options import (
     hang_option,
     kernel_options,
     link_option,
+    memory_options,
     nodes_option,
-    recompute_option,
     sample_options,
     verify_option,
 )
@@ -48,6 +48,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     accumulate: int
     batch_norm: Literal["local", "sync"]
+    offload: Literal["none", "optimizer"] | None
     balance: str | None
     device: str
     dtype: str
@@ -95,7 +96,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @sample_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @accumulate_option
-@recompute_option
+@memory_options
 @batch_norm_option
 @axis_options(
     {
@@ -185,7 +186,7 @@ def COMMAND(  # noqa: N802
         recompute=parse_recompute(recompute),
         axes=tuple(own.placed(on_node) for own in axes),
         layout=layout,
-        **msgspec.structs.asdict(run),
+        **{name: value for name, value in msgspec.structs.asdict(run).items() if value is not None},
         **_emulated(emulation),
     )
     request.check()
