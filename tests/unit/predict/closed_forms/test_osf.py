@@ -21,6 +21,7 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.data.fusion.rules import RULES, Fusion, Gradients, last_of_buffers
 from predict.cli import group
+from predict.closed_forms.ledgers import exposed_in_turn
 from predict.closed_forms.osf import exposed_seconds, scaling_factor, wait_seconds
 from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel
@@ -262,3 +263,19 @@ def test_the_command_takes_them_and_refuses_other_strategies(tmp_path: Path) -> 
     assert any("eq. 15" in note for note in found["notes"])
     refused = CliRunner().invoke(group, [*given_options, "--strategy", "f2", "--evaluator", "osf"])
     assert "osf has closed forms of serial and data, not of f2" in str(refused.exception)
+
+
+@given(layers=layer_lists, waits=st.lists(st.floats(0, 0.3), min_size=8, max_size=8), backward=st.floats(0, 20))
+def test_what_is_exposed_of_each_exchange_adds_up(
+    layers: list[tuple[float, int]], waits: list[float], backward: float
+) -> None:
+    ready = np.cumsum([seconds for seconds, _ in layers])
+    sent, wait = np.array([exchange(size) for _, size in layers]), np.array(waits[: len(layers)])
+    backward_s = max(backward, float(ready[-1]))
+    of_waits, of_exchanges = exposed_in_turn(ready, wait, sent, backward_s)
+    assert np.all(of_waits >= -1e-12)
+    assert np.all(of_waits <= wait + 1e-12)
+    assert np.all(of_exchanges >= -1e-12)
+    assert np.all(of_exchanges <= sent + 1e-12)
+    whole = exposed_seconds(ready, wait, sent, backward_s)
+    assert of_waits.sum() + of_exchanges.sum() == pytest.approx(whole, abs=1e-9)
