@@ -53,6 +53,7 @@ from paradl_bench.core.files.documents import validation_text
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.statistics import Summary
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.works.moving import COPY_WORDS
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.hosts.host_load import HostLoad
 from paradl_bench.records.kernel_settings import settings_of_label
@@ -204,11 +205,11 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of moving gradients, per tensor and per byte, fitted over models.
+    """Seconds of moving tensors of the sizes of gradients, per tensor and per byte, fitted over models.
 
     Attributes:
-        direction: ``into`` or ``out`` of exchange buckets; ``add``, to those of earlier micro-batches, which older
-            measurements do not hold.
+        direction: one of :data:`~paradl_bench.plan.works.moving.CopyDirection`; older measurements hold but the first
+            two.
     """
 
     direction: str
@@ -221,10 +222,10 @@ class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def what(self) -> str:
         """What was timed, in words."""
-        return "sums of gradients" if self.direction == "add" else f"copies {self.direction} buckets"
+        return COPY_WORDS.get(self.direction, self.direction)
 
     def seconds(self, bytes_moved: float, tensors: int) -> float:
-        """Of gradients of so many bytes in so many tensors."""
+        """Of so many bytes in so many tensors."""
         return tensors * self.alpha_s + bytes_moved * self.beta_s_per_byte
 
 

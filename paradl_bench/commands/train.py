@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,8 +18,8 @@ from paradl_bench.plan.options import (
     hang_option,
     kernel_options,
     link_option,
+    memory_options,
     nodes_option,
-    recompute_option,
     sample_options,
     verify_option,
 )
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 @sample_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @accumulate_option
-@recompute_option
+@memory_options
 @batch_norm_option
 @axis_options(
     {
@@ -89,15 +89,11 @@ class Limits(NamedTuple):
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
-    batch: int,
     iterations: int,
     warmup: int,
     input_shape: str | None,
     sequence: int | None,
-    optimizer: str,
-    accumulate: int,
     recompute: str | None,
-    batch_norm: Literal["local", "sync"],
     nodes: int | None,
     link_bandwidth: str | None,
     balance: str | None,
@@ -137,7 +133,7 @@ def COMMAND(  # noqa: N802
     parsed = parse_strategy(strategy)
     layout = layout_of_options(nodes, others["ranks_per_node"], link_bandwidth, ranks=parsed.ranks)
     # With nodes laid out by it, the option says no more.
-    axes, emulation = read_options(others if layout is None else {**others, "ranks_per_node": None})
+    axes, rest = read_options(others if layout is None else {**others, "ranks_per_node": None})
 
     def on_node() -> int | None:
         return ranks_of_node(launcher, parsed.ranks) if layout is None else layout.ranks_per_node
@@ -146,23 +142,19 @@ def COMMAND(  # noqa: N802
         model=model,
         input_shape=parse_sample_shape(input_shape, sequence),
         strategy=parsed,
-        batch=batch,
         device=device,
         dtype=dtype,
         kernel_settings=settings_given(
             channels_last=channels_last, compile=compile, tf32=tf32, cudnn_benchmark=cudnn_benchmark
         ),
-        optimizer=optimizer,
-        accumulate=accumulate,
         recompute=parse_recompute(recompute),
-        batch_norm=batch_norm,
         axes=tuple(own.placed(on_node) for own in axes),
         layout=layout,
         balance=balance,
         iterations=iterations,
         warmup=warmup,
         verify=verify,
-        **_emulated(emulation),
+        **_as_given(rest),
     )
     request.check()
     limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)
@@ -173,11 +165,12 @@ def COMMAND(  # noqa: N802
     print_training_summary(output, as_json=as_json)
 
 
-def _emulated(given: dict[str, Any]) -> dict[str, Any]:
+def _as_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that a request takes by their names; it has defaults for what nobody gives."""
     from paradl_bench.records.slow_rank import parse_slow_rank
 
-    text = given["slow_rank"]
-    return {**given, "slow_rank": None if text is None else parse_slow_rank(text)}
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | ({"slow_rank": parse_slow_rank(given["slow_rank"])} if "slow_rank" in given else {})
 
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:

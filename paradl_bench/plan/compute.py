@@ -302,6 +302,13 @@ def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
     return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
 
 
+def add_weight_update(
+    builder: RoleBuilder, work: WeightUpdate, settings: PlanSettings, after: tuple[int, ...] = ()
+) -> int:
+    """The weight update behind tasks; returns the last task of it."""
+    return builder.add(work, Phase.WU, Stream.COMPUTE, after)
+
+
 def gradient_order(network: ModelGraph) -> tuple[str, ...]:
     """Parameters in the order in which their gradients arrive; where none was seen, reverse registration order."""
     return network.gradient_order or tuple(parameter.name for parameter in reversed(network.parameters))

@@ -122,12 +122,15 @@ accumulate_option = click.option(
     " other.",
 )
 
-recompute_option = click.option(
-    "--recompute",
-    metavar="none|all|MODULE[,...]",
-    help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name, pattern"
-    " (layer1.*) or run of a sequence (features.3:8). Default: none.",
+memory_options = together(
+    click.option(
+        "--recompute",
+        metavar="none|all|MODULE[,...]",
+        help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name,"
+        " pattern (layer1.*) or run of a sequence (features.3:8). Default: none.",
+    ),
 )
+"""What a device keeps."""
 
 
 def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_shards: bool = False) -> Decorator:

@@ -14,11 +14,20 @@ from paradl_bench.plan.axes.registry import option_types
 RECOMPUTE_ALL = ("all",)
 """``PlanSettings.recompute`` of every block that the network's names tell."""
 
+AS_GIVEN = ("batch_norm", "accumulate")
+"""Settings whose value is that of the option of their name."""
+SIMULATED_ALONE = ("accumulate", "recompute")
+"""Settings that no closed form knows."""
+MEMORY_CHOICES: Mapping[str, tuple[object, ...]] = {"recompute": ((), RECOMPUTE_ALL)}
+"""Of settings that trade time for memory, the values that a search tries."""
+CHOICES_WITHIN_A_LIMIT: Mapping[str, tuple[object, ...]] = {}
+"""Those that it tries where it is known how much memory there is."""
+
 Options = TypeVar("Options", bound=AxisOptions)
 
 
-class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What, besides the network and the strategy, decides a plan.
+class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user chooses besides the network and the strategy: of a plan, of a run, and of what is kept of a run.
 
     Attributes:
         batch: global mini-batch.
@@ -29,10 +38,6 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         recompute: modules, patterns of them or slices of sequences whose activations are not kept but computed again in
             backward (:mod:`~paradl_bench.strategies.passes.recomputation`); :data:`RECOMPUTE_ALL` for all blocks, empty
             for none.
-        blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
-            these run on streams of their own.
-        axes: options of axes, by :meth:`of`; those that are the default are left out, so that equal settings compare
-            equal.
     """
 
     batch: PositiveCount
@@ -40,6 +45,23 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_norm: Literal["local", "sync"] = "local"
     accumulate: MicroBatches = 1
     recompute: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """These settings by name."""
+        return {name: getattr(self, name) for name in ChosenSettings.__struct_fields__}
+
+
+class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What, besides the network and the strategy, decides a plan.
+
+    Attributes:
+        blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
+            these run on streams of their own.
+        axes: options of axes, by :meth:`of`; those that are the default are left out, so that equal settings compare
+            equal.
+    """
+
     blocking: bool = False
     axes: tuple[AxisOptions, ...] = ()
 
@@ -79,15 +101,17 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Settings other than batch, optimizer, bucket limits and what follows from the library that are not the
         defaults, in words.
         """
-        said = {
-            "batch_norm": (self.batch_norm, "local"),
-            "accumulate": (str(self.accumulate), "1"),
-            "recompute": (",".join(self.recompute), ""),
-        }
-        found = {name: text for name, (text, default) in said.items() if text != default}
+        default = ChosenSettings(batch=self.batch, optimizer=self.optimizer).chosen
+        changed = {name: value for name, value in self.chosen.items() if value != default[name]}
+        found = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
         for kind in option_types():
             found |= self.of(kind).words
         return found
+
+    @property
+    def simulated_alone(self) -> dict[str, str]:
+        """Of the options those that no closed form knows."""
+        return {name: text for name, text in self.options.items() if name in SIMULATED_ALONE}
 
 
 def part_options(given: Mapping[str, Any]) -> tuple[tuple[AxisOptions, ...], dict[str, Any]]:

@@ -31,17 +31,15 @@ def has_closed_form(strategy: Strategy) -> bool:
 
 def has_closed_settings(settings: PlanSettings) -> bool:
     """Neither accumulated gradients nor activations that are computed again: closed forms have none of these."""
-    return settings.accumulate == 1 and not settings.recompute
+    return not settings.simulated_alone
 
 
 def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
     """Raises:
     UserError: gradients are to be accumulated, or activations to be computed again, which no closed form has.
     """
-    if settings.accumulate > 1:
-        raise UserError(f"{name} knows no --accumulate {settings.accumulate}: take --evaluator simulate")
-    if settings.recompute:
-        raise UserError(f"{name} knows no --recompute {','.join(settings.recompute)}: take --evaluator simulate")
+    for option, text in settings.simulated_alone.items():
+        raise UserError(f"{name} knows no --{option} {text}: take --evaluator simulate")
 
 
 def prepare_closed_form(

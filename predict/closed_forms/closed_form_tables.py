@@ -88,8 +88,8 @@ class ClosedFormTables:
     def __init__(self, model: CostModel, settings: PlanSettings | None = None) -> None:
         self._model = model
         self._settings = settings or PlanSettings(batch=1, optimizer=model.optimizer)
-        if self._settings.accumulate > 1 or self._settings.recompute:
-            raise UserError("closed forms know no accumulation of gradients and nothing computed again: simulate it")
+        for option, text in self._settings.simulated_alone.items():
+            raise UserError(f"closed forms know no --{option} {text}: simulate it")
         layers, until = [layer.name for layer in model.network.layers], self._settings.of(SpatialOptions).spatial_until
         if until is not None and until not in layers:
             raise unknown_choice(f"layer of {model.network.name} to end spatial parallelism before", until, layers)

@@ -14,7 +14,7 @@ from paradl_bench.plan.options import (
     batch_norm_option,
     input_options,
     kernel_options,
-    recompute_option,
+    memory_options,
     together,
 )
 
@@ -57,7 +57,7 @@ point_options = together(
     kernel_options,
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
     accumulate_option,
-    recompute_option,
+    memory_options,
     batch_norm_option,
     axis_options(
         {

@@ -308,7 +308,7 @@ def _compiled_notes(label: str) -> tuple[str, ...]:
 
 def _alone_on(samples: int, settings: PlanSettings) -> tuple[object, ...]:
     """What one rank's iteration depends on."""
-    return samples, settings.accumulate, settings.recompute
+    return samples, *settings.simulated_alone.items()
 
 
 def _breakdown(timing: Timing) -> dict[str, float]:

@@ -14,7 +14,7 @@ from paradl_bench.core.units import parse_recompute
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.axis_planner import refuse_unused
-from paradl_bench.plan.settings import PlanSettings, library_blocks
+from paradl_bench.plan.settings import AS_GIVEN, PlanSettings, library_blocks
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
 from predict.costs.communication.fusion import fusion_options
@@ -150,11 +150,10 @@ def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int],
         return PlanSettings(
             batch=batch,
             optimizer=model.optimizer,
-            batch_norm=options["batch_norm"],
-            accumulate=options["accumulate"],
             recompute=parse_recompute(options["recompute"]),
             blocking=library_blocks(model.communication.backend),
             axes=axes,
+            **{name: options[name] for name in AS_GIVEN if options[name] is not None},
         )
 
     return settings

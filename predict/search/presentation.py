@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
+from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
 from predict.search.search import Answer, Row, Searched
@@ -85,8 +86,7 @@ def _cells(row: Row) -> Mapping[str, str]:
     settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
     if (count := found.options.get("micro_batches")) is not None:
         settings.append("1 micro-batch" if count == "1" else f"{count} micro-batches")
-    settings += [f"accumulate {found.options['accumulate']}"] if "accumulate" in found.options else []
-    settings += [f"recompute {found.options['recompute']}"] if "recompute" in found.options else []
+    settings += [f"{name} {found.options[name]}" for name in SIMULATED_ALONE if name in found.options]
     cap = found.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
     cost = found.cost_per_epoch if found.cost_per_epoch is not None else found.cost_per_million_samples

@@ -104,7 +104,9 @@ class Ranker:
         memory_bounds = MemoryBounds(model, space, shared)
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
-        self._waiting = np.isfinite(self._estimates)
+        self._within = np.inf if limit_bytes is None else tensors_within(model.profile, limit_bytes)
+        self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
+        self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
         _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
         self._memory: dict[int, EstimatedMemory] = {}
@@ -145,9 +147,7 @@ class Ranker:
         return self._finish()
 
     def _rule_out_by_bound(self) -> None:
-        if self._limit is not None:
-            too_large = self._waiting & (self._bounds > tensors_within(self._model.profile, self._limit))
-            self._rule_out(too_large)
+        self._rule_out(self._waiting & (self._bounds > self._within))
 
     def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
         self._result.too_large += int((too_large & self._waiting).sum())
@@ -274,6 +274,8 @@ class Ranker:
             UserError: none does; the message says what needs least.
         """
         space, network = self._space, self._model.network
+        # Bounds are from below: what seemed not to need them may fit with these choices alone.
+        self._waiting |= self._unneeded & (self._bounds <= self._within)
         tried: list[tuple[int, str]] = []
         seen: set[int] = set()
         for candidate in np.argsort(self._bounds, kind="stable").tolist():

@@ -11,6 +11,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_memory, parse_ranks
 from paradl_bench.plan.axes.registry import option_types
+from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES
 from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
@@ -20,7 +21,7 @@ from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import read_model, settings_of
 from predict.search.candidates.mirrored import mirrored_dims
-from predict.search.candidates.space import KEPT_OR_AGAIN, Space, find_space
+from predict.search.candidates.space import Space, find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Ranking
 from predict.workload import evaluator_named
@@ -128,7 +129,8 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     limit = _limit_memory(model, options["memory"])
     settings = settings_of(model, options)(batches[0])
     caps = parse_caps(options["caps"])
-    recomputed = KEPT_OR_AGAIN if options["recompute"] is None else (settings.recompute,)
+    chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
+    held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
     like = mirrored_dims(model.profile, model.network, settings.of(SpatialOptions).spatial_until)
     rankings: list[Ranking] = []
     refused: list[UserError] = []
@@ -140,7 +142,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
             if model.cluster is not None:
                 model.cluster.level_of(ranks)
             computed_in = model.dtype, model.kernel_settings
-            space = find_space(model.network, settings, ranks, caps, recomputed, computed_in, like)
+            space = find_space(model.network, settings, ranks, caps, held, computed_in, like)
             predictor = Predictor(
                 model,
                 evaluator,

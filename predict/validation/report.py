@@ -10,6 +10,7 @@ from paradl_bench.core.terminal.command_line import open_console, refuse_overwri
 from paradl_bench.core.terminal.printed import in_code, in_markdown
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
+from paradl_bench.plan.settings import SIMULATED_ALONE
 from predict.prediction.presentation import flat_row, rows_csv
 from predict.validation.findings import findings, pairs_of
 from predict.validation.runs import PHASES
@@ -30,7 +31,7 @@ _RUN_TITLES = (
     "memory",
 )
 
-_TOLD = ("schedule", "accumulate", "recompute", "exchange", "batch_norm")
+_TOLD = ("schedule", *SIMULATED_ALONE, "exchange", "batch_norm")
 
 _RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
 

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from paradl_bench.core.errors import unknown_choice
+from paradl_bench.emulation.twin import GhostTwin
+from paradl_bench.plan.settings import PlanSettings
 
 OPTIMIZERS = ("sgd", "adam")
 # Small enough that losses on random data stay finite; the value does not change what a step costs.
@@ -36,6 +38,25 @@ def build_optimizer(
     if group is None:
         return classes[name](parameters, **arguments)
     return share_out_optimizer(classes[name], parameters, group, **arguments)
+
+
+def optimizer_of(
+    settings: PlanSettings,
+    parameters: Iterable[torch.nn.Parameter],
+    group: dist.ProcessGroup | None,
+    twin: GhostTwin | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer of a run.
+
+    Args:
+        group: as :func:`build_optimizer` takes it. twin: of an emulated run, whose weight update sleeps.
+
+    Raises:
+        UserError: unknown name.
+    """
+    if twin is not None:
+        return twin.optimizer(parameters, group)
+    return build_optimizer(settings.optimizer, parameters, group)
 
 
 def share_out_optimizer(

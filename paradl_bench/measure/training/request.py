@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
 from paradl_bench.network.graph import ModelGraph
@@ -15,7 +13,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import degree_of, zero_stage
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import ChosenSettings, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -30,14 +28,13 @@ RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebu
 """What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
 
 
-class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     """What ``paradl-bench train`` is asked to run.
 
     Attributes:
-        batch: global mini-batch.
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
-        batch_norm, accumulate, recompute, axes: as in :class:`~paradl_bench.plan.settings.PlanSettings`.
+        axes: as in :class:`~paradl_bench.plan.settings.PlanSettings`.
         layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.
@@ -52,14 +49,9 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     input_shape: tuple[int, ...] | None
     strategy: Strategy
-    batch: int
     device: str
     dtype: str = "fp32"
     kernel_settings: KernelSettings = NO_SETTINGS
-    optimizer: str = "sgd"
-    batch_norm: Literal["local", "sync"] = "local"
-    accumulate: int = 1
-    recompute: tuple[str, ...] = ()
     balance: str | None = None
     axes: tuple[AxisOptions, ...] = ()
     layout: NodeLayout | None = None
@@ -75,15 +67,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
-        return PlanSettings(
-            batch=self.batch,
-            optimizer=self.optimizer,
-            batch_norm=self.batch_norm,
-            accumulate=self.accumulate,
-            recompute=self.recompute,
-            blocking=self.device != "cuda",
-            axes=self.axes,
-        )
+        return PlanSettings(blocking=self.device != "cuda", axes=self.axes, **self.chosen)
 
     @property
     def shares_layers(self) -> bool:

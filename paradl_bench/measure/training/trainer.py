@@ -15,7 +15,7 @@ from paradl_bench.measure.execution.autocast import autocast_to
 from paradl_bench.measure.execution.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
-from paradl_bench.measure.execution.optimizers import build_optimizer
+from paradl_bench.measure.execution.optimizers import optimizer_of
 from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.training.ghosts import Ghost, HostTime, describe_run, measure_host_time
@@ -121,11 +121,9 @@ class Trainer:
             self._inputs = self._inputs.new_empty(0)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
+        self._optimizer = optimizer_of(request.settings, model.parameters(), built.optimizer_group, self._twin)
         if self._twin:
-            self._optimizer = self._twin.optimizer(model.parameters(), built.optimizer_group)
             self._twin.follow(built.spans, model.parameters())
-        else:
-            self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
         if not request.kernel_settings.compile:
             return (*issued, *self._run_recorded())

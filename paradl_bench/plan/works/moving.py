@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from paradl_bench.plan.works.work import Sort, Work
 
 CopyDirection = Literal["into", "out", "add"]
 """Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
+
+COPY_WORDS: Mapping[str, str] = {
+    "into": "copies into buckets",
+    "out": "copies out of buckets",
+    "add": "sums of gradients",
+}
+"""What was timed, in words, by direction."""
 
 _COPY_LABELS: dict[CopyDirection, str] = {
     "into": "copy into bucket",
@@ -17,10 +25,13 @@ _COPY_LABELS: dict[CopyDirection, str] = {
 }
 
 
-class BucketCopy(Work, frozen=True, kw_only=True, tag="bucket_copy"):
-    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
+class TensorCopy(Work, frozen=True, kw_only=True):
+    """Tensors moved on the compute stream, with one call each.
 
-    kind: ClassVar[str] = "copy of gradients"
+    Attributes:
+        direction: by which measurements are told apart.
+    """
+
     sort: ClassVar[Sort] = Sort.COPY
 
     direction: CopyDirection
@@ -36,6 +47,12 @@ class BucketCopy(Work, frozen=True, kw_only=True, tag="bucket_copy"):
     def details(self) -> dict[str, str | int]:
         """How much is moved."""
         return {"bytes": self.bytes, "tensors": self.tensors}
+
+
+class BucketCopy(TensorCopy, frozen=True, kw_only=True, tag="bucket_copy"):
+    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
+
+    kind: ClassVar[str] = "copy of gradients"
 
 
 class Wait(Work, frozen=True, kw_only=True, tag="wait"):

@@ -26,7 +26,7 @@ from paradl_bench.core.bounds import (
 )
 from paradl_bench.core.checks import check_aligned
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.plan.settings import PlanSettings, library_blocks, plan_settings
+from paradl_bench.plan.settings import ChosenSettings, PlanSettings, library_blocks, plan_settings
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
@@ -154,19 +154,19 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _OF_PLAN = (
-    *("batch_norm", "accumulate", "recompute", "bucket_cap_bytes", "first_bucket_bytes", "exchange", "ranks_per_node"),
+    *("bucket_cap_bytes", "first_bucket_bytes", "exchange", "ranks_per_node"),
     *("micro_batches", "schedule", "stages", "cut_by", "split", "filter_backward", "spatial_until"),
 )
-"""Fields of a run that decide its plan, as files have had them from the first version on."""
+"""Fields of a run that are of axes' options, as files have had them from the first version on."""
 
 
-class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
+    Of a pipeline ``stages`` are as they were cut, whatever by; empty, in runs of before, for a cut that balances FLOPs.
+
     Attributes:
-        batch: global mini-batch.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
-        batch_norm: statistics, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
         network_digest: digest of the traced network.
         cores: the core that each rank was pinned to; empty on GPUs.
         issued: collectives that rank 0 issued, by when; planned: what the plan holds.
@@ -174,7 +174,6 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         differences: what does not agree, in words.
         micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.plan.settings.PlanSettings`;
             stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
-        accumulate: micro-batches between two updates. recompute: what was computed again in backward. As there.
         split, filter_backward, spatial_until: of layers that are shared out, as there.
         exchange, ranks_per_node: of gradients, as there.
         axis_options: further fields of axes' options that are not the default, by name.
@@ -193,7 +192,6 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     input_shape: tuple[Extent, ...]
     strategy: str
     ranks: Ranks
-    batch: PositiveCount
     dtype: str
     optimizer: str
     backend: str
@@ -203,19 +201,16 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bucket_cap_bytes: Bytes
     first_bucket_bytes: Bytes
     network_digest: str
-    batch_norm: Literal["local", "sync"] = "local"
     micro_batches: MicroBatches | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
-    accumulate: MicroBatches = 1
-    recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     exchange: str = "flat"
     ranks_per_node: Ranks | None = None
-    axis_options: dict[str, Any] = {}
+    axis_options: dict[str, Any] = msgspec.field(default_factory=dict)
     cores: tuple[Index, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
@@ -237,17 +232,19 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
-        whole = {"batch": self.batch, "optimizer": self.optimizer, "blocking": library_blocks(self.backend)}
         fields = {name: value for name in _OF_PLAN if (value := getattr(self, name)) is not None}
-        return plan_settings(**whole, **fields, **self.axis_options)
+        return plan_settings(blocking=library_blocks(self.backend), **self.chosen, **fields, **self.axis_options)
 
 
 def fields_of_plan(settings: PlanSettings) -> dict[str, Any]:
     """What a :class:`TrainingRun` holds of a plan's settings, by its fields."""
     known = {name: value for name, value in settings.fields.items() if name in _OF_PLAN}
     others = {name: value for own in settings.axes for name, value in msgspec.structs.asdict(own).items()}
-    whole = {name: getattr(settings, name) for name in ("batch_norm", "accumulate", "recompute")}
-    return {**whole, **known, "axis_options": {name: value for name, value in others.items() if name not in _OF_PLAN}}
+    return {
+        **settings.chosen,
+        **known,
+        "axis_options": {name: value for name, value in others.items() if name not in _OF_PLAN},
+    }
 
 
 def read_run(directory: Path) -> TrainingRun:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.partition import box_elements, cut_box
@@ -25,14 +24,12 @@ from paradl_bench.plan.compute import LayerShard, gradient_order
 from paradl_bench.plan.mesh import degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.plan.works.computing import state_copies
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
-STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
-"""Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
 _GPU_MASK_BYTES = 1
 
 
@@ -72,7 +69,7 @@ def memory_use(parts_bytes: dict[str, int]) -> MemoryUse:
 def per_phase_memory(
     network: ModelGraph,
     local_batch: int,
-    optimizer: str,
+    settings: PlanSettings,
     *,
     exchanged: bool,
     dtype: str = "fp32",
@@ -121,15 +118,12 @@ def per_phase_memory(
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
-    fixed = fixed_parts(held, optimizer, exchanged=exchanged)
-    updated = parted.updated_bytes(network) if parted else None
-    if updated is not None:
-        fixed["optimizer"] = STATE_COPIES[optimizer] * updated
+    state = optimizer_state(held, settings, device, parted.updated_bytes(network) if parted else None)
     return memory_use(
         {
-            **fixed,
+            **fixed_parts(held, state, exchanged=exchanged),
             "input": network.input_bytes(local_batch, kept_dtype(dtype)),
-            **moving_parts(ledger, held, optimizer, device),
+            **moving_parts(ledger, state),
         }
     )
 
@@ -139,30 +133,56 @@ def mask_bytes(device: str) -> int | None:
     return None if device == "cpu" else _GPU_MASK_BYTES
 
 
-def fixed_parts(network: ModelGraph, optimizer: str, *, exchanged: bool) -> dict[str, int]:
-    """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration.
+class OptimizerState(NamedTuple):
+    """Bytes that an optimizer holds on the device: from iteration to iteration, and besides while it updates."""
+
+    kept_bytes: int
+    update_bytes: int
+
+
+def kept_copies(settings: PlanSettings) -> int:
+    """Tensors of a parameter's size that an optimizer keeps on the device from iteration to iteration.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    if optimizer not in STATE_COPIES:
-        raise unknown_choice("optimizer", optimizer, STATE_COPIES)
+    return state_copies(settings.optimizer)
+
+
+def optimizer_state(
+    network: ModelGraph, settings: PlanSettings, device: str, updated_bytes: int | None = None
+) -> OptimizerState:
+    """What an optimizer holds.
+
+    Args:
+        network: with the parameters that a rank updates. updated_bytes: of those whose state it keeps, where these are
+            not all.
+
+    Raises:
+        UserError: an optimizer whose state is not known.
+    """
+    sizes = [parameter.bytes for parameter in updated_parameters(network)]
+    kept = kept_copies(settings) * (sum(sizes) if updated_bytes is None else updated_bytes)
+    update = 0
+    if settings.optimizer == "adam":
+        update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
+    return OptimizerState(kept, update)
+
+
+def fixed_parts(network: ModelGraph, state: OptimizerState, *, exchanged: bool) -> dict[str, int]:
+    """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration."""
     parameters = network.parameter_bytes
     return {
         "parameters": parameters,
-        "optimizer": STATE_COPIES[optimizer] * total_bytes(updated_parameters(network)),
+        "optimizer": state.kept_bytes,
         "buckets": parameters if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
     }
 
 
-def moving_parts(ledger: Ledger, network: ModelGraph, optimizer: str, device: str) -> dict[str, int]:
+def moving_parts(ledger: Ledger, state: OptimizerState) -> dict[str, int]:
     """Activations and gradients when they are largest, the weight update included."""
-    sizes = [parameter.bytes for parameter in updated_parameters(network)]
-    update = 0
-    if optimizer == "adam":
-        update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
-    ledger.mark(update)
+    ledger.mark(state.update_bytes)
     activations, gradients = ledger.peak
     return {"gradients": gradients, "activations": activations}
 
@@ -179,7 +199,7 @@ def planned_memory(
         per_phase_memory(
             shared.network,
             settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
-            settings.optimizer,
+            settings,
             exchanged=degree_of(strategy, Trait.REPLICATES) > 1,
             dtype=dtype,
             device=device,

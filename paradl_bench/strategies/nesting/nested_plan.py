@@ -26,11 +26,11 @@ from paradl_bench.plan.axis_planner import (
     staging_axis,
     staging_planner,
 )
-from paradl_bench.plan.compute import weight_update
+from paradl_bench.plan.compute import add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, place_of, positions, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Stream, Work
+from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Work
 from paradl_bench.strategies.exchange.gradients import (
     GradientBuckets,
     GradientExchange,
@@ -196,7 +196,7 @@ class NestedPlanner:
         if not axes:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
-            builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
+            add_weight_update(builder, weight_update(network, settings), settings, last)
             return builder.build(f"device{number}", multiplicity)
         ranks = math.prod(strategy.axes[index].degree for index in axes)
         buckets, setup = once.exchanged(network)
@@ -211,7 +211,7 @@ class NestedPlanner:
         updates = (planner.add_update(builder, network, strategy, settings, done) for planner in updating)
         update = next((added for added in updates if added is not None), None)
         if update is None:
-            builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
+            add_weight_update(builder, weight_update(network, settings), settings, done)
         before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
         return builder.build(f"replica{number}", multiplicity, setup + (update or ()), exchanged_before=before)
 

@@ -38,6 +38,7 @@ from paradl_bench.strategies.memory.peak import (
     mask_bytes,
     memory_use,
     moving_parts,
+    optimizer_state,
 )
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -100,11 +101,12 @@ def _parts(
         for share in own
     }
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
+    state = optimizer_state(held, settings, device)
     return {
-        **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
+        **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
         "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
         "communication": count * sum(map(sum, received)),
-        **moving_parts(ledger, held, settings.optimizer, device),
+        **moving_parts(ledger, state),
     }
 
 

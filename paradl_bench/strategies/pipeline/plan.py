@@ -31,7 +31,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, Shares, samples_at_once, sharded_layers
-from paradl_bench.plan.compute import NetworkCompute, weight_update
+from paradl_bench.plan.compute import NetworkCompute, add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -214,16 +214,19 @@ class _RankPlan:
         own = list(self._own.values())
         held = hold_parameters(own[0].network, [share.stage for share in own], self._shared)
         update = RoleBuilder(self._works)
-        update.add(weight_update(held, self._settings), Phase.WU, Stream.COMPUTE)
+        add_weight_update(update, weight_update(held, self._settings), self._settings)
+        # It follows all that the actions are done with.
+        rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
+        awaited = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
         return Role(
             name=name,
             multiplicity=multiplicity,
-            phase=np.append(tasks.phase, np.int32(update.phase[0])),
-            stream=np.append(tasks.stream, np.int32(update.stream[0])),
-            work=np.append(tasks.work, np.int32(update.work[0])),
-            dependency_start=np.append(tasks.dependency_start, np.int32(len(tasks.dependencies) + len(tasks.done))),
-            dependencies=np.concatenate([tasks.dependencies, tasks.done]),
-            action=np.append(tasks.action, np.int32(-1)),
+            phase=np.append(tasks.phase, np.array(update.phase, np.int32)),
+            stream=np.append(tasks.stream, np.array(update.stream, np.int32)),
+            work=np.append(tasks.work, np.array(update.work, np.int32)),
+            dependency_start=np.append(tasks.dependency_start, rows),
+            dependencies=np.concatenate([tasks.dependencies, tasks.done, awaited]),
+            action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
             setup=self._setup(),
             handshake=self._handshake(),
         )

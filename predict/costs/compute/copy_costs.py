@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrate.profile.profile import CopyTime, Profile
-from paradl_bench.plan.tasks import BucketCopy
+from paradl_bench.plan.works.moving import TensorCopy
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
 from predict.costs.spread.assembly import Priced
@@ -12,7 +12,7 @@ _MORE_TO_ADD = 0.5
 """What adding up may take longer than copying: it moves three tensors where that moves two."""
 
 
-def nearest_copy(profile: Profile, work: BucketCopy, ranks_on_host: int) -> CopyTime | None:
+def nearest_copy(profile: Profile, work: TensorCopy, ranks_on_host: int) -> CopyTime | None:
     """What was measured with the nearest number of ranks on the host; None where nothing was.
 
     Copies into buckets stand for sums that were not measured.
@@ -24,7 +24,7 @@ def nearest_copy(profile: Profile, work: BucketCopy, ranks_on_host: int) -> Copy
     return next(copy for copy in copies if copy.ranks_on_host == measured)
 
 
-def alone_over_all(profile: Profile, work: BucketCopy, ranks_on_host: int) -> tuple[float, float]:
+def alone_over_all(profile: Profile, work: TensorCopy, ranks_on_host: int) -> tuple[float, float]:
     """Seconds with one rank on the host over those with all of them, and the ratio's standard deviation.
 
     1 and 0 where they were not measured both ways.
@@ -40,7 +40,7 @@ def alone_over_all(profile: Profile, work: BucketCopy, ranks_on_host: int) -> tu
     return ratio, ratio * (one.relative_sd**2 + every.relative_sd**2) ** 0.5
 
 
-def priced_copy(copy: CopyTime, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
+def priced_copy(copy: CopyTime, work: TensorCopy, count: float, ranks_on_host: int) -> Priced:
     """Gradients moved, by a measurement; a sum that was not measured is a copy that may take half as long again.
 
     Args:
@@ -63,7 +63,7 @@ def priced_copy(copy: CopyTime, work: BucketCopy, count: float, ranks_on_host: i
     return Priced(cost, count, work, modes=((copy.what, seconds * copy.relative_sd),))
 
 
-def _copies(profile: Profile, work: BucketCopy) -> list[CopyTime]:
+def _copies(profile: Profile, work: TensorCopy) -> list[CopyTime]:
     found = [copy for copy in profile.copies if copy.direction == work.direction]
     if not found and work.direction == "add":
         return [copy for copy in profile.copies if copy.direction == "into"]

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
@@ -27,7 +28,7 @@ from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.schedules.catalog import schedules
-from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings
+from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.data.zero.plan import check_zero
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
@@ -42,8 +43,8 @@ from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
 MOST_TRIED_MICRO_BATCHES = 512
 
-KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
-"""``PlanSettings.recompute`` to try: all activations are kept, or those of all blocks are computed again."""
+Held = Mapping[str, Any]
+"""What is chosen of :data:`~paradl_bench.plan.settings.MEMORY_CHOICES`, by name."""
 
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
@@ -96,8 +97,8 @@ class Space:
     Attributes:
         strategies: every placement. meshes: distinct ones; mesh_of: each strategy's index in them.
         schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
-        recomputed: of ``PlanSettings.recompute``.
-        strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``recomputed``) but for
+        held: choices of what a device keeps.
+        strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``held``) but for
             micro-batches.
         impossible: what cannot be, counted. not_searched: what could, and has no candidates.
     """
@@ -108,7 +109,7 @@ class Space:
     mesh_of: Ints
     schedules: tuple[str, ...]
     caps_mb: tuple[float | None, ...]
-    recomputed: tuple[tuple[str, ...], ...]
+    held: tuple[Held, ...]
     strategy: Ints
     micro_batches: Ints
     schedule: Ints
@@ -135,8 +136,22 @@ class Space:
         return msgspec.structs.replace(
             self.settings.having(buckets, turns),
             accumulate=1 if pipelined else count,
-            recompute=self.recomputed[self.again[candidate]],
+            **self.held[self.again[candidate]],
         )
+
+    def unneeded(self, may_fit: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Candidates with a choice that is made within a limit alone, which may fit without it.
+
+        Args:
+            may_fit: per candidate.
+        """
+        chosen = np.zeros(len(self.held), bool)
+        for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
+            if len({choice.get(name) for choice in self.held}) > 1:
+                chosen |= np.array([choice[name] != without for choice in self.held])
+        own = chosen[self.again]
+        # A candidate follows the one that differs from it in that choice alone.
+        return np.asarray(own & np.append(False, may_fit[:-1]))
 
     def is_pipelined(self, candidate: int) -> bool:
         """Whether the candidate has stages."""
@@ -152,7 +167,7 @@ def find_space(
     settings: PlanSettings,
     ranks: int,
     caps_mb: Sequence[float],
-    recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
+    held: Sequence[Held] | None = None,
     computed_in: tuple[str, str] = ("fp32", ""),
     like: tuple[int, ...] = (),
 ) -> Space:
@@ -160,8 +175,8 @@ def find_space(
 
     Args:
         settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
-        recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
-            left out.
+        held: choices of what a device keeps, None for all; where there are several, those that the network has nothing
+            for are left out.
         computed_in: dtype and kernel settings that are trained in.
         like: per spatial dim, the first that is like it, of blocks that are predicted alike; none where all differ.
 
@@ -171,8 +186,8 @@ def find_space(
     impossible = RuledOut()
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
-    recomputed = _possible_segments(network, settings, recomputed, impossible, computed_in[0])
-    finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible, like)
+    held = _possible(network, settings, held_choices() if held is None else held, impossible, computed_in[0])
+    finder = _Finder(network, settings, ranks, names, caps, held, impossible, like)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
     mesh_of: list[int] = []
@@ -197,18 +212,18 @@ def find_space(
         mesh_of=np.array(mesh_of),
         schedules=names,
         caps_mb=caps,
-        recomputed=recomputed,
+        held=held,
         strategy=columns[0],
         micro_batches=columns[1],
         schedule=columns[2],
         cap=columns[3],
         again=columns[4],
         impossible=impossible,
-        not_searched=(*_left_out(settings, meshes, recomputed), *finder.mirrors()),
+        not_searched=(*_left_out(settings, meshes, held), *finder.mirrors()),
     )
 
 
-def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Held]) -> Iterator[str]:
     """What could be asked for of the meshes and has no candidates."""
     locally = {settings.batch // mesh.replicas for mesh in meshes}
     if any(divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
@@ -217,26 +232,33 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequen
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
     if any(mesh.stages > 1 for mesh in meshes):
         yield "stages that do not balance FLOPs (--stages)"
-    if len(recomputed) > 1:
+    if len({choice["recompute"] for choice in held}) > 1:
         yield "activations of some blocks computed again (--recompute)"
 
 
-def _possible_segments(
-    network: ModelGraph,
-    settings: PlanSettings,
-    recomputed: Sequence[tuple[str, ...]],
-    impossible: RuledOut,
-    dtype: str,
-) -> tuple[tuple[str, ...], ...]:
+def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[Held, ...]:
+    """Every choice of what a device keeps.
+
+    Args:
+        given: choices that are not to be searched. limited: whether anything says how much memory there is.
+    """
+    values = {**MEMORY_CHOICES, **(CHOICES_WITHIN_A_LIMIT if limited else {})}
+    values.update((name, (value,)) for name, value in (given or {}).items())
+    return tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
+
+
+def _possible(
+    network: ModelGraph, settings: PlanSettings, held: Sequence[Held], impossible: RuledOut, dtype: str
+) -> tuple[Held, ...]:
     found = []
-    for chosen in recomputed:
+    for chosen in held:
         try:
-            tried = msgspec.structs.replace(settings, recompute=chosen)
+            tried = msgspec.structs.replace(settings, **chosen)
             segments_of(network, tried)
             check_dtype(Strategy(), tried, dtype)
             found.append(chosen)
         except UserError as error:
-            if len(recomputed) == 1:
+            if len(held) == 1:
                 raise
             impossible.add(str(error))
     return tuple(found)
@@ -250,14 +272,14 @@ class _Finder:
         ranks: int,
         names: Sequence[str],
         caps: Sequence[float | None],
-        recomputed: Sequence[tuple[str, ...]],
+        held: Sequence[Held],
         impossible: RuledOut,
         like: tuple[int, ...],
     ) -> None:
         self.mirrored: list[Axis] = []
         self._like = like
         self._network, self._settings, self._ranks = network, settings, ranks
-        self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
+        self._names, self._caps, self._held, self._impossible = names, caps, held, impossible
         self._schedules = [schedules()[name] for name in names]
         self._most_stages, self._why = most_stages(network), widest_share(network)
 
@@ -374,9 +396,9 @@ class _Finder:
         return np.array(rows, np.int64).reshape(-1, 4)
 
     def _computed_again(self, mesh: Mesh) -> list[int]:
-        """What the mesh can have of ``recomputed``; placements that it rules out are counted."""
-        found = [which for which, chosen in enumerate(self._recomputed) if mesh.computes_again or not chosen]
-        if len(found) < len(self._recomputed):
+        """What the mesh can have of ``held``; placements that it rules out are counted."""
+        found = [which for which, chosen in enumerate(self._held) if mesh.computes_again or not chosen["recompute"]]
+        if len(found) < len(self._held):
             other, them = ("ZeRO stages 2 and 3", "them") if mesh.zero > 1 else ("a pipeline", "one")
             text = f"{other} with --recompute, which runs without {them}"
             self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))

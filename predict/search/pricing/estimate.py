@@ -122,8 +122,7 @@ class Estimates:
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
         self._again = [
-            computed_again(model.network, msgspec.structs.replace(space.settings, recompute=chosen))
-            for chosen in space.recomputed
+            computed_again(model.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
         ]
         self._cuts: dict[tuple[int, int], Cut] = {}
 

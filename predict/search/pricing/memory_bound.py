@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
-from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -22,14 +21,14 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
-from paradl_bench.strategies.memory.peak import STATE_COPIES, MemoryUse
+from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.factorings import alike
-from predict.search.candidates.space import Mesh, Space
+from predict.search.candidates.space import Held, Mesh, Space
 from predict.search.pricing.shared_work import SharedWorks
 
 _ENOUGH = 4
@@ -57,14 +56,12 @@ class MemoryBounds:
 
     def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
         self._model, self._space, self._shared = model, space, shared
-        if model.optimizer not in STATE_COPIES:
-            raise unknown_choice("optimizer", model.optimizer, STATE_COPIES)
-        self._states = STATE_COPIES[model.optimizer]
+        self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
         self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
         self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
         self._input_bytes = model.network.input_bytes(1, kept_dtype(model.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
-        self._whole = [self._activations_of_all(chosen) for chosen in space.recomputed]
+        self._whole = [self._activations_of_all(chosen) for chosen in space.held]
         mesh_of = space.mesh_of[space.strategy]
         self._first, self.plan_of = alike(mesh_of, space.micro_batches, space.schedule, space.again)
 
@@ -78,14 +75,12 @@ class MemoryBounds:
         ]
         return np.array(found)[self.plan_of]
 
-    def _activations_of_all(self, recompute: tuple[str, ...]) -> tuple[float, float]:
+    def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
         network, settings = self._model.network, self._space.settings
         peaks = []
         for batch in (1, 2):
-            own = msgspec.structs.replace(
-                settings.changed(ExchangeOptions, exchange="flat"), batch=batch, recompute=recompute
-            )
+            own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
             use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
@@ -101,16 +96,16 @@ class MemoryBounds:
             active = max(first + (local // count - 1) * other, 0.0) / parts
         else:
             active = self._most_under_way(schedule, mesh.stages, count) * (local // count) * kept / parts
-        copies = self._copies(mesh)
+        copies = self._copies(mesh, self._states[again])
         gradients = 1 / (mesh.replicas if mesh.zero > 1 else 1)
         active += local * self._input_bytes
         return max(float(parameters.max()) * (copies + gradients), float(parameters[0]) * copies + active)
 
-    def _copies(self, mesh: Mesh) -> float:
+    def _copies(self, mesh: Mesh, states: int) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""
         if mesh.zero > 1:
-            return (1 + self._states) / mesh.replicas
-        return 1 + self._states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
+            return (1 + states) / mesh.replicas
+        return 1 + states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
 
     def _of_stages(self, mesh: Mesh, schedule: str) -> _OfStages:
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1

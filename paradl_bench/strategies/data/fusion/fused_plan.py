@@ -44,10 +44,8 @@ def check_fusion(fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> 
         raise UserError(f"{name} exchanges flat: leave out --exchange {settings.of(ExchangeOptions).exchange}")
     if settings.batch_norm == "sync":
         raise UserError(f"{name} knows no synchronised batch norm: leave out --batch-norm sync")
-    if settings.accumulate > 1:
-        raise UserError(f"{name} knows no --accumulate {settings.accumulate}: leave it out")
-    if settings.recompute:
-        raise UserError(f"{name} knows no --recompute {','.join(settings.recompute)}: leave it out")
+    for option, text in settings.simulated_alone.items():
+        raise UserError(f"{name} knows no --{option} {text}: leave it out")
 
 
 class _Sent(NamedTuple):

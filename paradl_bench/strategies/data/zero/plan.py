@@ -36,7 +36,13 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.compute import NetworkCompute, gradient_order, layers_with_gradient, operations_of_forward
+from paradl_bench.plan.compute import (
+    NetworkCompute,
+    add_weight_update,
+    gradient_order,
+    layers_with_gradient,
+    operations_of_forward,
+)
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -121,7 +127,7 @@ def add_optimizer_broadcasts(
     largest = max(own, key=lambda part: sum(parameter.elements for parameter in part))
     elements = sum(parameter.elements for parameter in largest)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(largest))
-    update = builder.add(work, Phase.WU, Stream.COMPUTE, after)
+    update = add_weight_update(builder, work, settings, after)
     sizes = [total_bytes(part) or _EMPTY_BUCKET_BYTES for part in parts]
     for size in sizes:
         sent = Collective(operation="broadcast", message_bytes=size, ranks=ranks)
@@ -148,7 +154,7 @@ def build_sharded_role(network: ModelGraph, strategy: Strategy, settings: PlanSe
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
     elements = sum(shard_elements(parameter, strategy.ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
-    builder.add(work, Phase.WU, Stream.COMPUTE, done)
+    add_weight_update(builder, work, settings, done)
     return builder.build("replica", strategy.ranks, _in_first_iterations("reduce_scatter", scattered_bytes))
 
 

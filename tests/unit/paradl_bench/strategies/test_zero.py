@@ -242,7 +242,7 @@ def test_memory_falls_stage_by_stage() -> None:
     whole = network.parameter_bytes
     peaks = []
     for stage in range(4):
-        found = per_phase_memory(network, 2, "sgd", exchanged=stage < 2, parted=ZeroState(stage, 4))
+        found = per_phase_memory(network, 2, PlanSettings(batch=1), exchanged=stage < 2, parted=ZeroState(stage, 4))
         assert sum(found.parts_bytes.values()) == found.peak_bytes
         peaks.append(found.peak_bytes)
         parts = found.parts_bytes
@@ -255,10 +255,10 @@ def test_stage_3_holds_one_unit_and_the_buffer_of_the_next() -> None:
     """Three equal units of w bytes over 4 ranks, next to no activations."""
     network = make_network((400, 400, 400, 400))
     w = E * (400 * 400 + 400)
-    found = per_phase_memory(network, 1, "sgd", exchanged=False, parted=ZeroState(3, 4)).parts_bytes
+    found = per_phase_memory(network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(3, 4)).parts_bytes
     # Backward of the middle unit: it, the buffer of the first, its gradients, those of the last as sent and as kept.
     assert found["gradients"] == pytest.approx(w + w + w + w + w / 4, rel=0.02)
-    kept = per_phase_memory(network, 1, "sgd", exchanged=False, parted=ZeroState(2, 4)).parts_bytes
+    kept = per_phase_memory(network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, 4)).parts_bytes
     # Forward, while the last unit is copied out: all three, its buffer and that of the one before.
     assert kept["gradients"] == pytest.approx(5 * w, rel=0.02)
 
@@ -266,7 +266,9 @@ def test_stage_3_holds_one_unit_and_the_buffer_of_the_next() -> None:
 def test_stage_2_holds_gradients_twice_while_they_are_reduced() -> None:
     """A last unit of more than four times the one before, which forward then holds less of than backward."""
     first, second, last = (E * (x * y + y) for x, y in ((400, 40), (40, 40), (40, 800)))
-    found = per_phase_memory(make_network((400, 40, 40, 800)), 1, "sgd", exchanged=False, parted=ZeroState(2, 4))
+    found = per_phase_memory(
+        make_network((400, 40, 40, 800)), 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, 4)
+    )
     assert found.parts_bytes["gradients"] == pytest.approx(first + second + 2 * last + last / 4, rel=0.02)
 
 

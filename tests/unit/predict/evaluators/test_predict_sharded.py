@@ -215,7 +215,7 @@ def test_blocks_hold_their_positions_and_their_halos() -> None:
 
 
 def test_one_rank_and_no_sharing_hold_what_serial_holds() -> None:
-    alone = per_phase_memory(NETWORK, BATCH, "sgd", exchanged=False)
+    alone = per_phase_memory(NETWORK, BATCH, PlanSettings(batch=1), exchanged=False)
     for strategy in ("serial", "f1", "c1", "s1", "d1"):
         assert planned_memory(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH)) == alone
 

@@ -10,6 +10,7 @@ from profile_factory import make_network
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.data.zero.memory import ZeroState
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.peak import per_phase_memory
@@ -27,7 +28,7 @@ def test_paradl_counts_every_tensor_twice_and_the_bias_once() -> None:
 
 
 def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
-    found = per_phase_memory(SMALL, 1000, "sgd", exchanged=False)
+    found = per_phase_memory(SMALL, 1000, PlanSettings(batch=1), exchanged=False)
     fixed = 2 * PARAMETERS + 4 * 128 + 4 * 1000 * 64
     # Backward of relu0: outputs of fc0 and fc1 are freed from the back, so fc0's is left; relu0 has two gradients of
     # 128, and fc1's gradients are there. Backward of fc1: both outputs, gradients of 128 and 32.
@@ -39,13 +40,16 @@ def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
 
 
 def test_a_tiny_batch_peaks_at_the_weight_update_or_after_backward() -> None:
-    found = per_phase_memory(SMALL, 1, "sgd", exchanged=False)
+    found = per_phase_memory(SMALL, 1, PlanSettings(batch=1), exchanged=False)
     assert found.parts_bytes["gradients"] == PARAMETERS
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 2)])
 def test_optimizers_hold_state(optimizer: str, copies: int) -> None:
-    assert per_phase_memory(SMALL, 1, optimizer, exchanged=False).parts_bytes["optimizer"] == copies * PARAMETERS
+    assert (
+        per_phase_memory(SMALL, 1, PlanSettings(batch=1, optimizer=optimizer), exchanged=False).parts_bytes["optimizer"]
+        == copies * PARAMETERS
+    )
 
 
 def test_parameters_without_a_gradient_have_no_state() -> None:
@@ -53,20 +57,27 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
     unread = Tensor(name="unread.weight", shape=(100, 10))
     network = msgspec.structs.replace(SMALL, parameters=(*SMALL.parameters, unread), gradient_order=read)
     parts = [
-        per_phase_memory(network, 1, "adam", exchanged=True, parted=ZeroState(z, 2)).parts_bytes for z in (0, 1, 3)
+        per_phase_memory(
+            network, 1, PlanSettings(batch=1, optimizer="adam"), exchanged=True, parted=ZeroState(z, 2)
+        ).parts_bytes
+        for z in (0, 1, 3)
     ]
     assert [of["optimizer"] for of in parts] == [2 * PARAMETERS, 2 * (4 * 128 * 64), PARAMETERS]
     assert [of["buckets"] for of in parts] == [PARAMETERS + 4000, PARAMETERS + 4000, 0]
 
 
 def test_data_parallelism_holds_gradients_twice() -> None:
-    alone, beside = (per_phase_memory(SMALL, 4, "sgd", exchanged=exchanged) for exchanged in (False, True))
+    alone, beside = (
+        per_phase_memory(SMALL, 4, PlanSettings(batch=1), exchanged=exchanged) for exchanged in (False, True)
+    )
     assert beside.peak_bytes - alone.peak_bytes == PARAMETERS
 
 
 def test_an_optimizer_of_unknown_state_is_refused() -> None:
     with pytest.raises(UserError, match="unknown optimizer 'lion'"):
-        per_phase_memory(SMALL, 4, "lion", exchanged=False)
+        per_phase_memory(
+            SMALL, 4, PlanSettings(batch=1, optimizer=PlanSettings(batch=1, optimizer="lion")), exchanged=False
+        )
 
 
 @pytest.mark.parametrize(("kind", "function", "held"), [("view", "flatten", 1), ("copy", "clone", 2)])
@@ -80,13 +91,15 @@ def test_views_own_nothing_and_copies_do(kind: str, function: str, held: int) ->
         output_shape=(128,),
     )
     network = ModelGraph(name="n", input_shape=(64,), layers=(SMALL.layers[0], last), parameters=SMALL.parameters[:2])
-    found = per_phase_memory(network, 1000, "sgd", exchanged=False).parts_bytes
+    found = per_phase_memory(network, 1000, PlanSettings(batch=1), exchanged=False).parts_bytes
     assert found["activations"] == 4 * 1000 * held * 128
 
 
 def test_adam_works_in_tensors_of_its_own() -> None:
     sgd, adam, on_gpu = (
-        per_phase_memory(SMALL, 1, optimizer, exchanged=False, device=device).parts_bytes["activations"]
+        per_phase_memory(
+            SMALL, 1, PlanSettings(batch=1, optimizer=optimizer), exchanged=False, device=device
+        ).parts_bytes["activations"]
         for optimizer, device in (("sgd", "cpu"), ("adam", "cpu"), ("adam", "cuda"))
     )
     assert sgd < 4 * 128 * 64
@@ -97,7 +110,7 @@ def test_adam_works_in_tensors_of_its_own() -> None:
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(1, 100))
 def test_memory_grows_with_the_batch_and_holds_at_least_what_is_fixed(widths: list[int], batch: int) -> None:
     network = make_network(widths)
-    one, more = (per_phase_memory(network, size, "sgd", exchanged=False) for size in (batch, batch + 1))
+    one, more = (per_phase_memory(network, size, PlanSettings(batch=1), exchanged=False) for size in (batch, batch + 1))
     assert more.peak_bytes > one.peak_bytes
     assert one.peak_bytes >= 3 * network.parameter_bytes
     outputs = sum(layer.output_elements for layer in network.layers if layer.kind == "linear")

@@ -132,7 +132,7 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(model: CostModel) -> 
             mesh_of=np.zeros(1, np.int64),
             schedules=space.schedules,
             caps_mb=space.caps_mb,
-            recomputed=space.recomputed,
+            held=space.held,
             strategy=np.zeros(len(own), np.int64),
             impossible=space.impossible,
             not_searched=(),

@@ -12,6 +12,7 @@ from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.memory_tracking import track_memory
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.memory.peak import per_phase_memory
 
 BATCH = 6
@@ -152,7 +153,9 @@ def tracked(model: LoadedModel, optimizer_name: str) -> dict[str, int]:
 
 
 def predicted(model: LoadedModel, optimizer: str) -> dict[str, int]:
-    parts = per_phase_memory(trace_network(model), BATCH, optimizer, exchanged=False).parts_bytes
+    parts = per_phase_memory(
+        trace_network(model), BATCH, PlanSettings(batch=1, optimizer=optimizer), exchanged=False
+    ).parts_bytes
     return {name: size for name, size in parts.items() if size}
 
 

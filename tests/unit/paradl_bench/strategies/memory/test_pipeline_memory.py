@@ -6,7 +6,7 @@ import pytest
 from network_factory import NetworkFactory
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import plan_settings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.pipeline.memory import pipelined_memory
@@ -26,7 +26,7 @@ def use(text: str, schedule: str, micro_batches: int, batch: int = 16) -> dict[s
 
 
 def test_a_rank_holds_its_own_stages() -> None:
-    whole = per_phase_memory(chain(), 16, "sgd", exchanged=False).parts_bytes
+    whole = per_phase_memory(chain(), 16, PlanSettings(batch=1), exchanged=False).parts_bytes
     parts = use("p2", "gpipe", 4)
     assert parts["parameters"] == parts["optimizer"] == whole["parameters"] / 2
     # A later micro-batch makes the gradients of a layer, one of two, beside those that are there.
