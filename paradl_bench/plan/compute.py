@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
     Communication,
@@ -18,6 +18,8 @@ from paradl_bench.plan.tasks import (
     Stream,
     WeightUpdate,
 )
+from paradl_bench.plan.works.computing import state_copies
+from paradl_bench.plan.works.moving import StateCopy
 
 INPUT = "input"
 """What a network reads, among the inputs of its layers."""
@@ -305,8 +307,15 @@ def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
 def add_weight_update(
     builder: RoleBuilder, work: WeightUpdate, settings: PlanSettings, after: tuple[int, ...] = ()
 ) -> int:
-    """The weight update behind tasks; returns the last task of it."""
-    return builder.add(work, Phase.WU, Stream.COMPUTE, after)
+    """The weight update behind tasks, between copies of a state that lies in host memory; returns the last task."""
+    if settings.offload == "none":
+        return builder.add(work, Phase.WU, Stream.COMPUTE, after)
+    copies = state_copies(work.optimizer)
+    size, tensors = copies * work.elements * DTYPE_BYTES["fp32"], copies * work.tensors
+    fetch, store = (StateCopy(direction=way, bytes=size, tensors=tensors) for way in ("fetch", "store"))
+    fetched = builder.add(fetch, Phase.WU, Stream.COMPUTE, after)
+    updated = builder.add(work, Phase.WU, Stream.COMPUTE, (fetched,))
+    return builder.add(store, Phase.WU, Stream.COMPUTE, (updated,))
 
 
 def gradient_order(network: ModelGraph) -> tuple[str, ...]:

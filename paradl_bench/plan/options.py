@@ -129,6 +129,12 @@ memory_options = together(
         help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name,"
         " pattern (layer1.*) or run of a sequence (features.3:8). Default: none.",
     ),
+    click.option(
+        "--offload",
+        type=click.Choice(["none", "optimizer"]),
+        help="Keep the optimizer's state (momentum, Adam's moments) in host memory: it is copied to the device for each"
+        " weight update, and back. Default: none; predict search tries both where memory is limited.",
+    ),
 )
 """What a device keeps."""
 

@@ -14,13 +14,13 @@ from paradl_bench.plan.axes.registry import option_types
 RECOMPUTE_ALL = ("all",)
 """``PlanSettings.recompute`` of every block that the network's names tell."""
 
-AS_GIVEN = ("batch_norm", "accumulate")
+AS_GIVEN = ("batch_norm", "accumulate", "offload")
 """Settings whose value is that of the option of their name."""
-SIMULATED_ALONE = ("accumulate", "recompute")
+SIMULATED_ALONE = ("accumulate", "recompute", "offload")
 """Settings that no closed form knows."""
 MEMORY_CHOICES: Mapping[str, tuple[object, ...]] = {"recompute": ((), RECOMPUTE_ALL)}
 """Of settings that trade time for memory, the values that a search tries."""
-CHOICES_WITHIN_A_LIMIT: Mapping[str, tuple[object, ...]] = {}
+CHOICES_WITHIN_A_LIMIT: Mapping[str, tuple[object, ...]] = {"offload": ("none", "optimizer")}
 """Those that it tries where it is known how much memory there is."""
 
 Options = TypeVar("Options", bound=AxisOptions)
@@ -38,6 +38,8 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
         recompute: modules, patterns of them or slices of sequences whose activations are not kept but computed again in
             backward (:mod:`~paradl_bench.strategies.passes.recomputation`); :data:`RECOMPUTE_ALL` for all blocks, empty
             for none.
+        offload: whether the ``optimizer``'s state lies in host memory, and is copied to the device for each weight
+            update and back; else ``none``.
     """
 
     batch: PositiveCount
@@ -45,6 +47,7 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_norm: Literal["local", "sync"] = "local"
     accumulate: MicroBatches = 1
     recompute: tuple[str, ...] = ()
+    offload: Literal["none", "optimizer"] = "none"
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 
-from paradl_bench.core.errors import unknown_choice
+from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.plan.settings import PlanSettings
 
@@ -52,11 +54,73 @@ def optimizer_of(
         group: as :func:`build_optimizer` takes it. twin: of an emulated run, whose weight update sleeps.
 
     Raises:
-        UserError: unknown name.
+        UserError: unknown name; an emulated run with its state in host memory.
     """
     if twin is not None:
+        if settings.offload != "none":
+            raise UserError(f"--emulate has no state to copy: leave out --offload {settings.offload}")
         return twin.optimizer(parameters, group)
-    return build_optimizer(settings.optimizer, parameters, group)
+    optimizer = build_optimizer(settings.optimizer, parameters, group)
+    if settings.offload != "none":
+        # One whose state is shared out keeps its part in one of its own.
+        offload_state(getattr(optimizer, "optim", optimizer))
+    return optimizer
+
+
+def offload_state(optimizer: torch.optim.Optimizer) -> None:
+    """Keep an optimizer's state in host memory but while it steps; on the device its tensors hold no memory then."""
+    hosts: dict[torch.Tensor, torch.Tensor] = {}
+
+    def fetch(*_: object) -> None:
+        for tensor, host in hosts.items():
+            fetch_values(tensor, host)
+
+    def store(*_: object) -> None:
+        for tensor in _state_tensors(optimizer):
+            if tensor not in hosts:
+                hosts[tensor] = host_copy(tensor)
+            store_values(tensor, hosts[tensor])
+
+    optimizer.register_step_pre_hook(fetch)
+    optimizer.register_step_post_hook(store)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Tensors of parameters' sizes, a rank's own part of each; counts of steps are numbers."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.dim():
+                yield value.to_local() if isinstance(value, DTensor) else value
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in host memory, laid out alike, in pages that stay there where a device reads them."""
+    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    _copy(host, tensor)
+    return host
+
+
+def fetch_values(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Give a tensor its memory on the device, and the values that lie in host memory."""
+    tensor.untyped_storage().resize_(host.nbytes)
+    _copy(tensor, host)
+
+
+def store_values(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Copy a tensor's values to host memory, and take its memory on the device from it."""
+    _copy(host, tensor)
+    tensor.untyped_storage().resize_(0)
+
+
+def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
+    """Copy between host and device, in the order of the device's stream.
+
+    A CPU's memory is the host's: no call of torch copies there, whose tensors a tracker of the device's memory counts.
+    """
+    if to.is_cuda or of.is_cuda:
+        to.copy_(of, non_blocking=True)
+    else:
+        ctypes.memmove(to.data_ptr(), of.data_ptr(), of.nbytes)
 
 
 def share_out_optimizer(

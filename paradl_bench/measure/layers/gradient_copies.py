@@ -3,18 +3,24 @@
 torch's reducer does this with one call a gradient (``mul_out`` into the bucket's view, ``copy_`` back); so does this,
 over gradients and buckets of the same sizes, in the order in which backward finishes them. What autograd adds to the
 gradients of an earlier micro-batch, it adds in place, one call a gradient.
+
+An optimizer's state that lies in host memory is copied to the device and back, one call a tensor; tensors of the
+gradients' sizes stand for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from paradl_bench.measure.execution.optimizers import fetch_values, host_copy, store_values
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.tasks import CopyDirection
 from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
+
+_Tensors = Sequence[torch.Tensor]
 
 
 class GradientCopies:
@@ -30,24 +36,32 @@ class GradientCopies:
         for gradient in self._gradients:
             self._views.append(bucket[offset : offset + gradient.numel()].view_as(gradient))
             offset += gradient.numel()
+        self._hosts = [host_copy(gradient) for gradient in self._gradients]
 
     @torch.no_grad()
     def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> dict[CopyDirection, list[float]]:
-        """Seconds to copy all gradients into the bucket, out of it, and to add them up, each ``repetitions`` times."""
+        """Seconds to copy all gradients into the bucket, out of it, to add them up, and to copy as much to the device,
+        and back, each ``repetitions`` times.
+        """
         factor = torch.tensor(0.5)
-        calls: dict[CopyDirection, Callable[[torch.Tensor, torch.Tensor], object]] = {
-            "into": lambda gradient, view: torch.mul(gradient, factor, out=view),
-            "out": lambda gradient, view: gradient.copy_(view),
-            "add": lambda gradient, view: gradient.add_(view),
+        state = [torch.empty_like(gradient) for gradient in self._gradients]
+        for tensor in state:
+            tensor.untyped_storage().resize_(0)
+        calls: dict[CopyDirection, tuple[Callable[[torch.Tensor, torch.Tensor], object], _Tensors, _Tensors]] = {
+            "into": (lambda gradient, view: torch.mul(gradient, factor, out=view), self._gradients, self._views),
+            "out": (lambda gradient, view: gradient.copy_(view), self._gradients, self._views),
+            "add": (lambda gradient, view: gradient.add_(view), self._gradients, self._views),
+            "fetch": (fetch_values, state, self._hosts),
+            "store": (store_values, state, self._hosts),
         }
         measured: dict[CopyDirection, list[float]] = {direction: [] for direction in calls}
         for _ in range(repetitions):
             stamps = []
-            for call in calls.values():
+            for call, firsts, seconds in calls.values():
                 context.barrier()
                 begin = clock.stamp()
-                for gradient, view in zip(self._gradients, self._views, strict=True):
-                    call(gradient, view)
+                for first, second in zip(firsts, seconds, strict=True):
+                    call(first, second)
                 stamps.append((begin, clock.stamp()))
             clock.synchronise()
             for samples_s, (begin, end) in zip(measured.values(), stamps, strict=True):

@@ -8,13 +8,17 @@ from typing import ClassVar, Literal
 
 from paradl_bench.plan.works.work import Sort, Work
 
-CopyDirection = Literal["into", "out", "add"]
-"""Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
+CopyDirection = Literal["into", "out", "add", "fetch", "store"]
+"""Of gradients: into a bucket, divided by the number of ranks; out of it; added to those of micro-batches before.
+Of the optimizer's state: from host memory to the device; back.
+"""
 
 COPY_WORDS: Mapping[str, str] = {
     "into": "copies into buckets",
     "out": "copies out of buckets",
     "add": "sums of gradients",
+    "fetch": "copies from host memory to the device",
+    "store": "copies from the device to host memory",
 }
 """What was timed, in words, by direction."""
 
@@ -22,6 +26,8 @@ _COPY_LABELS: dict[CopyDirection, str] = {
     "into": "copy into bucket",
     "out": "copy out of bucket",
     "add": "add gradients up",
+    "fetch": "copy the optimizer's state to the device",
+    "store": "copy the optimizer's state to host memory",
 }
 
 
@@ -53,6 +59,12 @@ class BucketCopy(TensorCopy, frozen=True, kw_only=True, tag="bucket_copy"):
     """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
 
     kind: ClassVar[str] = "copy of gradients"
+
+
+class StateCopy(TensorCopy, frozen=True, kw_only=True, tag="state_copy"):
+    """The state of an optimizer that lies in host memory, copied to the device for the weight update, and back."""
+
+    kind: ClassVar[str] = "copy of the optimizer's state"
 
 
 class Wait(Work, frozen=True, kw_only=True, tag="wait"):

@@ -5,7 +5,8 @@ Held throughout: parameters, buffers, optimizer state (of parameters that get a 
 into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness` walks the plan's layers;
 gradients of parameters stay until the weight update, which releases them (``zero_grad``). Adam's update makes tensors
 of its own: two of the size of the largest parameter on a CPU, where it goes through parameters one by one, one of the
-size of all of them on a GPU.
+size of all of them on a GPU. A state that lies in host memory is on the device in the update alone; on a CPU, whose
+memory is the host's, what lies there between updates is counted nowhere.
 
 Where ranks differ, the one that needs most is the answer. Pipelines are put together in
 ``pipeline/memory.py``.
@@ -146,7 +147,8 @@ def kept_copies(settings: PlanSettings) -> int:
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    return state_copies(settings.optimizer)
+    copies = state_copies(settings.optimizer)
+    return copies if settings.offload == "none" else 0
 
 
 def optimizer_state(
@@ -162,10 +164,12 @@ def optimizer_state(
         UserError: an optimizer whose state is not known.
     """
     sizes = [parameter.bytes for parameter in updated_parameters(network)]
-    kept = kept_copies(settings) * (sum(sizes) if updated_bytes is None else updated_bytes)
-    update = 0
+    own = sum(sizes) if updated_bytes is None else updated_bytes
+    kept = kept_copies(settings) * own
+    # What lies in host memory is on the device for the update.
+    update = state_copies(settings.optimizer) * own - kept
     if settings.optimizer == "adam":
-        update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
+        update += 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
     return OptimizerState(kept, update)
 
 

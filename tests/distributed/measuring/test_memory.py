@@ -111,6 +111,7 @@ OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 acc
 OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
+OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""

@@ -75,9 +75,7 @@ def test_data_parallelism_holds_gradients_twice() -> None:
 
 def test_an_optimizer_of_unknown_state_is_refused() -> None:
     with pytest.raises(UserError, match="unknown optimizer 'lion'"):
-        per_phase_memory(
-            SMALL, 4, PlanSettings(batch=1, optimizer=PlanSettings(batch=1, optimizer="lion")), exchanged=False
-        )
+        per_phase_memory(SMALL, 4, PlanSettings(batch=1, optimizer="lion"), exchanged=False)
 
 
 @pytest.mark.parametrize(("kind", "function", "held"), [("view", "flatten", 1), ("copy", "clone", 2)])

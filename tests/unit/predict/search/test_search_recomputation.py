@@ -133,6 +133,7 @@ def test_the_best_within_a_limit_is_that_of_predicting_all_that_fit(
 ) -> None:
     _, seconds, held, again = predicted(ranks, batch)
     common = ("--ranks", str(ranks), "--batch", str(batch), "--caps", str(CAP_MB), "--predictions", "400")
+    common += ("--offload", "none")
     limits = np.unique(held)
     best_computes_again = set()
     for limit in limits[:: max(1, len(limits) // 8)].tolist():
