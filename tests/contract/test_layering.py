@@ -27,6 +27,7 @@ ONE_FILE_A_THING = {
     "paradl_bench/commands",
     "paradl_bench/importers",
     "paradl_bench/network/kinds",
+    "predict/costs/kinds",
 }
 
 _IMPORT_ALL = """
