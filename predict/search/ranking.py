@@ -275,7 +275,9 @@ class Ranker:
         """
         space, network = self._space, self._model.network
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
-        self._waiting |= self._unneeded & (self._bounds <= self._within)
+        spared = self._unneeded & (self._bounds <= self._within)
+        self._waiting |= spared
+        self._result.estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
         seen: set[int] = set()
         for candidate in np.argsort(self._bounds, kind="stable").tolist():

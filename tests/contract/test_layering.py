@@ -34,6 +34,7 @@ ONE_FILE_A_THING = {
     "paradl_bench/commands",
     "paradl_bench/importers",
     "paradl_bench/network/kinds",
+    "predict/costs/kinds",
 }
 
 _IMPORT_ALL = """
