@@ -53,7 +53,7 @@ def test_exchanges_of_replicas_that_share_layers_share_a_nodes_link(phi: float) 
 
 
 @pytest.mark.parametrize("phi", [1.0, 1.7, 4.0])
-def test_segments_between_nodes_share_it_and_those_within_a_node_do_not(phi: float) -> None:
+def test_concurrent_segments_share_links_between_nodes_only(phi: float) -> None:
     """Segmented: reduce-scatter in the node, p2 all-reduces at once of m / p2 between nodes, all-gather."""
     segment = GRADIENT_BYTES / 4
     within_s = 2 * 3 * (ALPHA_S + segment * BETA_S)

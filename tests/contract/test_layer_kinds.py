@@ -92,7 +92,7 @@ def parameters_of(network: ModelGraph, layer: Layer) -> list[torch.Tensor]:
     return [torch.rand(shapes[name], requires_grad=True) for name in layer.parameters]
 
 
-def test_each_kind_has_functions_of_its_own_and_is_met_in_a_network(networks: list[ModelGraph]) -> None:
+def test_each_kind_has_its_own_functions_and_some_network(networks: list[ModelGraph]) -> None:
     assert set(kind_of_function().values()) == set(layer_kinds().values())
     found = {layer.kind for _, layer in met(networks)}
     assert set(layer_kinds()) - found == set(), "add a network that uses it to this test"
@@ -118,7 +118,7 @@ def test_what_moves_no_data_computes_nothing(networks: list[ModelGraph]) -> None
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[ModelGraph], batch: int) -> None:
+def test_a_layer_built_alone_gives_its_traced_shape(networks: list[ModelGraph], batch: int) -> None:
     built = set()
     for network, layer in met(networks):
         build = layer_kinds()[layer.kind].build if layer.kind in layer_kinds() else None
@@ -229,7 +229,7 @@ def test_what_has_sizes_is_made_from_them_and_built(networks: list[ModelGraph]) 
     assert {"conv", "linear"} <= sized
 
 
-def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[ModelGraph]) -> None:
+def test_kernels_of_one_kind_and_stage_name_the_same_sizes(networks: list[ModelGraph]) -> None:
     names: dict[tuple[str, str], set[str]] = {}
     for layer, shape in shapes(networks):
         assert shape.kind == layer.kind
@@ -238,7 +238,7 @@ def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[
         assert shape.sizes["batch"] > 0
 
 
-def test_flops_are_the_layers_and_bytes_at_least_what_is_read_and_written(networks: list[ModelGraph]) -> None:
+def test_flops_equal_the_layers_and_bytes_cover_reads_and_writes(networks: list[ModelGraph]) -> None:
     for layer, shape in shapes(networks):
         batch = 1 if layer.batchless else BATCH
         if shape.stage == "FW":

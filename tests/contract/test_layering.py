@@ -65,7 +65,7 @@ def modules_of(package: str) -> list[str]:
     return [package, *(name for name in below if not name.endswith("__main__"))]
 
 
-def test_what_files_and_plans_hold_loads_nothing_but_numpy_and_msgspec() -> None:
+def test_records_networks_and_plans_load_only_numpy_and_msgspec() -> None:
     network = [f"paradl_bench.network.{name}" for name in ("graph", "kernel", "partition")]
     plan = [f"paradl_bench.plan.{name}" for name in ("strategy", "tasks")]
     assert loaded_by(*network, *plan, *modules_of("paradl_bench.records")) == set()
@@ -104,7 +104,7 @@ def test_every_folder_is_a_package_and_gets_installed() -> None:
     assert not [path for path in SOURCES if not (path.parent / "__init__.py").is_file()]
 
 
-def test_every_file_has_a_place_that_says_what_is_in_it() -> None:
+def test_no_file_or_folder_has_a_vague_name() -> None:
     vague = {"utils", "util", "common", "helpers", "misc"}
     assert not [path for path in SOURCES if path.stem in vague or vague & set(path.relative_to(ROOT).parts)]
 

@@ -87,7 +87,7 @@ def test_slow_communication_is_what_each_unit_waits_for() -> None:
     }
 
 
-def test_fast_communication_is_hidden_and_no_further_ahead_than_two_buffers() -> None:
+def test_fast_gathers_are_hidden_and_at_most_two_buffers_ahead() -> None:
     """f=2, b=3, g=0.5, r=0.25."""
     assert starts(plan("z3d4"), Seconds(2.0, 3.0, 0.5, 0.25)) == {
         # Of three gathers the last has to wait for the first unit's copy-out, at 0.5, which is no wait.
@@ -102,7 +102,7 @@ def test_fast_communication_is_hidden_and_no_further_ahead_than_two_buffers() ->
     }
 
 
-def test_a_fourth_gather_of_forward_waits_for_the_second_copy_out() -> None:
+def test_a_fourth_forward_gather_waits_for_the_second_copy_out() -> None:
     network = make_network((8, 8, 8, 8, 8, 8))
     strategy = parse_strategy("z3d4")
     found = planner_for(strategy).plan(network, strategy, PlanSettings(batch=4))

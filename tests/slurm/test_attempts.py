@@ -68,7 +68,7 @@ def test_scripts_note_every_attempt_and_killed_ones_have_no_end(chain: Path) -> 
     assert "1 attempts were killed, or run still: how long they took is not counted." in text
 
 
-def test_a_full_disk_keeps_no_command_from_running_and_is_said(chain: Path) -> None:
+def test_a_full_disk_stops_no_command_and_is_reported(chain: Path) -> None:
     (chain / f"state/{MARK}.attempts").symlink_to("/dev/full")
     done = start_job(chain, "7", "echo measured")
     assert done.returncode == 3
@@ -102,7 +102,7 @@ def test_all_attempts_are_spent_and_torn_notes_are_passed_over(chain: Path, monk
         assert spent_on(chain, plan).source == "notes"
 
 
-def test_a_start_costs_what_is_stated_else_what_was_recorded_else_what_is_assumed(chain: Path) -> None:
+def test_start_cost_is_stated_else_recorded_else_assumed(chain: Path) -> None:
     assert start_of(SITE, chain, None) == ASSUMED
     seconds, source = start_of(SITE, chain, 6.5)
     assert seconds == 26.5

@@ -201,9 +201,7 @@ def test_a_partition_that_is_not_there_is_one_line(cluster: SlurmCluster, tmp_pa
     assert cluster.ask("squeue", "--noheader").strip() == ""
 
 
-def test_a_job_that_fails_ends_the_chain_with_a_report_of_what_is_missing(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_failed_job_ends_the_chain_with_a_report(cluster: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "own_model.py").write_text(MODEL)
     arguments = (*ARGUMENTS, "--batch", "4", "-o", "out")
     written = run(cluster, tmp_path, "slurm", "--site", str(site(tmp_path)), *arguments)
@@ -300,9 +298,7 @@ class LongRun:
         return str(json.loads(self.mark.read_text())["node_list"])
 
 
-def test_a_run_goes_on_after_a_time_limit_a_drained_node_a_requeue_and_scancel(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_run_resumes_after_time_limit_drain_requeue_and_scancel(cluster: SlurmCluster, tmp_path: Path) -> None:
     long = LongRun(cluster, tmp_path)
     # Slurm looks every half a minute, and warns of what comes before it looks again.
     first = long.submit("--time=1", "--signal=TERM@5")

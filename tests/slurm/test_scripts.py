@@ -97,7 +97,7 @@ def test_nothing_of_a_site_file_is_run_but_its_setup(tmp_path: Path, value: str)
     assert (noted["exit_code"], noted["nodes"], noted["job"]) == (0, 1, "1")
 
 
-def test_a_command_that_fails_does_not_keep_the_next_ones_from_running(tmp_path: Path) -> None:
+def test_a_failed_command_does_not_stop_the_next_ones(tmp_path: Path) -> None:
     site = Site(device="cpu", ranks_per_node=2)
     text = jobs_of(site)["layers"].replace("/scratch/out", f"{tmp_path}/out").replace("WORK=/work", f"WORK={tmp_path}")
     (tmp_path / "job").write_text(text)
@@ -203,7 +203,7 @@ def test_a_mistake_in_a_site_file_is_named(tmp_path: Path, text: str, message: s
         read_site(path)
 
 
-def test_a_hang_is_told_before_the_time_limit_and_doctor_sees_every_node_first(tmp_path: Path) -> None:
+def test_hangs_end_before_the_time_limit_and_doctor_runs_first(tmp_path: Path) -> None:
     limits = TimeLimits(run="5m", sweep="8m")
     texts = jobs_of(Site(device="cpu", ranks_per_node=4, time_limits=limits))
     # Half of what is left until the warning, two minutes before the limit.
@@ -225,7 +225,7 @@ def test_a_hang_is_told_before_the_time_limit_and_doctor_sees_every_node_first(t
     assert "nodes/" not in texts["calibrate"]
 
 
-def test_a_hang_timeout_leaves_room_for_the_iterations_of_a_large_model() -> None:
+def test_a_hang_timeout_allows_for_iterations_of_a_large_model() -> None:
     site = Site(device="cpu", ranks_per_node=2, time_limits=TimeLimits(run="1h", layers="10m"))
     # 4 samples of 2.5 TFLOP at 20 GFLOP/s are 500 s an iteration; half of ten minutes less two is 240 s.
     works = {"resnet18": Work(flops=2.5e12, gradient_bytes=1e6)}

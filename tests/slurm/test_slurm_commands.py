@@ -52,7 +52,7 @@ def plan(where: Path, *more: str, nodes: str = "1,2") -> subprocess.CompletedPro
     return run_in_process(where, "slurm", "--site", "site.yaml", "--nodes", nodes, *sample, "-o", "out", *more)
 
 
-def test_a_dry_run_shows_scripts_minutes_and_gains_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_scripts_and_minutes_and_writes_nothing(tmp_path: Path) -> None:
     done = plan(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --job-name=paradl-sweep-2" in done.stdout
@@ -68,7 +68,7 @@ def test_a_dry_run_shows_scripts_minutes_and_gains_and_writes_nothing(tmp_path: 
     assert [round(task["estimate_s"]) for task in layers["tasks"]] == [30, 34, 34]
 
 
-def test_scripts_edited_by_hand_are_kept_and_others_follow_the_site_file(tmp_path: Path) -> None:
+def test_edited_scripts_are_kept_and_others_follow_the_site_file(tmp_path: Path) -> None:
     assert plan(tmp_path).returncode == 0
     scripts_folder = tmp_path / "out/scripts"
     edited = scripts_folder / "layers.sbatch"
@@ -149,7 +149,7 @@ def test_the_summary_names_what_nodes_differ_in(tmp_path: Path) -> None:
     assert "## Nodes" not in run_in_process(tmp_path, "slurm-status", "out").stdout
 
 
-def test_the_summary_names_ranks_and_nodes_that_held_the_others_up(tmp_path: Path) -> None:
+def test_the_summary_names_straggling_ranks_and_nodes(tmp_path: Path) -> None:
     assert plan(tmp_path).returncode == 0
     assert "## Stragglers" not in run_in_process(tmp_path, "slurm-status", "out").stdout
     even, slow = [(0.1, 0.2, 0.0, 0.01)] * 20, [(0.1, 0.2, 0.0, 0.01)] * 8 + [(0.2, 0.4, 0.0, 0.02)] * 12
@@ -206,9 +206,7 @@ def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "out/scripts/layers.sbatch").exists()
 
 
-def test_waiting_for_a_chain_that_is_in_the_queue_already_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_joins_a_chain_already_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """squeue shows all jobs as waiting, twice; then they are gone, and the report has not been written."""
     assert plan(tmp_path).returncode == 0
     names = [job["name"] for job in json.loads((tmp_path / "out/plan.json").read_text())["jobs"]]

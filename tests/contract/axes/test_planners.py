@@ -215,7 +215,7 @@ def test_limits_hold_and_are_explained(kind: str) -> None:
 
 
 @every_kind
-def test_a_network_without_layers_is_refused_only_for_what_no_network_could_make_right(kind: str) -> None:
+def test_a_network_without_layers_passes_each_strategys_check(kind: str) -> None:
     nothing = ModelGraph(name="nothing", input_shape=(), layers=(), parameters=())
     strategy = strategy_of(kind, 2)
     planner_for(strategy).check(nothing, strategy, SETTINGS)
@@ -277,7 +277,7 @@ def communication_by_group(found: Plan) -> dict[tuple[int, ...], dict[int, list[
 
 
 @every_strategy
-def test_all_ranks_of_a_group_issue_the_same_collectives_in_the_same_order(strategy: Strategy) -> None:
+def test_group_members_issue_the_same_collectives_in_the_same_order(strategy: Strategy) -> None:
     for group, of_ranks in communication_by_group(plan(strategy)).items():
         collectives = [[work for work in of_ranks.get(rank, []) if isinstance(work, Collective)] for rank in group]
         assert all(issued == collectives[0] for issued in collectives)

@@ -78,7 +78,7 @@ def test_a_field_of_one_profile_comes_through_a_merge(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", [field for field in LISTS if field not in {*REFITTED, "layer_times", "copies"}])
-def test_other_numbers_of_one_thing_are_refused_and_taken_from_the_first_by_force(field: str) -> None:
+def test_merge_refuses_conflicting_numbers_and_takes_the_first_by_force(field: str) -> None:
     entries = getattr(CASE, field)
     changed = tuple(msgspec.convert(dict(changed_numbers(field, entry)), type(entry)) for entry in entries)
     assert changed != entries

@@ -140,7 +140,7 @@ def test_where_its_assumptions_hold_the_simulation_is_dag(
 
 
 @given(st.integers(1, 16), st.integers(2, 16), seconds, seconds)
-def test_in_turn_and_in_one_bucket_it_is_the_naive_preset(local: int, ranks: int, io_s: float, h2d_s: float) -> None:
+def test_sequential_input_in_one_bucket_is_the_naive_preset(local: int, ranks: int, io_s: float, h2d_s: float) -> None:
     profile = free_profile(CHAIN)
     dag, simulated = (
         predicted(
@@ -180,7 +180,7 @@ def unrolled(fetch: Fetch, io_s: float, h2d_s: float, rest_s: float, iterations:
 
 
 @given(st.integers(0, 3), st.booleans(), *(st.floats(0.01, 3) for _ in range(3)))
-def test_the_closed_form_is_the_steady_state_of_iterations_one_by_one(
+def test_the_closed_form_is_the_steady_state_of_single_iterations(
     ahead: int, to_device: bool, io_s: float, h2d_s: float, rest_s: float
 ) -> None:
     fetch = Fetch(ahead, to_device)
@@ -242,7 +242,7 @@ LOADED = InputSide(
 )
 
 
-def test_what_the_profile_measured_is_read_by_all_ranks_of_a_host() -> None:
+def test_measured_input_is_read_for_all_ranks_of_a_host() -> None:
     profile = msgspec.structs.replace(LATE, input_side=(LOADED,))
     free, fed = predicted("d4", 32), predicted("d4", 32, profile=profile)
     copy_s = 1e-3 + 8 * 4 * 16 * 16 * 4 * 1e-9
@@ -343,7 +343,7 @@ def test_the_timeline_has_a_lane_of_each(strategy: str, preset: str) -> None:
 
 
 @given(st.integers(0, 3), st.booleans(), seconds, seconds)
-def test_tasks_of_the_input_hold_back_the_first_of_every_stream(
+def test_input_tasks_gate_the_first_task_of_every_stream(
     ahead: int, to_device: bool, io_s: float, h2d_s: float
 ) -> None:
     """Task by task, by an order of starts that is found without the simulator."""

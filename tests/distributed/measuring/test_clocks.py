@@ -106,7 +106,7 @@ def test_arrivals_at_collectives_are_those_of_one_clock(measured: Path) -> None:
         np.testing.assert_allclose(aligned.lags_s(), lags, rtol=0, atol=2 * aligned.clock_error_s)
 
 
-def test_the_rank_that_comes_late_is_named_and_so_is_the_clock_that_ran_away(measured: Path) -> None:
+def test_the_late_rank_and_the_drifting_clock_are_named(measured: Path) -> None:
     sweep = summarise_collectives(measured / "sweep")
     (lag_s,) = {row.lag_s is not None and row.lag_s > LATE_S / 2 for row in sweep.contexts}
     assert lag_s
@@ -125,7 +125,7 @@ def test_the_rank_that_comes_late_is_named_and_so_is_the_clock_that_ran_away(mea
 
 
 @pytest.mark.parametrize(("what", "summarise"), [("sweep", summarise_collectives), ("run", summarise_training)])
-def test_what_nodes_differ_in_is_kept_beside_what_was_measured_on_them(
+def test_differences_between_nodes_are_kept_beside_their_measurements(
     measured: Path, what: str, summarise: Callable[[Path], CollectivesSummary | TrainingSummary]
 ) -> None:
     kept = json.loads((measured / what / "nodes.json").read_text())

@@ -59,7 +59,7 @@ def test_every_operation_is_verified_at_every_size_on_three_ranks(tmp_path: Path
     assert "about" in result.stderr
 
 
-def test_a_torn_sweep_goes_on_and_one_of_other_arguments_does_not(tmp_path: Path) -> None:
+def test_a_torn_sweep_resumes_unless_its_arguments_differ(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "2", "--ops", "all_reduce,send_recv", "--sizes", "1K,64K", *QUICK)
     assert collectives(output, *arguments).returncode == 0
     whole = (output / COLLECTIVES_FILE).read_bytes()
@@ -96,7 +96,7 @@ def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
     assert max(keys(output).values()) == 1
 
 
-def test_compute_and_communication_are_measured_side_by_side_on_every_rank(tmp_path: Path) -> None:
+def test_every_rank_measures_compute_beside_communication(tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ("--ranks", "2", "--ops", "broadcast", "--sizes", "4K", "--blocks", "1", "--point-seconds", "0.005")
     result = collectives(output, *arguments, "--contexts", "with-compute", "--json")
@@ -165,7 +165,7 @@ run_command(main, "test")
 """
 
 
-def test_a_wrong_result_is_kept_marked_and_reported_and_a_refused_operation_is_skipped(
+def test_wrong_results_are_kept_and_reported_and_refused_operations_skipped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
@@ -177,7 +177,7 @@ def test_a_wrong_result_is_kept_marked_and_reported_and_a_refused_operation_is_s
     )
 
 
-def test_a_directory_of_something_else_is_refused_by_the_one_line_of_its_rank(tmp_path: Path) -> None:
+def test_a_directory_without_a_measurement_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     result = collectives(tmp_path, "--ranks", "2", "--ops", "all_reduce", "--sizes", "1K", *QUICK)
     assert result.returncode == 2

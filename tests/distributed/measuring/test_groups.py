@@ -37,7 +37,7 @@ def swept(output: Path) -> list[CollectiveSamples]:
 
 
 @pytest.mark.slow
-def test_groups_call_at_once_and_alone_and_every_result_is_verified(tmp_path: Path) -> None:
+def test_groups_call_at_once_and_alone_with_verified_results(tmp_path: Path) -> None:
     """Two groups of two: each block has, of every operation and size, both groups alone and both at once."""
     output = tmp_path / "out"
     result = collectives(output, "--ranks", "2", "--contexts", "groups=2", "--sizes", "2K", "--json")
@@ -107,7 +107,7 @@ def test_collectives_after_compute_are_kept_with_stamps_and_fitted(tmp_path: Pat
     assert len(read_records(output, CONTEXTS_FILE, ContextSamples)) == len(lines)
 
 
-def test_calls_beside_an_all_reduce_are_kept_with_stamps_and_fitted(tmp_path: Path) -> None:
+def test_calls_beside_an_all_reduce_are_stamped_and_fitted(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "2", "--ops", "all_gather,send_recv", "--sizes", "8K,128K,4M")
     result = collectives(output, *arguments, "--contexts", "with-all-reduce", "--json")
     assert result.returncode == 0, result.stderr
@@ -163,7 +163,7 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path: Path) -> None:
+def test_groups_side_by_side_sweep_beside_all_reduces_over_all(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "4", "--side-by-side", "2", "--ops", "all_reduce,send_recv")
     asked = (*arguments, "--sizes", "1K,8K,64K", "--contexts", "after-compute,with-all-reduce,with-compute")
     result = collectives(output, *asked, "--json")
@@ -211,7 +211,7 @@ def test_groups_side_by_side_that_cannot_be_are_refused(arguments: tuple[str, ..
     assert why in result.stderr
 
 
-def test_calls_on_silent_groups_move_nothing_and_other_groups_do_as_before(tmp_path: Path) -> None:
+def test_silent_groups_move_nothing_and_leave_other_groups_alone(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "on_ranks" / "silent_program.py"
     launch_ranks([sys.executable, str(program), str(tmp_path)], ranks=2, device="cpu", timeout_s=240)
     for rank in (0, 1):

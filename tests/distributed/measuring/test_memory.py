@@ -119,7 +119,7 @@ TOLERANCE = 0.01
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_tracked_peak_of_the_rank_that_needs_most_is_predicted(tmp_path: Path, ranks: int) -> None:
+def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "networks.py").write_text(NETWORKS)
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)

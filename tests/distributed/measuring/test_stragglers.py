@@ -41,7 +41,7 @@ with join_ranks("gloo", "cpu", timeout_s=100) as context:
 """
 
 
-def test_a_rank_that_is_slow_in_training_is_named_with_its_share_of_iterations(tmp_path: Path) -> None:
+def test_a_slow_training_rank_is_named_with_its_slow_share(tmp_path: Path) -> None:
     write_networks(tmp_path)
     command = ("train", "survivors:Slow", "--strategy", "d2", "--batch", "4", "--iterations", "40", "-o", "run")
     result = run_in_process(tmp_path, *command)

@@ -46,7 +46,7 @@ def may_take_turns() -> bool:
 
 
 @needs_nodes
-def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_inside_one_it_does_not(
+def test_the_link_bounds_an_all_reduce_only_between_nodes(
     tmp_path: Path,
 ) -> None:
     across = run_in_process(
@@ -98,7 +98,7 @@ def ranks_on_nodes(process: subprocess.Popen[str]) -> set[str]:
 
 
 @needs_nodes
-def test_nodes_are_gone_after_a_kill_of_the_launcher_and_after_an_interruption_of_the_next_run(tmp_path: Path) -> None:
+def test_emulated_nodes_vanish_after_a_kill_or_an_interruption(tmp_path: Path) -> None:
     command = (*SWEEP, "--nodes", "2", "--ranks-per-node", "1", "--sizes", "1K", "--blocks", "3000", "-o", "sweep")
     for number in (signal.SIGKILL, signal.SIGINT):
         process = start(tmp_path, *command)
@@ -131,7 +131,7 @@ def test_training_runs_on_nodes_and_issues_what_is_planned(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @needs_nodes
-def test_an_exchange_by_leaders_and_groups_at_once_know_emulated_nodes(tmp_path: Path) -> None:
+def test_leader_exchange_and_concurrent_groups_respect_emulated_nodes(tmp_path: Path) -> None:
     write_networks(tmp_path)
     result = run_in_process(
         tmp_path, "train", "survivors:Plain", "--batch", "4", "--strategy", "d4", "--exchange", "leader",
@@ -166,7 +166,7 @@ def test_an_exchange_by_leaders_and_groups_at_once_know_emulated_nodes(tmp_path:
     assert min(seconds) >= (1024**2 - burst_bytes(RATE)) / RATE
 
 
-def test_without_root_a_sweep_goes_on_on_one_level_and_says_so(tmp_path: Path) -> None:
+def test_without_root_a_sweep_runs_on_one_level_with_notice(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paradl_bench", *SWEEP, "--nodes", "2", "--ranks-per-node", "1"]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:

@@ -144,7 +144,7 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
     assert all(found.one_clock for found in activities.values() if found)
 
 
-def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(place: Path) -> None:
+def test_ghosts_issue_the_planned_communication_and_take_their_sleep(place: Path) -> None:
     plain, whole, shared, small, slow = emulate(
         place,
         2,
@@ -174,7 +174,7 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
     assert (table.strategy, table.batch, table.role_of_rank) == ("d2", 8, (0, 0))
 
 
-def test_drawn_ghosts_sleep_what_their_seed_draws_and_are_predicted_later_than_level_ones(place: Path) -> None:
+def test_drawn_ghosts_follow_their_seed_and_are_predicted_later(place: Path) -> None:
     """Of this profile all of a rank's compute takes longer or shorter together."""
     plain, drawn = emulate(place, 2, "plain d2 2", "drawn d2 2 spread=drawn seed=3")
     directory = place / "drawn"
@@ -243,7 +243,7 @@ NESTED = (
 )
 
 
-def test_ghosts_of_shared_layers_and_of_stages_issue_what_the_plan_holds_and_sleep_their_share(place: Path) -> None:
+def test_ghosts_of_shards_and_stages_follow_the_plan_and_sleep(place: Path) -> None:
     runs = emulate(place, 2, *CUT)
     check(place, runs, [case.split()[0] for case in CUT])
     # A rank has half of the filters, and of what is not split all.
@@ -259,7 +259,7 @@ SHARDED = (
 )
 
 
-def test_ghosts_of_sharded_parameters_and_synchronised_norms_issue_what_the_plan_holds(place: Path) -> None:
+def test_ghosts_of_zero_and_synchronised_norms_follow_the_plan(place: Path) -> None:
     runs = emulate(place, 2, *SHARDED)
     check(place, runs, [case.split()[0] for case in SHARDED])
     gathered, kept, *_ = (read_records(place / case.split()[0], TRAINING_FILE, TrainingIterations) for case in SHARDED)
@@ -269,7 +269,7 @@ def test_ghosts_of_sharded_parameters_and_synchronised_norms_issue_what_the_plan
 
 
 @pytest.mark.slow
-def test_ghosts_of_nested_strategies_issue_what_the_plan_holds_and_sleep_their_share(place: Path) -> None:
+def test_ghosts_of_nested_strategies_follow_the_plan_and_sleep(place: Path) -> None:
     check(place, emulate(place, 4, *NESTED), [case.split()[0] for case in NESTED])
 
 
@@ -280,7 +280,7 @@ def test_ghosts_exchange_gradients_between_nodes_as_planned(place: Path) -> None
     check_sleep(place / "nodes", run)
 
 
-def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> None:
+def test_train_emulates_a_serial_run_and_resumes_it(place: Path) -> None:
     asked = "ghost --from-profile profile.json --model networks_of_emulation:Small --strategy serial --batch 4"
     made = run_in_process(place, *asked.split(), "-o", "table.json", main=predict, program="predict")
     assert made.returncode == 0, made.stderr

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 @needs_nodes
-def test_a_cluster_is_calibrated_runs_are_held_against_predictions_and_done_but_once(
+def test_the_suite_calibrates_validates_and_repeats_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = "emulated_networks:small_vgg"

@@ -102,7 +102,7 @@ def test_one_rank_needs_no_process_group(program: str) -> None:
         launch(program, "join", "--backend", "none")
 
 
-def test_an_exception_is_not_blamed_on_the_peer_that_lost_its_connection(program: str) -> None:
+def test_a_lost_connection_is_not_blamed_for_an_exception(program: str) -> None:
     with pytest.raises(WorkError, match=r"rank 1 ended with exit code 1.*ValueError: no such thing$"):
         launch(program, "raise")
 
@@ -112,13 +112,13 @@ def test_a_rank_that_hangs_is_noticed_by_its_peers_collective(program: str) -> N
         launch(program, "hang", "--timeout", "2")
 
 
-def test_a_group_of_some_ranks_waits_no_longer_than_all_of_them(program: str) -> None:
+def test_a_subgroup_waits_no_longer_than_the_whole_group(program: str) -> None:
     """torch's own limit for such a group is half an hour."""
     with pytest.raises(WorkError, match=r"rank 0 ended with exit code 3.*lost the connection.*4000ms"):
         launch(program, "group", "--timeout", "4", ranks=3)
 
 
-def test_ranks_that_do_not_end_in_time_say_where_they_stand(program: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_still_running_at_the_limit_show_their_stacks(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     # Enough to load torch with other work beside it; the ranks would sleep for ten minutes.
     with pytest.raises(WorkError, match=r"rank 0, 1 did not end within 30 s .*rank 0 is in .*, rank 1 is in main \("):
         launch(program, "hang", "--timeout", "600", timeout_s=30)

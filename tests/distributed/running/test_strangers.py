@@ -89,7 +89,7 @@ def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
         assert "error: a process that is not of this run" in last or "error: rank 1 could not join 2 ranks" in last
 
 
-def test_what_a_stranger_writes_where_ranks_meet_ends_the_run_in_a_line(tmp_path: Path) -> None:
+def test_foreign_keys_in_the_store_end_the_run(tmp_path: Path) -> None:
     port = free_port()
     first = task(tmp_path / "out", 0, port)
     until_it_listens(port)
@@ -108,7 +108,7 @@ def test_ranks_with_different_secrets_do_not_meet(tmp_path: Path) -> None:
     assert any("export the same PARADL_SECRET for all of them" in error for error in errors)
 
 
-def test_a_stranger_finds_no_way_into_ranks_that_this_program_starts(tmp_path: Path) -> None:
+def test_a_stranger_cannot_enter_ranks_of_our_own_launcher(tmp_path: Path) -> None:
     with stranger(PRIES, 30) as prying:
         run = subprocess.run(command(tmp_path / "out"), capture_output=True, text=True, timeout=240)
         assert prying.stdout is not None

@@ -47,7 +47,7 @@ def points(directory: Path) -> Counter[tuple[str, int, int]]:
     return Counter((record.operation, record.message_bytes, record.block) for record in found)
 
 
-def test_a_time_limit_keeps_what_was_measured_and_says_how_to_go_on(workplace: Path) -> None:
+def test_a_time_limit_keeps_measurements_and_says_how_to_resume(workplace: Path) -> None:
     """SIGTERM to every process of a step, as Slurm sends it; SIGKILL would follow."""
     command = (*SWEEP, "--blocks", "3000", "-o", "sweep")
     process = start(workplace, *command)
@@ -88,7 +88,7 @@ def test_after_a_kill_of_everything_nothing_finished_is_repeated(workplace: Path
     assert set(Counter((record.rank, record.first_iteration) for record in records).values()) == {1}
 
 
-def test_a_rank_that_is_killed_in_a_collective_ends_the_others_and_is_named(workplace: Path) -> None:
+def test_a_rank_killed_in_a_collective_ends_the_run_named(workplace: Path) -> None:
     command = (*SWEEP, "--blocks", "3000", "-o", "sweep")
     process = start(workplace, *command)
     wait_for(lambda: holds_rows(workplace / "sweep" / COLLECTIVES_FILE))
@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_in_a_collective_ends_the_others_and_is_named(work
     assert set(points(workplace / "sweep").values()) == {1}
 
 
-def test_a_rank_that_sleeps_is_ended_in_time_with_the_stack_of_every_rank(workplace: Path) -> None:
+def test_a_hanging_rank_is_ended_with_every_ranks_stack(workplace: Path) -> None:
     result = run_in_process(workplace, *train("Sleeps", "--hang-timeout", "8"))
     assert result.returncode == 3
     last = result.stderr.strip().splitlines()[-1]
@@ -186,7 +186,7 @@ def check_full(result: subprocess.CompletedProcess[str], directory: Path, why: s
     assert records
 
 
-def test_a_full_disk_is_one_line_and_what_was_measured_is_kept(workplace: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_measurements(workplace: Path, small_disk: Path) -> None:
     result = run_in_process(workplace, *train("Plain", "--iterations", "3000")[:-1], str(small_disk / "run"))
     check_full(
         result,
@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_line_and_what_was_measured_is_kept(workplace: Path, 
     )
 
 
-def test_a_limit_on_a_files_size_is_as_a_full_disk(workplace: Path) -> None:
+def test_a_file_size_limit_acts_like_a_full_disk(workplace: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "paradl_bench", *train("Plain", "--iterations", "3000")],

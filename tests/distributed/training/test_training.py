@@ -154,7 +154,7 @@ def said(result: subprocess.CompletedProcess[str]) -> list[str]:
     ]
 
 
-def test_a_rank_that_dies_ends_the_run_and_what_was_measured_is_kept(workplace: Path) -> None:
+def test_a_dead_rank_ends_the_run_and_keeps_measurements(workplace: Path) -> None:
     result = train(workplace, "networks:Killed", "--strategy", "d2", "--batch", "4", "--no-verify", "-o", "run")
     assert result.returncode == 3
     assert "error: rank 1 was killed by signal 9 (SIGKILL); the other ranks were ended" in result.stderr

@@ -170,7 +170,7 @@ def test_serial_training_has_nothing_to_prove(workplace: Path) -> None:
     assert read_run(workplace / "run").verified is None
 
 
-def test_parts_that_do_not_make_up_the_model_are_not_measured(workplace: Path) -> None:
+def test_shards_that_fail_verification_are_not_measured(workplace: Path) -> None:
     settings = ("--batch", "2", "--blocks", "2", "--iterations", "2", "--isolated", "none")
     wrong = _run(workplace, "layers", "networks:Swapped", *settings, "--shards", "f2", "--verify", "-o", "wrong")
     assert wrong.returncode == 3

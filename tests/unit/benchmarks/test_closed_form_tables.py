@@ -147,7 +147,7 @@ def test_pipeline_rows_are_those_of_single_points(ranks: int, micro_batches: int
 
 @settings(max_examples=20)
 @given(st.integers(1, 8), st.integers(1, 8))
-def test_a_pipeline_of_one_rank_computes_micro_batches_one_after_the_other(micro_batches: int, samples: int) -> None:
+def test_a_pipeline_of_one_rank_runs_micro_batches_in_turn(micro_batches: int, samples: int) -> None:
     model = CostModel(profile=PROFILE, network=NETWORK)
     point = Configuration(strategy=Strategy(), settings=PlanSettings(batch=samples))
     alone = evaluator_named("paradl").prepare(model, point).timing()
@@ -167,7 +167,7 @@ def test_arrays_are_broadcast_and_keep_their_shape() -> None:
     assert tables.iteration_s("data", batch=np.array([], int), groups=1).shape == (0,)
 
 
-def test_a_group_of_one_rank_is_data_parallel_and_one_group_of_it_serial() -> None:
+def test_one_rank_groups_are_data_parallel_and_one_group_serial() -> None:
     tables = ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK))
     for kind in ("filter", "channel", "spatial"):
         assert tables.iteration_s(kind, batch=32, groups=4) == pytest.approx(
@@ -247,7 +247,7 @@ def test_a_layer_that_there_is_none_of_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", ("conv2",)), ("interleaved", ("relu", "conv2", "conv3"))])
-def test_stages_that_are_given_count_where_the_closed_form_knows_them(schedule: str, stages: tuple[str, ...]) -> None:
+def test_given_stages_count_in_closed_forms_that_know_them(schedule: str, stages: tuple[str, ...]) -> None:
     seconds, tables = one_by_one(strategy_of("pipeline", 1, (2,)), 8, schedule=schedule, stages=stages)
     assert float(tables.iteration_s("pipeline", batch=8, ranks=2)) == pytest.approx(seconds, rel=1e-9)
 

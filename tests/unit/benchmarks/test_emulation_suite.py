@@ -74,7 +74,7 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
 
 
 @pytest.mark.parametrize("model", emulation_cases.MODELS)
-def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: str, tmp_path: Path) -> None:
+def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_path: Path) -> None:
     network = trace_network(load_model(model, emulation_cases.MODELS[model]))
     for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
         cases = emulation_cases.cases_of(tmp_path, model, layout)
@@ -90,14 +90,14 @@ def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: st
             assert not case.complete
 
 
-def test_layers_sleep_the_longer_the_more_ranks_share_the_hosts_cores(tmp_path: Path) -> None:
+def test_layers_sleep_longer_when_more_ranks_share_the_cores(tmp_path: Path) -> None:
     serial_s = sum(emulated_profile.phase_seconds(emulation_cases.traced("resnet50")).values())
     for layout in LAYOUTS[4]:
         for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
             assert case.dilate * serial_s == pytest.approx({4: 3.0, 8: 3.0, 16: 6.0}[layout.ranks], rel=1e-3)
 
 
-def test_the_synthetic_device_takes_the_longer_of_flops_and_bytes_and_is_predicted_so() -> None:
+def test_the_synthetic_device_follows_its_roofline_and_is_predicted_exactly() -> None:
     wide = make_network((64, 4096, 4096))
     product = wide.layers[2]
     assert emulated_profile.synthetic_seconds(product, wide, "FW", 16384) == pytest.approx(

@@ -55,9 +55,7 @@ def called(*arguments: str) -> Iterator[None]:
         yield
 
 
-def test_without_a_gpu_it_ends_with_a_line_and_a_code_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_gpu_ends_the_check_with_its_own_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with called("-o", str(tmp_path / "out")), mock.patch.object(gpu_check, "devices", return_value=0):
         assert gpu_check.main() == 3
     assert capsys.readouterr().err.splitlines() == [

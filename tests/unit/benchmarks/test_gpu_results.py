@@ -43,7 +43,7 @@ def test_every_command_is_one_that_paradl_bench_knows(tmp_path: Path, device: st
     assert [words[words.index("--dtype") + 1] for words in of_parts] == ["fp32"] * len(cases)
 
 
-def test_what_is_complete_is_passed_over_and_a_failure_keeps_nothing_from_being_measured(tmp_path: Path) -> None:
+def test_complete_results_are_skipped_and_failures_stop_no_other_measurement(tmp_path: Path) -> None:
     given = options(tmp_path, networks="vgg16", nccl_tests=tmp_path)
     (tmp_path / "build").mkdir()
     write_collectives(tmp_path / "raw/nccl-tests")
@@ -62,7 +62,7 @@ def test_what_is_complete_is_passed_over_and_a_failure_keeps_nothing_from_being_
     assert json.loads((tmp_path / "seconds.json").read_text()) == dict.fromkeys(started, 3.0)
 
 
-def test_the_summary_holds_closure_time_and_memory_and_what_is_missing(tmp_path: Path) -> None:
+def test_the_summary_holds_closure_time_memory_and_missing_results(tmp_path: Path) -> None:
     (case,) = gpu_results.chosen(options(tmp_path, networks="cosmoflow-256"))
     pair = {"evaluator": "simulate", "predicted_s": 0.11, "measured_median_s": 0.1, "accuracy": 0.9}
     pairs = [
@@ -91,9 +91,7 @@ def test_nothing_is_said_to_be_analysed_that_was_not_measured(tmp_path: Path) ->
     assert json.loads((tmp_path / "summary.json").read_text())["networks"] == []
 
 
-def test_an_unknown_network_and_a_missing_gpu_are_a_line_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_network_or_missing_gpu_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         gpu_results.chosen(options(tmp_path, networks="vgg61"))
     assert ended.value.code == 2

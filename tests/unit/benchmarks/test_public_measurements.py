@@ -62,7 +62,7 @@ def test_scores_are_by_evaluator_and_csv_holds_every_pair() -> None:
     assert [float(row["error"]) for row in rows] == pytest.approx([-0.2, 0.12])
 
 
-def test_b_caffe_s_logs_count_backward_once_and_take_the_last_snapshot(tmp_path: Path) -> None:
+def test_bcaffe_logs_count_backward_once_and_use_the_last_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "logs.csv"
     path.write_text(LOG)
     logs = bcaffe.read_logs(path)
@@ -118,7 +118,7 @@ def test_vtrain_s_shapes_keep_what_a_replica_does(tmp_path: Path) -> None:
     assert shape.gradient_bytes == 2 * (layers + embeddings)
 
 
-def test_the_paper_tool_s_network_is_as_large_as_it_prints() -> None:
+def test_the_paper_tools_network_has_the_printed_weights() -> None:
     weights = 0
     for line in paradl_table.net_file().splitlines()[3:]:
         sizes = [int(number) for number in line.split("|")[2].split("x")]

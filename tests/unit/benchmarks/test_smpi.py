@@ -40,7 +40,7 @@ needs_simgrid = pytest.mark.skipif(
 )
 
 
-def test_the_platform_is_a_fat_tree_of_three_levels_a_third_of_whose_links_leave_a_rack() -> None:
+def test_the_platform_is_a_three_level_fat_tree_oversubscribed_threefold() -> None:
     (cluster,) = ElementTree.fromstring(TREE.platform_xml())
     levels, down, up, _ = cluster.attrib["topo_parameters"].split(";")
     children, parents = ([int(number) for number in row.split(",")] for row in (down, up))
@@ -54,7 +54,7 @@ def test_the_platform_is_a_fat_tree_of_three_levels_a_third_of_whose_links_leave
     assert TREE.oversubscription == 3
 
 
-def test_ranks_stand_side_by_side_on_nodes_and_levels_hold_them() -> None:
+def test_ranks_fill_nodes_in_order_within_their_levels() -> None:
     hosts = TREE.host_file(10, 2).split()
     assert Counter(hosts) == {"node-0": 8, "node-1": 8, "node-2": 4}
     assert [TREE.level_of(span) for span in (2, 4, 5, 12, 13, 24, 25, 1024)] == [
@@ -96,7 +96,7 @@ def test_rows_become_measurements_of_groups_alone_and_at_once() -> None:
     assert {record.ranks_per_node for record in (alone, first, second)} == {1}
 
 
-def test_send_recv_takes_what_its_first_rank_sees_since_the_others_last_send_is_buffered() -> None:
+def test_send_recv_takes_the_time_of_its_first_rank() -> None:
     case = Sweep(library="smpi-ring", operation="send_recv", ranks=4, sizes=(8,))
     row = Row(operation="send_recv", message_bytes=8, together=1, seconds=(2.0, 0.0, 0.0, 1.0))
     (record,) = records(case, Result(name="", simgrid="3", platform="", settings=(), rows=(row,)), TREE)
@@ -140,7 +140,7 @@ def test_messages_between_pairs_are_refused() -> None:
 
 
 @needs_simgrid
-def test_simulated_all_reduce_moves_what_a_ring_moves_and_is_kept(tmp_path: Path) -> None:
+def test_a_simulated_all_reduce_moves_ring_bytes_and_is_kept(tmp_path: Path) -> None:
     simulator = Simulator(TREE, tmp_path / "simulated", tmp_path)
     size = 1 << 26
     case = Sweep(library="smpi-ring", operation="all_reduce", ranks=4, groups=4, sizes=(size,))
@@ -156,7 +156,7 @@ def test_simulated_all_reduce_moves_what_a_ring_moves_and_is_kept(tmp_path: Path
 
 
 @needs_simgrid
-def test_an_iteration_takes_its_compute_and_what_that_does_not_hide(tmp_path: Path) -> None:
+def test_an_iteration_takes_compute_plus_exposed_communication(tmp_path: Path) -> None:
     simulator = Simulator(TREE, tmp_path / "simulated", tmp_path)
     size = 1 << 22
     case = Sweep(library="smpi-ring", operation="all_reduce", ranks=4, sizes=(size,))

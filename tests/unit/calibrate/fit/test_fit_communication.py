@@ -174,7 +174,7 @@ def test_one_rank_count_takes_the_algorithm_that_the_library_runs() -> None:
         assert {fit.held_out_ranks_relative_error for fit in fits} == {None}
 
 
-def test_reduction_is_fitted_apart_only_where_rank_counts_tell_it_from_beta() -> None:
+def test_reduction_is_fitted_apart_only_if_rank_counts_identify_it() -> None:
     apart = Algorithm(name="apart", source="test", terms=lambda p, m: CostTerms(p, m, (p - 1) * m))
     operation = CollectiveOperation(
         name="apart", message_bytes_is="all", bus_factor=lambda ranks: 1.0, algorithms=(apart,)
@@ -199,7 +199,7 @@ def test_a_ring_cannot_tell_reduction_from_beta() -> None:
     assert not told_apart(design[:, :3], curve.seconds)
 
 
-def test_a_point_to_point_call_lasts_as_long_as_its_faster_side() -> None:
+def test_a_point_to_point_call_lasts_as_its_faster_side() -> None:
     fit = one_fit(CollectivesSpec(operations=("send_recv",), noise=0.0, calls=3))
     assert fit.beta_s_per_byte == pytest.approx(1e-9, rel=1e-6)
 
@@ -273,7 +273,7 @@ def test_covariance_of_a_regression_is_that_of_least_squares() -> None:
     assert held[1, 1] == pytest.approx(0.01 / 21)
 
 
-def test_sizes_that_jump_between_two_modes_do_not_decide_the_line() -> None:
+def test_bimodal_sizes_do_not_decide_the_fitted_line() -> None:
     """As gloo's small messages on pinned cores do: 0.4 ms or 3.7 ms, while large ones lie on a line."""
     generator = np.random.default_rng(0)
 

@@ -38,7 +38,7 @@ def points(piece: Piece, counts: tuple[int, ...], noise: float, seed: int = 0) -
 
 
 @pytest.mark.parametrize("name", ["ring_of_nodes", "tree_of_nodes", "recursive_doubling_of_nodes", "segmented"])
-def test_hierarchies_are_told_from_flat_algorithms_and_hold_for_more_nodes(name: str) -> None:
+def test_hierarchies_are_told_from_flat_algorithms_and_extrapolate_over_nodes(name: str) -> None:
     truth = Piece(ALL_REDUCE.algorithms[name], 1024, 1e9, 2e-5, 1e-10, 0.0, 0.0, 2e-6, 5e-12)
     inside, own = points(truth, (4,), 0.01), points(truth, (8, 16, 32), 0.01, seed=1)
     fits, choice = fit_points(KEY, own, ALL_REDUCE, inside)
@@ -64,7 +64,7 @@ def reached_s(ranks: int, per_node: int, message_s: tuple[float, float]) -> floa
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (4, 4), (8, 4), (64, 4), (256, 8), (1024, 1)])
-def test_a_binomial_tree_of_nodes_takes_as_long_as_its_hops(ranks: int, per_node: int) -> None:
+def test_a_binomial_tree_over_nodes_takes_its_hops(ranks: int, per_node: int) -> None:
     algorithm = operations()["broadcast"].algorithms["binomial_of_nodes"]
     truth = Piece(algorithm, 1, 1e9, 2e-5, 1e-9, 0.0, 0.0, 1e-6, 5e-11)
     hops = (1e-6 + 4096 * 5e-11, 2e-5 + 4096 * 1e-9)
@@ -89,7 +89,7 @@ def reached_at_once_s(ranks: int, latency_s: float, message_s: float) -> float:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 12, 13, 100, 256, 1023])
-def test_a_binomial_tree_that_waits_for_no_send_shares_its_links(ranks: int) -> None:
+def test_a_binomial_tree_with_concurrent_sends_shares_its_links(ranks: int) -> None:
     at_once, waiting = (operations()["broadcast"].algorithms[name] for name in ("binomial_at_once", "binomial"))
     cost = {"alpha_s": 0.0, "beta_s_per_byte": 1e-9, "gamma_s_per_byte": 0.0}
     assert float(at_once.seconds(ranks, 4096, **cost)) == pytest.approx(reached_at_once_s(ranks, 0.0, 4096e-9))
@@ -98,7 +98,7 @@ def test_a_binomial_tree_that_waits_for_no_send_shares_its_links(ranks: int) -> 
     assert float(at_once.seconds(ranks, 4096, **latency)) >= reached_at_once_s(ranks, 2e-5, 0.0)
 
 
-def test_buffered_broadcasts_are_told_from_those_that_wait_for_each_other() -> None:
+def test_buffered_broadcasts_are_told_from_waiting_ones() -> None:
     broadcast = operations()["broadcast"]
     truth = Piece(broadcast.algorithms["binomial_at_once_of_nodes"], 1024, 1e9, 2e-5, 1e-9, 0.0, 0.0, 2e-6, 5e-11)
     inside, own = points(truth, (4,), 0.01), points(truth, (8, 16, 32, 48), 0.01, seed=1)
@@ -187,7 +187,7 @@ def test_a_logarithm_below_and_a_line_above_are_found() -> None:
 
 
 @given(st.integers(0, 2**22), st.integers(0, 2**22), st.floats(0, 1e-4), st.floats(1e-8, 1e-5), st.floats(1e-12, 1e-8))
-def test_a_logarithmic_piece_never_falls_has_a_latency_and_no_bytes_take_no_time(
+def test_a_logarithmic_piece_is_monotonic_and_zero_without_bytes(
     one: int, other: int, alpha_s: float, doubling_s: float, beta: float
 ) -> None:
     top = alpha_s + 5 * doubling_s
@@ -206,7 +206,7 @@ def test_a_logarithmic_piece_never_falls_has_a_latency_and_no_bytes_take_no_time
 
 
 @pytest.mark.parametrize(("noise", "taken"), [(0.0, 1), (0.02, 1), (0.6, 0)])
-def test_a_form_that_misses_a_jump_is_simple_enough_only_within_the_noise(noise: float, taken: int) -> None:
+def test_a_form_may_miss_a_jump_only_within_the_noise(noise: float, taken: int) -> None:
     # The plainer form misses one of eight sizes by 40%, the other one by 2%: 4.75% more in the mean, which is within
     # one standard error over sizes (5.0%).
     sizes = [1024 << step for step in range(8)]

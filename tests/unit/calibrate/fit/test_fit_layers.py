@@ -65,7 +65,7 @@ def times_of(*records: Placed[LayerSamples]) -> tuple[LayerTime, ...]:
     return layer_times(records, iterations_of(records))
 
 
-def test_an_operation_takes_the_mean_over_its_places_of_their_medians() -> None:
+def test_an_operation_takes_the_mean_of_its_places_medians() -> None:
     (time,) = times_of(place(LAYER), place(LAYER, layer="other", samples_s=(4.0, 4.0, 40.0)))
     assert time.time.median_s == pytest.approx((2 + 4) / 2)
     assert time.time.samples == 6
@@ -149,7 +149,7 @@ def test_what_decides_a_time_keeps_times_apart(change: dict[str, object]) -> Non
     assert len(times_of(place(LAYER), place(LAYER, **change))) == 2
 
 
-def test_layers_of_a_model_add_up_to_what_they_were_made_of(tmp_path: Path) -> None:
+def test_fitted_layer_times_add_up_to_the_generated_total(tmp_path: Path) -> None:
     spec = LayersSpec(batches=(2, 4), noise=0.0)
     measured = read_measurements([write_layers(tmp_path / "layers", spec)], force=False)
     fitted = layer_times(measured.layers, measured.iterations)
@@ -183,7 +183,7 @@ def test_drift_between_blocks_is_the_spread_that_all_layers_share(tmp_path: Path
 
 
 @pytest.mark.parametrize(("measurements", "within"), [(2, True), (5, False)])
-def test_between_enough_measurements_the_spread_of_blocks_within_one_does_not_count(
+def test_many_measurements_override_the_spread_of_blocks_within_each(
     tmp_path: Path, measurements: int, within: bool
 ) -> None:
     """All measurements are alike, and each drifts by 10% from block to block: their medians hardly differ."""
@@ -289,13 +289,13 @@ def test_the_spread_of_few_blocks_is_unbiased() -> None:
         assert np.mean(estimates) == pytest.approx(1, abs=0.05)
 
 
-def test_one_block_that_was_held_up_does_not_decide_the_spread() -> None:
+def test_one_delayed_block_does_not_decide_the_spread() -> None:
     assert block_sd([1.00, 1.02, 0.98, 1.01, 20.0]) < 0.15
     even = [1.0, 1.3, 0.9, 1.2, 1.1]
     assert block_sd(even) == pytest.approx(np.std(even, ddof=1) / 0.94, rel=1e-3)
 
 
-def test_covariance_from_quantiles_is_that_of_normal_draws_and_ignores_a_tail() -> None:
+def test_covariance_from_quantiles_matches_normal_draws_despite_a_tail() -> None:
     truth = np.array([[4.0, -1.5e-3], [-1.5e-3, 1e-6]])
     draws = np.random.default_rng(0).multivariate_normal([0, 0], truth, size=20_000)
     np.testing.assert_allclose(quantile_covariance(draws), truth, rtol=0.05)
@@ -320,6 +320,6 @@ def test_bootstrap_draws_blocks_and_not_only_samples() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=30))
-def test_halves_of_the_same_samples_differ_by_less_than_their_range(samples: list[float]) -> None:
+def test_sample_halves_differ_by_less_than_their_range(samples: list[float]) -> None:
     found = split_half_difference([np.array(samples)], splits=20)
     assert 0 <= found <= 2 * (max(samples) - min(samples)) / (max(samples) + min(samples)) + 1e-12

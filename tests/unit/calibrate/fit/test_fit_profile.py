@@ -98,7 +98,7 @@ def test_unlike_environments_are_refused_unless_forced(tmp_path: Path, change: d
     assert [source.environment for source in merged.sources] == [0, 1]
 
 
-def test_what_a_tool_does_not_know_is_no_reason_to_refuse_its_sweep(tmp_path: Path) -> None:
+def test_environment_unknown_to_a_tool_does_not_make_it_unlike(tmp_path: Path) -> None:
     of_mpi = {
         "versions": {"python": ENVIRONMENT.versions["python"], "mpi": "Open MPI v4.1.4"},
         "settings": {"tool": "imb"},
@@ -118,7 +118,7 @@ def test_what_a_tool_does_not_know_is_no_reason_to_refuse_its_sweep(tmp_path: Pa
             fit(gloo, there)
 
 
-def test_what_does_not_change_a_kernel_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_environments_may_differ_in_things_that_change_no_kernel(tmp_path: Path) -> None:
     here = write_layers(tmp_path / "here")
     settings = {**ENVIRONMENT.settings, "dtype": "bf16"}
     same = elsewhere(kernel="6.2.0", commit="fedcba", variables={}, settings=settings)

@@ -61,7 +61,7 @@ def interval_s(fits: list[CommunicationFit], ranks: int, size: int) -> tuple[flo
     return seconds, Z90 * total_sd_s(error_modes(ALL_REDUCE, fits, asked, seconds))
 
 
-def test_where_no_scaling_holds_each_count_is_fitted_and_others_are_a_guess_that_says_so() -> None:
+def test_without_scaling_counts_are_fitted_singly_and_others_are_uncertain() -> None:
     fits, choice = fit_points(KEY, points(on_links, (2, 4)), ALL_REDUCE)
     assert all(fit.by_ranks for fit in fits)
     assert "each rank count by itself" in choice.candidates[0].form
@@ -73,7 +73,7 @@ def test_where_no_scaling_holds_each_count_is_fitted_and_others_are_a_guess_that
         assert interval_s(fits, 4, size)[1] < 0.1 * interval_s(fits, 4, size)[0]
 
 
-def test_every_count_that_was_measured_is_fitted_well_where_no_scaling_holds() -> None:
+def test_without_scaling_every_measured_count_is_fitted_well() -> None:
     fits, _ = fit_points(KEY, points(on_links, (2, 4, 8)), ALL_REDUCE)
     for ranks in (2, 4, 8):
         found = communication_seconds(ALL_REDUCE, fits, ranks, SIZES)
@@ -86,7 +86,7 @@ def test_every_count_that_was_measured_is_fitted_well_where_no_scaling_holds() -
     assert np.all(np.diff(between) > 0)
 
 
-def test_where_the_scaling_holds_more_ranks_are_predicted_within_a_narrow_interval() -> None:
+def test_with_scaling_more_ranks_are_predicted_within_narrow_intervals() -> None:
     fits, _ = fit_points(KEY, points(on_a_switch, (2, 4)), ALL_REDUCE)
     assert not any(fit.by_ranks for fit in fits)
     for size in SIZES:
@@ -113,7 +113,7 @@ def test_a_ring_whose_noise_nothing_tells_still_scales(seed: int) -> None:
     assert not any(fit.by_ranks for fit in fits)
 
 
-def test_what_is_noted_names_the_counts_and_how_far_off_each_is() -> None:
+def test_the_note_names_rank_counts_that_no_scaling_fits() -> None:
     samples = [
         CollectiveSamples(
             library="nccl",
@@ -150,7 +150,7 @@ def scaled(off: float, **changes: object) -> CommunicationFit:
     return msgspec.structs.replace(ring_fit(), measured=measured, ranks_range=(2, 4), **changes)
 
 
-def test_error_over_ranks_grows_with_the_distance_and_is_read_from_counts_left_out() -> None:
+def test_error_at_other_ranks_grows_with_distance_from_measured_counts() -> None:
     fit = scaled(0.2)
     (error,) = scaling_errors([fit])
     assert error == pytest.approx(0.04)
@@ -185,7 +185,7 @@ def test_sizes_left_out_widen_the_interval_near_them_alone() -> None:
     assert far == 0
 
 
-def test_a_level_that_was_not_measured_is_known_within_nothing_and_twice() -> None:
+def test_an_unmeasured_level_may_take_nothing_or_twice_its_time() -> None:
     fit = ring_fit()
     assert other_level_mode(ALL_REDUCE, [fit], fit.level, 1024, 2.0) == ()
     assert other_level_mode(ALL_REDUCE, [fit], "rack", 1024, 2.0) == (("level not measured", 2.0 / Z90),)
@@ -193,7 +193,7 @@ def test_a_level_that_was_not_measured_is_known_within_nothing_and_twice() -> No
     assert other_level_mode(ALL_REDUCE, [fit], "rack", 1024, 0.0) == (("level not measured", known / Z90),)
 
 
-def test_an_algorithm_of_short_messages_has_no_say_of_long_ones() -> None:
+def test_short_message_algorithms_do_not_widen_long_message_error() -> None:
     def all_reduce(*algorithms: Algorithm) -> CollectiveOperation:
         return CollectiveOperation(
             name="all_reduce", message_bytes_is="all", bus_factor=ALL_REDUCE.bus_factor, algorithms=algorithms
@@ -231,7 +231,7 @@ def test_repetitions_far_from_the_rest_are_counted_and_said() -> None:
     )
 
 
-def test_what_lies_far_moves_neither_alpha_nor_beta_but_stays_in_the_spread() -> None:
+def test_outliers_move_neither_alpha_nor_beta_but_widen_the_spread() -> None:
     def sweep(slow: float) -> list[Point]:
         generator = np.random.default_rng(2)
         found = []
@@ -266,7 +266,7 @@ def test_a_block_of_nothing_but_outliers_keeps_its_place() -> None:
     assert np.concatenate(kept).max() == 1e-3
 
 
-def test_many_regressions_at_once_are_those_of_one_and_of_scipy() -> None:
+def test_batched_regressions_equal_single_ones_and_scipy() -> None:
     from scipy.optimize import nnls
 
     generator = np.random.default_rng(0)
@@ -285,7 +285,7 @@ def test_many_regressions_at_once_are_those_of_one_and_of_scipy() -> None:
         np.testing.assert_allclose(fit_relative(rows[told], times[told], noise=1e9), found, rtol=1e-6, atol=1e-18)
 
 
-def test_long_sweeps_are_fitted_on_some_sizes_evenly_spaced_in_logarithm() -> None:
+def test_long_sweeps_are_fitted_on_logarithmically_spaced_sizes() -> None:
     sizes = [1 << 20] + [(1 << 20) * number for number in range(2, 129)]
     own = [Point(2, size, (np.full(1, on_a_switch(2, size)),)) for size in sizes]
     (fit,), _ = fit_points(KEY, own, ALL_REDUCE)

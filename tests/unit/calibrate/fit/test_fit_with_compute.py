@@ -49,7 +49,7 @@ def test_what_sharing_adds_to_short_calls_is_told_from_its_factor() -> None:
     assert entry.slowdown(1e-3)[0] == pytest.approx(2.0, rel=0.05)
 
 
-def test_what_is_beside_ghosts_stands_apart_from_what_is_beside_compute() -> None:
+def test_interference_beside_ghosts_is_fitted_apart_from_compute() -> None:
     ghosts = with_compute_samples(CollectivesSpec(slowdowns=(1.05, 1.4), noise=0.01))
     ghosts = [msgspec.structs.replace(record, neighbour="ghosts") for record in ghosts]
     entries = fitted([*with_compute_samples(SPEC), *ghosts])

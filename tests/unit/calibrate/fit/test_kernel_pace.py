@@ -57,7 +57,7 @@ def test_without_a_reference_times_stay_medians() -> None:
     assert medians_at_usual_pace(bare, REFERENCE_S) == expected
 
 
-def test_too_few_samples_to_learn_from_leave_times_as_they_are() -> None:
+def test_too_few_samples_leave_times_without_pace_correction() -> None:
     swept, _ = sweep(1.0, kernels=3)
     assert medians_at_usual_pace(swept, REFERENCE_S) == [[float(np.median(r.samples_s)) for r in k] for k in swept]
 

@@ -153,7 +153,7 @@ def test_the_exported_network_says_what_torch_says() -> None:
     assert np.abs(evaluate_mlp(arrays, inputs) - target).mean() < 0.05
 
 
-def test_drift_of_a_sweep_is_found_and_shapes_estimated_without_it() -> None:
+def test_sweep_drift_is_found_and_removed_from_estimates() -> None:
     shapes = drawn(600)
     order = np.linspace(0, 1, len(shapes))
     added = 2e-4 * order
@@ -185,7 +185,7 @@ def test_typical_drift_has_the_least_relative_error() -> None:
     assert errors[-1] == min(errors)
 
 
-def test_beyond_the_sizes_swept_it_says_so_and_far_beyond_it_refuses(fitted: Path) -> None:
+def test_estimates_beyond_swept_sizes_are_flagged_then_refused(fitted: Path) -> None:
     (model,) = read_profile(fitted).kernel_models
     inside, beyond = estimate(model, linear(256, 256, 256)), estimate(model, linear(3500, 256, 256))
     assert inside is not None
@@ -198,7 +198,7 @@ def test_beyond_the_sizes_swept_it_says_so_and_far_beyond_it_refuses(fitted: Pat
     assert estimate(model, with_bias) is None
 
 
-def test_an_archive_that_is_missing_broken_or_another_one_is_one_line(fitted: Path, tmp_path: Path) -> None:
+def test_a_missing_broken_or_foreign_archive_is_one_line(fitted: Path, tmp_path: Path) -> None:
     path = tmp_path / "p.kernels.npz"
     with pytest.raises(UserError, match="move it along with the profile"):
         read_arrays(path, "0" * 64)
@@ -217,7 +217,7 @@ def test_an_archive_that_is_missing_broken_or_another_one_is_one_line(fitted: Pa
         estimate(named, linear(256, 256, 256))
 
 
-def test_a_profile_moves_with_its_archive_and_names_no_other_folder(fitted: Path, tmp_path: Path) -> None:
+def test_a_profile_moves_with_its_archive_in_one_folder(fitted: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     moved.mkdir()
     for path in (fitted, fitted.with_name("profile.kernels.npz")):
@@ -318,7 +318,7 @@ def test_regressed_times_take_the_ratio_of_measured_layers() -> None:
         ({"left": [0.5, 1.0, 2.0]}, "whole numbers"),
     ],
 )
-def test_trees_through_which_no_way_leads_to_a_leaf_are_refused(change: dict[str, list[float]], expected: str) -> None:
+def test_trees_without_a_way_to_a_leaf_are_refused(change: dict[str, list[float]], expected: str) -> None:
     sound = {
         "feature": [0, 0, 0],
         "threshold": [1.0, 2.0, 3.0],
@@ -333,7 +333,7 @@ def test_trees_through_which_no_way_leads_to_a_leaf_are_refused(change: dict[str
 
 
 @pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1, 3)", "(2,)"])
-def test_an_array_that_is_not_there_is_asked_no_memory_for(tmp_path: Path, shape: str) -> None:
+def test_an_array_larger_than_its_bytes_allocates_nothing(tmp_path: Path, shape: str) -> None:
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
     path = tmp_path / "profile.kernels.npz"
     with zipfile.ZipFile(path, "w") as archive:
@@ -343,7 +343,7 @@ def test_an_array_that_is_not_there_is_asked_no_memory_for(tmp_path: Path, shape
         read_arrays(path, sha256)
 
 
-def test_a_process_recovers_a_smooth_law_and_a_far_off_time_does_not_bend_it() -> None:
+def test_a_process_recovers_a_smooth_law_despite_outliers() -> None:
     generator = np.random.default_rng(0)
     features = generator.uniform(-1, 1, (160, 3))
     law = np.sin(2 * features[:, 0]) + features[:, 1] ** 2
@@ -359,7 +359,7 @@ def test_a_process_recovers_a_smooth_law_and_a_far_off_time_does_not_bend_it() -
     np.testing.assert_allclose(evaluate_process(again, unseen), evaluate_process(fitted, unseen))
 
 
-def test_the_gradient_that_length_scales_are_found_by_is_that_of_the_misfit() -> None:
+def test_the_analytic_gradient_of_the_misfit_equals_finite_differences() -> None:
     generator = np.random.default_rng(0)
     scaled, target = generator.normal(size=(30, 2)), generator.normal(size=30)
     apart = np.stack([(column[:, None] - column) ** 2 for column in scaled.T])

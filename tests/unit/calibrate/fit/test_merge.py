@@ -44,7 +44,7 @@ def test_two_partial_profiles_are_as_one_fit_of_both(tmp_path: Path) -> None:
     assert read_profile(path) == found
 
 
-def test_an_operation_of_two_models_is_taken_where_more_samples_are(tmp_path: Path) -> None:
+def test_merge_takes_an_operation_from_the_profile_with_more_samples(tmp_path: Path) -> None:
     wide = network("other")
     first = fitted(write_layers(tmp_path / "a", LayersSpec(blocks=3)))
     second = fitted(write_layers(tmp_path / "b", LayersSpec(networks=(wide,), blocks=6, seed=1)))

@@ -90,7 +90,7 @@ def fitted(records: Sequence[Placed[ContextSamples]]) -> InContext:
     return entry
 
 
-def test_known_latency_and_factor_come_back_and_lie_inside_their_intervals() -> None:
+def test_known_latency_and_factor_are_recovered_within_their_intervals() -> None:
     held = np.zeros(2)
     for seed in range(8):
         entry = fitted(sweep(seed=seed))
@@ -140,7 +140,7 @@ def test_records_that_do_not_fit_together_are_refused(change: dict[str, object],
 # Predictions
 
 
-def test_a_call_goes_on_beside_what_is_in_flight_and_is_slowed_only_there() -> None:
+def test_a_call_is_slowed_only_while_an_all_reduce_runs() -> None:
     # An all-reduce of 4 s is issued at 1 s; compute of 2 s goes on at 1/2 beside it, which goes on at 1/4: from 1 to
     # 5 s, when 3 s of it are left. A call of 2 s beside it takes four times as long: 0.75 s of it are done at 8 s, and
     # the other 1.25 s take as long as they are.
@@ -203,7 +203,7 @@ def predicted(strategy: str, *entries: InContext, dilate: float | None = None) -
         ("z3d2", set()),
     ],
 )
-def test_what_layers_wait_for_is_beside_all_reduces_where_gradients_are(strategy: str, beside: set[str]) -> None:
+def test_layer_communication_is_beside_all_reduces_only_with_gradient_exchange(strategy: str, beside: set[str]) -> None:
     parsed = parse_strategy(strategy)
     plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     found = {
@@ -217,7 +217,7 @@ def test_what_layers_wait_for_is_beside_all_reduces_where_gradients_are(strategy
         assert not works_with_all_reduce(plan)[role.work[role.phase == Phase.GE]].any()
 
 
-def test_halos_take_longer_the_more_an_all_reduce_adds_and_other_strategies_do_not() -> None:
+def test_only_halos_take_longer_beside_a_slower_all_reduce() -> None:
     # Of an emulated run as well, whose messages are real.
     for dilate in (None, 1.0):
         none, some, more = (
@@ -237,7 +237,7 @@ def test_without_a_measurement_and_where_calls_wait_they_queue() -> None:
     )
 
 
-def test_a_timeline_shows_halos_beside_the_exchange_and_counts_the_time_once() -> None:
+def test_a_timeline_shows_halos_beside_the_exchange_without_double_counting() -> None:
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
     # Slow enough links that the exchange is in flight for as long as backward lasts.
     fits = tuple(ring_fit(name, beta_s_per_byte=2e-6 if name == "all_reduce" else 1e-9) for name in names)
@@ -269,7 +269,7 @@ def test_the_interval_takes_in_what_the_fit_leaves_open() -> None:
     assert np.subtract(*unsure.interval_s) < np.subtract(*sure.interval_s)
 
 
-def test_what_was_measured_beside_all_reduces_of_their_level_goes_before_what_was_beside_others() -> None:
+def test_measurements_beside_all_reduces_of_the_same_level_come_first() -> None:
     """Halos inside of a node, gradients over two: beside those of the node they would take much less."""
     near, far = measured(), measured(added_s=5 * ADDED_S, neighbour_level="system")
     costs = ContextCosts(make_profile(NETWORK, contexts=(near, far)), "gloo")

@@ -74,7 +74,7 @@ def test_between_two_sizes_and_counts_it_runs_straight_over_logarithms() -> None
     assert ratio(profile, 8, 32 * KIB) == pytest.approx(2.0)
 
 
-def test_beyond_the_sizes_measured_the_last_one_goes_on_and_beyond_the_counts_the_fit_alone() -> None:
+def test_residuals_extend_beyond_measured_sizes_but_not_rank_counts() -> None:
     profile = profile_of(swept({(4, KIB): 2.0, (4, MIB): 8.0, (8, KIB): 3.0}))
     assert ratio(profile, 4, 4) == pytest.approx(2.0)
     assert ratio(profile, 4, 64 * MIB) == pytest.approx(8.0)

@@ -83,7 +83,7 @@ def entry(factor: float, groups: int = 2, *, sd: float = 0.0, **more: object) ->
     return msgspec.structs.replace(found, **more)
 
 
-def test_a_known_phi_lies_inside_its_interval_as_often_as_it_says() -> None:
+def test_intervals_cover_a_known_phi_as_often_as_stated() -> None:
     """Twelve sweeps of each: a 90% interval has to hold the truth in nearly all of them, and not be wide."""
     for phi in (1.4, 2.0):
         held, widths = 0, []
@@ -97,7 +97,7 @@ def test_a_known_phi_lies_inside_its_interval_as_often_as_it_says() -> None:
         assert np.median(widths) < 0.2 * phi
 
 
-def test_groups_that_do_not_hinder_each_other_have_a_phi_of_1() -> None:
+def test_groups_that_do_not_contend_have_a_phi_of_1() -> None:
     (found,), _ = fitted(sweep(0.9))
     assert found.factor == 1
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     assert "no fit of alpha and beta" in fit_contexts((), sweep(2.0), (), operations())[1][0]
 
 
-def test_between_numbers_of_groups_phi_runs_straight_and_goes_on_beyond() -> None:
+def test_phi_is_linear_between_group_counts_and_extrapolated_beyond() -> None:
     entries = [entry(3.0, 4), entry(2.0, 2)]
     assert [contention_of(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
     assert [contention_of(entries, groups).extrapolated for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]

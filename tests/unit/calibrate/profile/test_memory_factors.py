@@ -81,7 +81,7 @@ def test_known_bytes_and_factors_are_recovered_in_their_intervals() -> None:
     assert (found.measured, found.runs, found.models) == ("device", 20, MODELS)
 
 
-def test_a_run_far_from_the_rest_bends_the_line_little_and_widens_its_spread() -> None:
+def test_an_outlying_run_bends_the_line_little_but_widens_spread() -> None:
     clean = drawn(3, fixed=0.5 * GIB, factor=1.1, sd=0.003)
     spoiled = [*clean, run("c", 2 * GIB, 6 * GIB, 99)]
     (one,), (other,) = fit_memory(clean).factors, fit_memory(spoiled).factors
@@ -107,7 +107,7 @@ def test_repetitions_count_once_and_few_runs_say_little() -> None:
     assert fit_memory([]) == ((), (), ())
 
 
-def test_rho_is_fitted_per_model_and_over_all_with_each_model_counting_once() -> None:
+def test_rho_is_fitted_per_model_and_overall_with_equal_weights() -> None:
     rhos = dict(zip(MODELS, (0.5, 0.55, 0.6, 0.52, 0.58), strict=True))
     runs = [
         run(model, size * GIB, rho * 2 * size * GIB, size)
@@ -193,7 +193,7 @@ def test_runs_give_the_factor_that_their_peaks_were_made_with(runs: Path) -> Non
     assert all(run.paradl_bytes for run in profile.memory_runs)
 
 
-def test_predictions_take_the_factor_with_an_interval_and_parts_that_add_up(runs: Path) -> None:
+def test_predicted_memory_has_factor_and_interval_and_consistent_parts(runs: Path) -> None:
     before, after = predict(fitted(), "d2", 256), predict(fitted(runs), "d2", 256)
     assert before.memory_interval_bytes is None
     assert after.memory_bytes == pytest.approx(1.02 * before.memory_bytes + 1000, rel=1e-4)
@@ -236,7 +236,7 @@ def test_a_limit_inside_the_interval_is_said(runs: Path) -> None:
         assert found.fits == fits
 
 
-def test_runs_that_memory_was_fitted_to_are_marked_and_left_out_of_its_errors(runs: Path, tmp_path: Path) -> None:
+def test_runs_of_the_memory_fit_are_excluded_from_its_errors(runs: Path, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     repeated = train(tmp_path / "again", "d2", 64, cores=(1, 2))
     unseen = train(tmp_path / "unseen", "serial", 32)

@@ -155,7 +155,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes, expected:
     assert expected in refused(path)
 
 
-def test_a_profile_that_is_not_there_or_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_missing_profile_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "absent.json")
     assert "it is a folder" in refused(tmp_path)
 
@@ -227,7 +227,7 @@ def test_an_older_measurement_is_migrated_record_by_record(tmp_path: Path, monke
         read_records(tmp_path, "copies.jsonl", CopySamples)
 
 
-def test_a_measurement_of_an_older_version_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_of_an_older_version_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_manifest(DATA / "layers-v1")
     measurement.write_manifest(tmp_path, manifest)
     monkeypatch.setattr(measurement, "SCHEMA_VERSION", 2)
@@ -280,7 +280,7 @@ def fit_of(low: int, high: int, alpha_s: float, beta_s_per_byte: float, algorith
     )
 
 
-def test_regimes_are_read_by_size_and_joined_by_a_straight_line() -> None:
+def test_regimes_are_chosen_by_size_and_joined_linearly() -> None:
     operation = operations()["all_reduce"]
     fits = [fit_of(4096, 8192, 3e-5, 2e-9), fit_of(1024, 2048, 1e-5, 1e-9)]
     small, large = 2e-5 + 1e-9 * 2048, 6e-5 + 2e-9 * 4096

@@ -56,7 +56,7 @@ def test_parts_of_one_machine_are_not_named(parts: tuple[Profile, Profile], tmp_
     assert unlike_parts(fit_profile(directories, command_line=(), force=False)) == ()
 
 
-def test_what_a_log_does_not_say_is_not_taken_for_another_machine(tmp_path: Path) -> None:
+def test_an_environment_unknown_to_a_log_is_not_unlike(tmp_path: Path) -> None:
     unknown = msgspec.structs.replace(ENVIRONMENT, device_name=UNKNOWN_DEVICE, hostname="")
     directories = [write_layers(tmp_path / "l"), write_collectives(tmp_path / "c", environment=unknown)]
     assert unlike_parts(fit_profile(directories, command_line=(), force=True)) == ()
@@ -82,7 +82,7 @@ def layers_alone(**device: object) -> Profile:
 
 
 @pytest.mark.parametrize("peak", [None, 1e12])
-def test_rates_that_a_cluster_file_states_stand_where_the_profile_has_none(peak: float | None) -> None:
+def test_rates_of_the_cluster_file_fill_gaps_of_the_profile(peak: float | None) -> None:
     cluster = ClusterFile(
         name="c",
         levels=(Level(name="node", ranks=4),),
@@ -113,7 +113,7 @@ def test_a_rate_that_was_measured_stays(tmp_path: Path) -> None:
     assert update.seconds == pytest.approx(5 * NETWORK.parameter_bytes / 4e9)
 
 
-def test_an_interval_without_what_nothing_tells_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_an_interval_without_any_known_error_is_called_unknown(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.json", layers_alone())
     asked = [
         "--from-profile",

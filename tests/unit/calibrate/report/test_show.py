@@ -83,7 +83,7 @@ def test_plots_fit_into_80_columns_and_show_every_rank_count() -> None:
         assert all(label in text for label in ("90% interval", "fit", "ranks", "+0%", "|"))
 
 
-def test_times_of_unlike_kernels_are_told_apart_and_measured_again_alike() -> None:
+def test_times_of_unlike_kernels_are_listed_and_remeasured_separately() -> None:
     plain = make_profile()
     others = [
         msgspec.structs.replace(time, dtype="bf16", kernel_settings="channels_last", optimizer="adam")

@@ -21,7 +21,7 @@ def test_nine_of_ten_further_blocks_lie_inside(blocks: int) -> None:
     assert held.mean() == pytest.approx(0.9, abs=0.015)
 
 
-def test_without_blocks_nothing_is_stretched_and_many_deviations_need_no_student() -> None:
+def test_the_block_stretch_is_1_without_blocks_and_with_many() -> None:
     assert next_block_stretch(0) == next_block_stretch(1) == 1.0
     assert next_block_stretch(2, of_many=True) == pytest.approx(1.5**0.5)
     assert next_block_stretch(10_000) == pytest.approx(1.0, abs=1e-3)

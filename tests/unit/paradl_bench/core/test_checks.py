@@ -13,7 +13,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     other: object = None
 
 
-def test_lists_of_one_index_are_of_one_length_or_not_measured() -> None:
+def test_lists_with_one_index_have_equal_length_or_are_empty() -> None:
     check_aligned(Record(value=(0.5, 0.25), other=()), "value", "other")
     with pytest.raises(ValueError, match=r"differ in length: \{'value': 2, 'other': 1\}"):
         check_aligned(Record(value=(0.5, 0.25), other=(0.5,)), "value", "other")

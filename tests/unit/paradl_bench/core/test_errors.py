@@ -32,7 +32,7 @@ def test_all_of_a_few_choices_are_named(given_name: str, choices: list[str]) -> 
     assert "\n" not in message
 
 
-def test_of_many_choices_the_near_ones_are_named_and_the_rest_counted() -> None:
+def test_of_many_choices_near_ones_are_named_and_others_counted() -> None:
     choices = [f"choice{number:03}" for number in range(100)] + ["resnet50"]
     message = str(unknown_choice("model", "resnet5O", choices))
     assert "did you mean resnet50?" in message

@@ -14,7 +14,7 @@ from paradl_bench.core.terminal.command_line import run_command
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
-def test_a_signal_unwinds_and_waits_for_the_end_of_a_write(number: signal.Signals, error: type[BaseException]) -> None:
+def test_a_signal_unwinds_after_the_current_write(number: signal.Signals, error: type[BaseException]) -> None:
     done = []
 
     @signals_raise()
@@ -31,7 +31,7 @@ def test_a_signal_unwinds_and_waits_for_the_end_of_a_write(number: signal.Signal
     assert done == ["inside", "written"]
 
 
-def test_a_second_sigterm_does_not_break_off_what_the_first_began() -> None:
+def test_a_second_sigterm_does_not_interrupt_cleanup_of_the_first() -> None:
     cleaned = []
 
     @signals_raise()

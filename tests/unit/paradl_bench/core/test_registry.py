@@ -47,7 +47,7 @@ def test_a_file_is_found_without_being_named(package: Path) -> None:
     assert lookup(found, "second", "thing") is found["second"]
 
 
-def test_a_folder_is_found_by_its_module_and_one_without_it_is_passed_over(package: Path) -> None:
+def test_a_folder_is_registered_only_with_its_module(package: Path) -> None:
     for folder in ("serial", "shared"):
         (package / folder).mkdir()
         (package / folder / "__init__.py").touch()

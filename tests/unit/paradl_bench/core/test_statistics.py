@@ -48,14 +48,14 @@ def test_what_are_no_times_is_refused(values: list[float]) -> None:
     ("change", "where"),
     [({"iqr_s": -1.0}, "iqr_s"), ({"minimum_s": 1e300}, "minimum_s"), ({"samples": 0}, "samples")],
 )
-def test_a_summary_is_held_to_its_bounds_where_it_is_read(change: dict[str, float], where: str) -> None:
+def test_a_summary_out_of_bounds_is_refused_on_reading(change: dict[str, float], where: str) -> None:
     summary = {"median_s": 1.0, "typical_s": 1.0, "iqr_s": 0.1, "minimum_s": 0.9, "samples": 3}
     with pytest.raises(msgspec.ValidationError, match=rf"Expected .* - at `\$\.{where}`"):
         msgspec.convert(summary | change, Summary)
 
 
 @given(samples)
-def test_a_bootstrap_interval_lies_among_the_samples_and_is_the_same_again(values: list[float]) -> None:
+def test_a_bootstrap_interval_lies_within_the_samples_and_is_reproducible(values: list[float]) -> None:
     low, high = bootstrap_interval([np.array(values)], resamples=100)
     assert min(values) <= low <= high <= max(values)
     assert (low, high) == bootstrap_interval([np.array(values)], resamples=100)
@@ -67,7 +67,7 @@ def test_one_sample_gives_a_point_and_none_an_error() -> None:
         bootstrap_interval([])
 
 
-def test_a_bootstrap_interval_covers_the_median_about_as_often_as_it_says() -> None:
+def test_a_bootstrap_interval_covers_the_median_as_stated() -> None:
     # 90% nominal over 400 seeded draws; the percentile bootstrap of a median is known to cover a little differently,
     # and 400 draws scatter by 1.5%.
     random = np.random.default_rng(7)

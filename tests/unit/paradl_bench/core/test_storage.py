@@ -53,7 +53,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_lines(path, Record) == (RECORDS, 0)
 
 
-def test_a_file_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     append_lines(path, RECORDS)
     whole = path.read_bytes()
@@ -64,7 +64,7 @@ def test_a_file_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path: Path
         assert torn_bytes == length - (whole[:length].rfind(b"\n") + 1)
 
 
-def test_after_a_cut_at_any_byte_appending_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+def test_appending_to_a_truncated_file_follows_its_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     append_lines(path, RECORDS)
     whole = path.read_bytes()
@@ -104,7 +104,7 @@ def test_a_torn_line_longer_than_a_chunk_is_cut_off(tmp_path: Path) -> None:
         (b'{"text": "cut\n', "line 4"),
     ],
 )
-def test_a_whole_line_that_is_no_record_is_named_by_file_line_and_field(tmp_path: Path, line: bytes, why: str) -> None:
+def test_an_invalid_line_is_named_by_file_line_and_field(tmp_path: Path, line: bytes, why: str) -> None:
     path = tmp_path / "records.jsonl"
     append_lines(path, RECORDS)
     with open(path, "ab") as stream:
@@ -128,7 +128,7 @@ def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["manifest.json"]
 
 
-def test_a_new_file_is_as_private_as_the_user_asks_for(tmp_path: Path) -> None:
+def test_a_new_file_follows_the_users_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_text_atomically(tmp_path / "shared.json", "x")
@@ -139,7 +139,7 @@ def test_a_new_file_is_as_private_as_the_user_asks_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["replace", "fsync"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+def test_a_failed_write_leaves_only_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException
 ) -> None:
     path = tmp_path / "profile.json"
@@ -224,7 +224,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         (b'{"size": 2, "parts": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
     ],
 )
-def test_a_document_that_is_wrong_is_named_with_what_it_is_and_where(content: bytes, said: str, tmp_path: Path) -> None:
+def test_an_invalid_document_is_named_with_kind_and_path(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "point.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as raised:
@@ -244,7 +244,7 @@ def test_a_document_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_json(path, Point) == Point(size=2.5)
 
 
-def test_a_file_is_read_only_where_it_is_a_regular_one(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, why in ((pipe, "it is a pipe"), (Path("/dev/zero"), "it is a device"), (tmp_path, "it is a folder")):
@@ -322,5 +322,5 @@ def test_a_key_that_stands_twice_is_refused_by_its_path(tmp_path: Path, text: st
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\": x", "b": {"a": 1}}', '{"a\\u0022": 1, "a" : ["\\":", "a"]}', "[1, 2]"])
-def test_keys_and_texts_that_are_alike_in_other_objects_are_read(text: str) -> None:
+def test_equal_keys_and_texts_in_different_objects_are_read(text: str) -> None:
     assert decode_json(text.encode(), object, where="file") == json.loads(text)

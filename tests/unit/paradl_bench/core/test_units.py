@@ -91,7 +91,7 @@ def test_a_sweep_of_sizes() -> None:
     assert parse_size_sweep("1M,1K") == (1024, 1024**2)
 
 
-def test_the_factor_of_sizes_may_be_written_as_that_of_ranks() -> None:
+def test_a_size_factor_may_be_written_like_a_rank_factor() -> None:
     assert parse_size_sweep("1K:64K:x4") == parse_size_sweep("1K:64K:4") == (1024, 4096, 16384, 65536)
 
 
@@ -175,7 +175,7 @@ def test_a_shape_survives_being_written_out(shape: tuple[int, ...]) -> None:
 
 
 @given(scribble)
-def test_any_text_is_a_shape_and_counts_or_a_users_mistake(text: str) -> None:
+def test_any_text_parses_as_positive_numbers_or_is_refused(text: str) -> None:
     for parse in (parse_shape, lambda value: parse_counts(value, "--batch")):
         try:
             values = parse(text)
@@ -277,7 +277,7 @@ def test_one_is_one_and_others_are_many(count: int, noun: str, text: str) -> Non
     assert counted(count, noun) == text
 
 
-def test_memory_without_a_unit_is_refused_where_it_can_be_no_memory() -> None:
+def test_implausible_memory_without_a_unit_is_refused() -> None:
     assert parse_memory("16GiB", "--memory") == 16 * 1024**3
     assert parse_memory("17179869184", "--memory") == 2**34
     assert parse_memory("512KiB", "--memory") == 2**19

@@ -62,9 +62,7 @@ def test_nor_where_python_puts_the_directory_first(tmp_path: Path, package: str)
     assert not (tmp_path / "marker").exists(), (tmp_path / "marker").read_text()
 
 
-def test_a_factory_of_the_working_directory_is_found_and_the_directory_taken_off_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_factory_is_found_and_the_search_path_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_of_test.py").write_text(
         "import torch\ndef build():\n    import late_of_test\n    return torch.nn.Linear(late_of_test.WIDTH, 2)\n"
     )

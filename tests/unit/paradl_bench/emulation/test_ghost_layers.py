@@ -101,9 +101,7 @@ def second_each(network: ModelGraph) -> GhostRole:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_ghost_gives_what_the_module_would_and_gradients_in_its_order(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ghosts_give_the_modules_outputs_and_its_gradient_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS[name]()
     network = traced(model, monkeypatch)
     inputs, targets = model.make_batch(2, 0)
@@ -191,7 +189,7 @@ def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         [alone(inputs) for _ in range(2)]
 
 
-def test_a_twin_settles_before_messages_and_before_gradients_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_twin_settles_before_messages_and_before_gradient_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["branching"]()
     network = traced(model, monkeypatch)
     clock = Clock(monkeypatch, late_s=0.0)
@@ -219,7 +217,7 @@ def test_a_twin_settles_before_messages_and_before_gradients_are_worked_on(monke
     assert spans.rows == []
 
 
-def test_calls_that_are_swept_lie_behind_ghosts_and_count_from_when_these_are_over(
+def test_swept_calls_follow_ghosts_and_are_timed_from_their_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch, late_s=0.0)
@@ -231,7 +229,7 @@ def test_calls_that_are_swept_lie_behind_ghosts_and_count_from_when_these_are_ov
         assert clock.now == pytest.approx(ghosts.over, abs=2e-6)
 
 
-def test_ghosts_sleep_in_iterations_that_are_timed_and_in_none_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ghosts_sleep_only_in_timed_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("resnet18", (3, 32, 32))
     network = trace_network(model)
     clock = Clock(monkeypatch, late_s=0.0)

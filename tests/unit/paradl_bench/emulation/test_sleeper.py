@@ -45,7 +45,7 @@ def test_sleeps_that_end_late_add_up_to_what_was_asked(each_s: float, monkeypatc
     assert min(late) >= -1e-12
 
 
-def test_a_kernel_that_is_late_by_milliseconds_is_not_waited_for_on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_late_by_milliseconds_causes_no_busy_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=5e-3), Sleeper()
     turn(sleeper)
     for _ in range(200):
@@ -63,7 +63,7 @@ def test_a_kernel_that_is_late_by_milliseconds_is_not_waited_for_on_the_core(mon
     assert len(offered) <= 301
 
 
-def test_a_rank_that_was_kept_from_its_core_catches_up_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_rank_catches_up_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.5), Sleeper()
     turn(sleeper)
     sleeper.ask("BW", 1.0)
@@ -91,7 +91,7 @@ def test_a_rank_that_was_kept_from_its_core_catches_up_until_it_waits(monkeypatc
     assert clock.now == pytest.approx(before + 1.0 + late_s + 0.7 + 1.0, abs=1e-5)
 
 
-def test_what_is_done_with_gradients_is_real_and_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_on_gradients_is_real_and_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     turn(sleeper)
     sleeper.ask("BW", 1.0)
@@ -109,7 +109,7 @@ def test_what_is_done_with_gradients_is_real_and_takes_its_time(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("host_s", [0.0, 0.02])
-def test_a_turn_that_was_waited_for_takes_as_long_as_any(host_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_after_waiting_takes_as_long_as_any(host_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     sleeper.host_s = {"FW": host_s}
     sleeper.begin_turn()
@@ -146,7 +146,7 @@ def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -
     assert sleeper.calls == {"FW": 1, "WU": 1}
 
 
-def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_time_between_sleeps_is_kept_by_phase_when_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     sleeper.ask("FW", 1.0)
     with sleeper.watched() as gaps:
@@ -160,7 +160,7 @@ def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeyp
     assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
 
 
-def test_of_who_is_awake_what_passes_between_calls_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_awake_sleeper_keeps_host_time_between_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     with sleeper.awake(), sleeper.watched() as gaps:
         for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):

@@ -87,7 +87,7 @@ def test_rows_of_several_files_are_whole_or_taken_back(tmp_path: Path, monkeypat
     assert undo_unfinished(tmp_path) == 0
 
 
-def test_rows_that_were_all_written_stay_where_only_the_note_of_them_is_left(tmp_path: Path) -> None:
+def test_completely_written_rows_stay_when_only_their_note_remains(tmp_path: Path) -> None:
     append_together(tmp_path, {"a.jsonl": [Row(1)]})
     first = (tmp_path / "a.jsonl").read_bytes()
     append_together(tmp_path, {"a.jsonl": [Row(2)]})
@@ -115,7 +115,7 @@ def test_nothing_outside_of_the_directory_is_cut(tmp_path: Path, name: str) -> N
     assert precious.read_text() == "kept"
 
 
-def test_failed_launches_among_logs_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_failed_launches_among_logs_are_named_and_others_are_read(tmp_path: Path) -> None:
     rows = "\n".join(f"{8 << i} {1.5 + i}" for i in range(_ROWS))
     paths = []
     for number in range(40):

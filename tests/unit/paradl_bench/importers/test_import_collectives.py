@@ -26,7 +26,7 @@ def sizes(held: Imported, operation: str, buffers: str = "out_of_place") -> list
     return [r.message_bytes for r in held.collectives if (r.operation, r.buffers) == (operation, buffers)]
 
 
-def test_rows_cut_by_nccls_own_lines_are_put_together_and_the_rest_is_counted() -> None:
+def test_rows_split_by_nccl_messages_are_joined_or_counted() -> None:
     held = read_log("nccl-tests", DATA / "nccl-tests-2.17.log")
     assert sizes(held, "all_reduce") == [1024, 4096, 16384, 65536, 1048576]
     # 65536 in place has wrong results, 262144 was cut off for good, 0 bytes are none.
@@ -56,7 +56,7 @@ def test_what_is_refused_is_taken_where_it_is_asked_for() -> None:
     assert not wrong.verified
 
 
-def test_a_run_in_which_a_rank_died_is_refused_unless_asked_for() -> None:
+def test_a_run_with_a_dead_rank_is_refused_unless_requested() -> None:
     text = (DATA / "nccl-tests-2.17.log").read_text()
     first = text.index("# Out of bounds")
     died = text[:first] + "n01: Test NCCL failure common.cu:564 'unhandled cuda error'\n" + text[first:]
@@ -86,7 +86,7 @@ def test_the_first_generation_prints_milliseconds() -> None:
     assert any("how many iterations" in note for note in held.notes)
 
 
-def test_a_table_in_markdown_tells_its_ranks_by_the_ratio_of_bandwidths() -> None:
+def test_markdown_tables_give_ranks_by_their_bandwidth_ratio() -> None:
     path = DATA / "nccl-tests-in-markdown.md"
     with_level = read_log("nccl-tests", path, ImportOptions(level="rack"))
     assert {(r.operation, r.ranks, r.level) for r in with_level.collectives} == {("all_reduce", 16, "rack")}
@@ -138,7 +138,7 @@ def test_json_reports_keep_single_calls_where_the_tool_did() -> None:
     assert held.command_lines == ["./build/all_reduce_perf -b 0 -e 1M -g 2 -J report.json"]
 
 
-def test_a_torn_report_gives_the_rows_before_the_tear_where_asked() -> None:
+def test_a_torn_report_gives_its_whole_rows_if_requested() -> None:
     content = (DATA / "nccl-tests-2.19-report.json").read_bytes()
     torn = LogFile(path="torn.json", content=content[: content.rindex(b'"in_place"')])
     assert read(torn, ImportOptions()).rows == 0
@@ -222,7 +222,7 @@ _ROW = re.compile(
 """A whole row, as a reader who knows nothing of headers would tell it."""
 
 
-def test_every_row_of_the_public_nccl_logs_is_recovered_and_none_is_invented() -> None:
+def test_every_row_of_public_nccl_logs_is_recovered_exactly() -> None:
     folder = public_data()
     logs = [*sorted((folder / "nccl-logs").iterdir()), *sorted((folder / "abci-v100" / "nccl_osu").glob("*.nccl"))]
     total = 0
@@ -263,9 +263,7 @@ def test_the_public_osu_and_imb_tables_are_read() -> None:
         ("imb", "imb-mpi1-2021.log", "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD"),
     ],
 )
-def test_rows_of_a_table_behind_which_a_rank_died_are_refused_unless_asked_for(
-    name: str, file: str, words: str
-) -> None:
+def test_rows_before_a_dead_rank_are_refused_unless_requested(name: str, file: str, words: str) -> None:
     # IMB's last tables are of operations that are not modelled.
     text = (DATA / file).read_text().partition("# Benchmarking Reduce_scatter")[0]
     whole = importers()[name].read(LogFile(path=file, content=text.encode()), ImportOptions(ranks=4, level="node"))
@@ -280,7 +278,7 @@ def test_rows_of_a_table_behind_which_a_rank_died_are_refused_unless_asked_for(
     assert kept.rows == whole.rows
 
 
-def test_ranks_of_a_node_are_counted_where_hosts_are_listed_and_told_elsewhere() -> None:
+def test_ranks_per_node_come_from_listed_hosts_or_from_options() -> None:
     listed = read_log("nccl-tests", DATA / "nccl-tests-2.17.log")
     assert {(record.ranks, record.ranks_per_node) for record in listed.collectives} == {(4, 2)}
     told = read_log("osu", DATA / "osu-5.7.log", ImportOptions(ranks=8, level="system", ranks_per_node=4))
@@ -291,7 +289,7 @@ def test_ranks_of_a_node_are_counted_where_hosts_are_listed_and_told_elsewhere()
     assert {record.ranks_per_node for record in inside.collectives} == {8}
 
 
-def test_every_row_of_the_public_logs_is_recovered_by_the_count_of_a_second_method() -> None:
+def test_rows_of_the_public_logs_agree_with_a_second_count() -> None:
     public_data()
     sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
     import imports

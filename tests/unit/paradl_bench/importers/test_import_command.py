@@ -91,7 +91,7 @@ def test_a_file_of_another_format_is_named(asked: str, file: str, told: str, tmp
     assert output.strip().endswith(told)
 
 
-def test_several_runs_of_a_point_are_blocks_and_their_spread_is_known(tmp_path: Path) -> None:
+def test_several_runs_of_one_point_are_blocks_with_known_spread(tmp_path: Path) -> None:
     text = (DATA / "nccl-tests-2.17.log").read_text()
     (tmp_path / "again.log").write_text(text + "\n# second run\n")
     files = [str(DATA / "nccl-tests-2.17.log"), str(tmp_path / "again.log")]
@@ -102,7 +102,7 @@ def test_several_runs_of_a_point_are_blocks_and_their_spread_is_known(tmp_path: 
     assert any("spread between runs is known where several were imported" in note for note in notes)
 
 
-def test_an_operation_without_cost_terms_is_left_out_of_a_fit_with_a_note() -> None:
+def test_an_operation_without_cost_terms_is_not_fitted_but_noted() -> None:
     path = DATA / "rccl-tests.log"
     records = read_log("rccl-tests", path, ImportOptions(operation="all_reduce")).collectives
     others = [msgspec.structs.replace(record, operation="hypercube") for record in records]
@@ -111,7 +111,7 @@ def test_an_operation_without_cost_terms_is_left_out_of_a_fit_with_a_note() -> N
     assert "rccl hypercube node: imported, and no cost terms say how it grows: left out" in notes
 
 
-def test_a_level_that_holds_fewer_ranks_than_there_were_is_no_node(tmp_path: Path) -> None:
+def test_a_level_smaller_than_the_run_is_no_node(tmp_path: Path) -> None:
     arguments = ["import", "osu", str(DATA / "osu-5.7.log"), "--ranks", "8", "--level", "node", "--ranks-per-node", "4"]
     result = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "out")])
     assert isinstance(result.exception, UserError)
@@ -129,7 +129,7 @@ ONE_RANK = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) wa
 """
 
 
-def test_rows_of_one_rank_are_said_to_be_left_out_of_fits(tmp_path: Path) -> None:
+def test_rows_of_one_rank_are_reported_as_not_fitted(tmp_path: Path) -> None:
     log = tmp_path / "all_reduce_alone.log"
     log.write_text(ONE_RANK)
     arguments = ["import", "nccl-tests", str(log), "--level", "node", "--op", "all_reduce"]

@@ -56,7 +56,7 @@ _TIMES = "75.00 13.98 24.47 0e+00"
         ),
     ],
 )
-def test_torn_and_damaged_rows_of_a_table_are_counted_once_and_prose_is_not(
+def test_damaged_table_rows_are_counted_once_and_prose_never(
     rows: tuple[str, ...], kept: int, dropped: list[int]
 ) -> None:
     held = read(table_of_eight(*rows, after="4 8\n16"), ImportOptions())
@@ -110,7 +110,7 @@ _ITERATION = "0 data 12 0 0 0\n1 conv1 300 500 90 400\n2 fc 80 150 0 0\n"
         ("ssgd-trace", _ITERATION + "3 fc2 8 1", "line 4: 4 of 6 columns"),
     ],
 )  # fmt: skip
-def test_a_network_without_all_of_its_layers_is_refused_unless_asked_for(name: str, text: str, why: str) -> None:
+def test_a_network_missing_layers_is_refused_unless_requested(name: str, text: str, why: str) -> None:
     log = LogFile(path="a.txt", content=text.encode())
     with pytest.raises(UserError, match=why) as refused:
         read_files(importers()[name], [log], ImportOptions(batch=4))
@@ -160,7 +160,7 @@ def test_a_platforms_units_are_read(line: str, bytes_a_second: float) -> None:
         ("BANDWITH|1|GB/s", "no KEY|value|unit with a key of"),
     ],
 )
-def test_a_platform_without_bandwidth_makes_no_cluster_and_says_what_was_wrong(line: str, why: str) -> None:
+def test_a_platform_without_bandwidth_gives_no_cluster_but_a_reason(line: str, why: str) -> None:
     log = LogFile(path="a.plat", content=f"LATENCY|2e-6|s\n{line}\n".encode())
     held = importers()["paradl-net"].read(log, ImportOptions())
     assert held.clusters == []
@@ -192,9 +192,7 @@ def test_a_platform_without_bandwidth_makes_no_cluster_and_says_what_was_wrong(l
         (b"", "utf-16-be"),
     ],
 )
-def test_a_byte_order_mark_or_nul_bytes_say_how_a_file_is_encoded(
-    name: str, file: str, mark: bytes, encoding: str
-) -> None:
+def test_a_byte_order_mark_or_nul_bytes_give_the_encoding(name: str, file: str, mark: bytes, encoding: str) -> None:
     options = ImportOptions(batch=4, ranks=4, level="node")
     content = (DATA / file).read_bytes()
     marked = mark + content.decode().encode(encoding)
@@ -269,7 +267,7 @@ def test_reports_behind_each_other_in_one_file_are_all_read(between: str) -> Non
     assert read(torn, ImportOptions()).rows == one.rows
 
 
-def test_events_of_a_trace_that_last_for_ages_are_broken_ones() -> None:
+def test_trace_events_of_absurd_duration_are_dropped() -> None:
     document = json.loads((DATA / "kineto-rank2.json").read_bytes())
     options = ImportOptions(batch=4, ranks=4, level="node")
 

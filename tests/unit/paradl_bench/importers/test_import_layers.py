@@ -71,7 +71,7 @@ def test_times_of_a_trace_are_not_fitted_as_collectives() -> None:
     assert notes[0] == "nccl all_reduce node: times from traces of runs hold the wait for other ranks: left out"
 
 
-def test_a_trace_that_gives_nothing_says_what_would_bring_it_and_writes_nothing(tmp_path: Path) -> None:
+def test_an_empty_trace_is_refused_with_advice_and_writes_nothing(tmp_path: Path) -> None:
     path, out = DATA / "kineto-rank2.json", tmp_path / "out"
     again = tmp_path / "again.json"
     again.write_text(path.read_text() + "\n")
@@ -99,7 +99,7 @@ def test_a_trace_that_gives_nothing_says_what_would_bring_it_and_writes_nothing(
     assert not out.exists()
 
 
-def test_a_trace_is_read_packed_too_and_needs_a_batch_for_layers(tmp_path: Path) -> None:
+def test_a_packed_trace_is_read_and_layers_need_a_batch(tmp_path: Path) -> None:
     packed = tmp_path / "trace.json.gz"
     packed.write_bytes(gzip.compress((DATA / "kineto-rank2.json").read_bytes()))
     held = read_log("kineto", packed)
@@ -138,7 +138,7 @@ def test_spans_are_united_and_shared() -> None:
     assert shared(one, []) == 0.0
 
 
-def test_an_ssgd_trace_keeps_every_iteration_and_drops_a_torn_one() -> None:
+def test_an_ssgd_trace_keeps_all_iterations_except_a_torn_one() -> None:
     options = ImportOptions(batch=32, ranks=4, level="node")
     held = read_log("ssgd-trace", DATA / "ssgd-alexnet.txt", options)
     assert layer_ms(held)["1.conv1", "BW"] == [5.0, 5.01, 5.02]
@@ -196,7 +196,7 @@ def test_the_papers_network_has_shapes_flops_and_times() -> None:
                 kind.windows(layer.attributes)
 
 
-def test_a_lone_time_of_the_papers_network_is_the_whole_models() -> None:
+def test_a_single_time_of_paradl_net_is_the_whole_models() -> None:
     held = read_log("paradl-net", DATA / "tiny-whole.net")
     assert sum(value for values in layer_ms(held).values() for value in values) == pytest.approx(3.1, abs=1e-5)
     assert layer_ms(held)["RELU", "FWBW"] == [0.0]
@@ -230,7 +230,7 @@ def test_the_papers_platform_is_a_cluster_file(tmp_path: Path) -> None:
     assert (cluster.levels[1].alpha_s, cluster.levels[1].beta_s_per_byte) == (5e-6, 8e-11)
 
 
-def test_imported_layer_times_are_kept_in_a_profile_that_says_what_is_missing(tmp_path: Path) -> None:
+def test_incomplete_imported_layer_times_give_a_profile_that_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["import", "pipedream", str(DATA / "pipedream-toy.graph.txt"), "--batch", "64", "-o", str(out)]
     done = run(*arguments)
@@ -282,7 +282,7 @@ def test_a_fit_says_whose_imported_layers_it_holds(tmp_path: Path, words: list[s
     assert f"profile.json: {said}" in fitted.stderr
 
 
-def test_traces_of_two_runs_are_two_blocks_and_their_sums_are_kept(tmp_path: Path) -> None:
+def test_traces_of_two_runs_become_two_blocks_with_their_sums(tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     again.write_text((DATA / "kineto-rank2.json").read_text() + "\n")
     out = tmp_path / "out"
@@ -294,7 +294,7 @@ def test_traces_of_two_runs_are_two_blocks_and_their_sums_are_kept(tmp_path: Pat
     assert len(read_records(out, TRACE_FILE, TraceTimes)) == 2
 
 
-def test_layer_times_are_written_as_a_trace_that_reads_back_the_same(tmp_path: Path) -> None:
+def test_layer_times_written_as_a_trace_are_read_back_unchanged(tmp_path: Path) -> None:
     measured = write_layers(tmp_path / "layers", LayersSpec(networks=(network(width=16),)))
     (measured / "network.json").write_bytes(msgspec.json.encode(network(width=16)))
     spec = CollectivesSpec(operations=("all_reduce",), noise=0.0, ranks=(4,))
@@ -314,7 +314,7 @@ def test_layer_times_are_written_as_a_trace_that_reads_back_the_same(tmp_path: P
     assert sizes[fc_bytes] == pytest.approx(2 * 3 * 2e-5 + 2 * 3 / 4 * fc_bytes * 1e-9, rel=1e-3)
 
 
-def test_a_trace_that_is_imported_and_written_again_is_the_same(tmp_path: Path) -> None:
+def test_an_imported_trace_is_written_again_unchanged(tmp_path: Path) -> None:
     first = "\n".join((DATA / "ssgd-alexnet.txt").read_text().split("\n")[:13]) + "\n"
     options = ("--batch", "32", "--ranks", "4", "--level", "node", "--model", "alexnet")
     for again in ("a", "b"):

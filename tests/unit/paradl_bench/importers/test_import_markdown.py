@@ -57,7 +57,7 @@ def piped(lines: list[str], how: str) -> str:
 
 @pytest.mark.parametrize("how", ["closed", "bare", "quoted", "marked", "comment", "no rule"])
 @pytest.mark.parametrize(("name", "lines"), [("nccl-tests", NCCL), ("rccl-tests", NCCL), ("osu", OSU), ("imb", IMB)])
-def test_a_whole_table_between_pipes_is_read_as_the_one_without(name: str, lines: list[str], how: str) -> None:
+def test_a_piped_table_is_read_like_a_plain_one(name: str, lines: list[str], how: str) -> None:
     plain = "\n".join(line.replace("_Latency", " Latency") for line in lines)
     expected = read(name, ABOVE[name] + plain)
     held = read(name, f"{ABOVE[name]}\n{piped([line.replace('_L', '&L') for line in lines], how)}\n".replace("&", " "))
@@ -136,7 +136,7 @@ def test_units_may_stand_below_the_header() -> None:
         ("size | time (us) ip | algbw ip", None),
     ],
 )
-def test_a_header_that_does_not_tell_its_columns_drops_the_rows(header: str, why: str | None) -> None:
+def test_rows_under_an_ambiguous_header_are_dropped(header: str, why: str | None) -> None:
     text = f"| {header} |\n|---|---|---|\n| 4096 | 4.096 | 1.0 |\n"
     held = read("nccl-tests", text, ImportOptions(ranks=4, level="node", operation="all_reduce"))
     assert reasons(held) == ({3: why} if why else {})
@@ -166,7 +166,7 @@ def test_columns_in_place_are_told_from_those_out_of_place() -> None:
         ("imb", "#bytes | #bytes", "its header names a column twice"),
     ],
 )
-def test_rows_of_osu_and_imb_under_an_unclear_header_are_dropped(name: str, table: str, why: str) -> None:
+def test_osu_and_imb_rows_under_an_unclear_header_are_dropped(name: str, table: str, why: str) -> None:
     held = read(name, f"{ABOVE[name]}\n{table}\n---|---\n8 | 3.5\nx | y\n")
     assert [line for line, text in reasons(held).items() if text.startswith(why)] == [
         ABOVE[name].count("\n") + 4,
@@ -174,7 +174,7 @@ def test_rows_of_osu_and_imb_under_an_unclear_header_are_dropped(name: str, tabl
     ]
 
 
-def test_tables_of_other_things_and_plain_lines_with_pipes_are_no_rows() -> None:
+def test_foreign_tables_and_lines_with_pipes_are_no_rows() -> None:
     boxes = "+---+---+\n| GPU  Name | Bus-Id |\n|====+====|\n|  0  A100  | 00:1E |\n+---+---+\n"
     foreign = "| GPU | Memory |\n|---|---|\n| 8 | 40 |\n\n"
     noise = "n01:1:2 [0] NCCL INFO Channel 00 | 0 1 2 | 3\n"

@@ -51,7 +51,7 @@ def test_batches_and_weights_repeat_with_their_seed() -> None:
     assert not bool((first.make_batch(2, 3)[0] == second.make_batch(2, 4)[0]).all())
 
 
-def test_cosmoflow_has_the_layers_of_its_papers_and_fits_small_volumes() -> None:
+def test_cosmoflow_has_its_papers_layers_and_accepts_small_volumes() -> None:
     """ParaDL, Table 5: about two million parameters at 4x256^3."""
     whole = load_model("cosmoflow", (4, 256, 256, 256), device="meta").module
     convolutions = [m for m in whole.modules() if isinstance(m, torch.nn.Conv3d)]

@@ -223,7 +223,7 @@ def test_keys_are_equal_where_operations_are_and_nowhere_else(first: Any, second
 
 
 @given(operations)
-def test_the_order_of_attributes_does_not_matter_and_json_keeps_the_key(operation: Any) -> None:
+def test_attribute_order_is_irrelevant_and_json_keeps_the_operation_key(operation: Any) -> None:
     kind, given_attributes, input_shapes, parameters = operation
     reordered = dict(reversed(given_attributes.items()))
     layer = Layer(

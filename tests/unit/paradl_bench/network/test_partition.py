@@ -74,7 +74,7 @@ def inputs_of(window: Window, output: int) -> list[int]:
 
 
 @given(windows, st.integers(0, 20), st.integers(1, 8))
-def test_a_window_reads_from_the_first_input_of_any_output_to_the_last(window: Window, start: int, count: int) -> None:
+def test_a_window_reads_every_input_from_first_to_last_tap(window: Window, start: int, count: int) -> None:
     outputs = Interval(start, start + count)
     taps = [tap for output in range(outputs.start, outputs.stop) for tap in inputs_of(window, output)]
     assert window.read(outputs) == Interval(min(taps), max(taps) + 1)
@@ -115,7 +115,7 @@ def halo(drawn: Cut) -> tuple[Exchange, ...]:
 
 
 @given(cuts())
-def test_a_rank_gets_exactly_what_it_reads_and_does_not_own(drawn: Cut) -> None:
+def test_a_rank_receives_exactly_the_inputs_it_does_not_own(drawn: Cut) -> None:
     tensor = set(itertools.product(*map(range, drawn.extents)))
     for exchange in halo(drawn):
         needed = positions(exchange.read) & tensor

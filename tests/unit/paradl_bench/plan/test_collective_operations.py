@@ -47,14 +47,14 @@ def test_ring_forms_of_the_models(ranks: int, size: int) -> None:
 
 
 @given(ranks=st.integers(2, 1024), size=st.integers(4, 2**26))
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(ranks: int, size: int) -> None:
+def test_an_all_reduce_equals_reduce_scatter_plus_all_gather(ranks: int, size: int) -> None:
     part = size / ranks
     parts = seconds("reduce_scatter", "ring", ranks, part) + seconds("all_gather", "ring", ranks, part)
     assert seconds("all_reduce", "ring", ranks, size) == pytest.approx(parts)
 
 
 @given(ranks=st.integers(2, 1024), size=st.integers(4, 2**26))
-def test_a_reduce_scatter_by_all_reduce_costs_that_of_the_whole(ranks: int, size: int) -> None:
+def test_a_reduce_scatter_by_all_reduce_costs_the_whole(ranks: int, size: int) -> None:
     whole = seconds("all_reduce", "ring", ranks, size * ranks)
     assert seconds("reduce_scatter", "all_reduce", ranks, size) == pytest.approx(whole)
 
@@ -72,7 +72,7 @@ def test_a_broadcast_to_one_other_rank_is_one_message() -> None:
     assert seconds("broadcast", "chain", 2, PIECE_BYTES) == pytest.approx(ALPHA + PIECE_BYTES * BETA)
 
 
-def test_large_messages_reach_link_bandwidth_in_pipelines_and_pay_every_level_in_a_binomial_tree() -> None:
+def test_large_broadcasts_reach_bandwidth_in_pipelines_not_in_binomial_trees() -> None:
     large = 2.0**36
     for algorithm in ("chain", "tree"):
         terms = operations()["broadcast"].algorithms[algorithm].terms(64, large)
@@ -92,7 +92,7 @@ def test_bandwidths_as_nccl_tests_prints_them() -> None:
         assert found[name].bus_bandwidth(8, 1000, 2.0) == found[name].algorithm_bandwidth(8, 1000, 2.0) == 500
 
 
-def test_what_a_library_is_known_to_run_comes_before_the_default() -> None:
+def test_an_algorithm_known_of_a_library_precedes_the_default() -> None:
     found = operations()
     assert found["reduce_scatter"].algorithm_of("gloo") == "all_reduce"
     assert found["reduce_scatter"].algorithm_of("nccl") == "ring"
@@ -100,7 +100,7 @@ def test_what_a_library_is_known_to_run_comes_before_the_default() -> None:
     assert found["broadcast"].algorithm_of("nccl") == "chain"
 
 
-def test_a_call_lasts_as_long_as_its_slowest_rank_or_a_message_its_receiver() -> None:
+def test_a_call_lasts_as_its_slowest_rank_or_its_receiver() -> None:
     samples = ((1.0, 5.0), (2.0, 3.0))
     assert operations()["all_reduce"].call_seconds(samples).tolist() == [2.0, 5.0]
     assert operations()["send_recv"].call_seconds(samples).tolist() == [2.0, 3.0]
@@ -150,7 +150,7 @@ def run_by_hand(routine: Routine, ranks: int, count: int) -> list[Buffers]:
 @pytest.mark.parametrize("name", operations())
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("count", [1, 256, 512, 1021])
-def test_a_right_result_is_accepted_and_a_wrong_one_is_not(name: str, ranks: int, count: int) -> None:
+def test_a_correct_result_is_accepted_and_a_wrong_one_refused(name: str, ranks: int, count: int) -> None:
     routine = routines()[name]
     every = run_by_hand(routine, ranks, count)
     for rank, buffers in enumerate(every):

@@ -39,7 +39,7 @@ def test_many_points_at_once_are_the_points_one_by_one(ranks: list[int], sizes: 
 
 
 @pytest.mark.parametrize("algorithm", [RING, CONSTANT])
-def test_every_coefficient_has_the_shape_of_its_points_and_one_rank_costs_nothing(algorithm: Algorithm) -> None:
+def test_cost_coefficients_match_their_points_and_one_rank_costs_nothing(algorithm: Algorithm) -> None:
     terms = algorithm.terms([1, 2, 4], 1000)
     assert [part.shape for part in terms] == [(3,)] * 3
     assert [part[0] for part in terms] == [0.0] * 3
@@ -55,13 +55,13 @@ def test_seconds_are_the_coefficients_times_the_parameters(
     assert float(seconds) == pytest.approx(2 * (ranks - 1) * alpha_s + 2 * share * beta + share * gamma)
 
 
-def test_the_first_algorithm_is_the_default_and_a_library_may_be_known_to_run_another() -> None:
+def test_the_first_algorithm_is_the_default_unless_a_library_differs() -> None:
     assert OPERATION.default_algorithm == "ring"
     assert OPERATION.algorithm_of("nccl") == "ring"
     assert OPERATION.algorithm_of("gloo") == "constant"
 
 
-def test_a_call_lasts_as_long_as_its_slowest_rank_unless_its_operation_says_otherwise() -> None:
+def test_the_slowest_rank_ends_a_call_unless_its_operation_differs() -> None:
     samples_s = ((1.0, 5.0), (2.0, 4.0))
     pair = CollectiveOperation(
         name="send_recv",

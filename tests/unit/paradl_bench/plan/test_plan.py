@@ -43,7 +43,7 @@ def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
-def test_tasks_become_arrays_in_the_order_in_which_they_were_added() -> None:
+def test_tasks_become_arrays_in_insertion_order() -> None:
     replica = role()
     assert replica.tasks == 4
     assert replica.phase.tolist() == [Phase.FW, Phase.BW, Phase.GE, Phase.WU]
@@ -69,7 +69,7 @@ def task_lists(draw: st.DrawFn) -> list[tuple[Work, tuple[int, ...]]]:
 
 
 @given(task_lists())
-def test_equal_work_is_stored_once_and_every_task_finds_its_own(tasks: list[tuple[Work, tuple[int, ...]]]) -> None:
+def test_equal_work_is_stored_once_and_found_by_every_task(tasks: list[tuple[Work, tuple[int, ...]]]) -> None:
     builder = RoleBuilder()
     for work, after in tasks:
         builder.add(work, Phase.FW, Stream.COMPUTE, after)
@@ -132,7 +132,7 @@ def test_a_task_that_points_at_no_work_is_refused() -> None:
         plan(works=(ALL_REDUCE,))
 
 
-def test_a_plan_without_tasks_is_one_of_a_rank_that_idles() -> None:
+def test_a_plan_without_tasks_is_an_idle_rank() -> None:
     idle = RoleBuilder().build("idle", 4)
     assert plan(roles=(idle,), works=()).collectives() == {}
 

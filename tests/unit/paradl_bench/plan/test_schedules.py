@@ -74,7 +74,7 @@ def test_1f1b_keeps_no_more_activations_than_stages_follow() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 16])
-def test_zero_bubble_has_no_more_under_way_than_the_first_rank_of_1f1b(count: int) -> None:
+def test_zero_bubble_keeps_as_many_micro_batches_as_1f1b(count: int) -> None:
     for rank in range(4):
         kept = most = 0
         for action in schedule_of("zb").order(rank, 4, count):

@@ -53,7 +53,7 @@ def sweeps_of_one_cluster(path: Path) -> tuple[Path, Path]:
     return inside, write_collectives(path / "across", across, environment=nodes(2, 2))
 
 
-def test_sweeps_of_one_emulated_cluster_make_a_profile_of_two_levels(tmp_path: Path) -> None:
+def test_sweeps_of_one_emulated_cluster_make_a_two_level_profile(tmp_path: Path) -> None:
     profile = fit(*sweeps_of_one_cluster(tmp_path))
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("system", 4)]
     assert {fit.level for fit in profile.communication} == {"node", "system"}
@@ -61,7 +61,7 @@ def test_sweeps_of_one_emulated_cluster_make_a_profile_of_two_levels(tmp_path: P
     assert profile.cluster.memory_bytes_per_rank == ENVIRONMENT.memory_bytes / 4
 
 
-def test_a_node_of_one_rank_is_no_level_of_as_many_ranks_as_the_host_has_cores(tmp_path: Path) -> None:
+def test_a_one_rank_node_keeps_its_rank_count_as_level(tmp_path: Path) -> None:
     sweep = CollectivesSpec(ranks=(2,), level="system")
     profile = fit(write_collectives(tmp_path / "sweep", sweep, environment=nodes(2, 1)))
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 1), ("system", 2)]
@@ -80,7 +80,7 @@ def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: 
     assert "\n" not in str(it.value)
 
 
-def test_layers_of_the_host_join_emulated_nodes_by_force_alone_and_the_profile_says_so(tmp_path: Path) -> None:
+def test_host_layers_join_emulated_nodes_only_by_force_and_visibly(tmp_path: Path) -> None:
     layers = write_layers(tmp_path / "layers", LayersSpec())
     inside, across = sweeps_of_one_cluster(tmp_path)
     with pytest.raises(UserError, match="unlike environments"):
@@ -93,7 +93,7 @@ def test_layers_of_the_host_join_emulated_nodes_by_force_alone_and_the_profile_s
     assert "merged by --force" in out.getvalue()
 
 
-def test_what_would_help_an_emulated_profile_is_a_sweep_of_the_same_emulated_cluster(tmp_path: Path) -> None:
+def test_an_emulated_profile_proposes_sweeps_of_its_emulated_cluster(tmp_path: Path) -> None:
     commands = {
         each.command.split(" --ops")[0].split(" -o")[0] for each in weaknesses(fit(*sweeps_of_one_cluster(tmp_path)))
     }
@@ -124,7 +124,7 @@ def test_the_summary_of_a_sweep_names_it_emulated(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["emulated"].startswith("2 x 1 ranks")
 
 
-def test_a_manifest_keeps_what_was_emulated_and_one_from_before_says_that_nothing_was(tmp_path: Path) -> None:
+def test_a_manifest_says_what_was_emulated_or_that_nothing_was(tmp_path: Path) -> None:
     sweep = write_collectives(tmp_path / "sweep", environment=nodes(2, 1, one_level="not root"))
     emulated = read_manifest(sweep).environment.emulated
     assert isinstance(emulated, Emulation)

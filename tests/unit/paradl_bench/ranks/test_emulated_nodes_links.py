@@ -90,9 +90,7 @@ def test_nodes_have_addresses_of_their_own() -> None:
     ("link_bytes_per_s", "packet"),
     [(1e3, 9014), (18e6, 9014), (25e6, 12_500), (125e6, 62_500), (1e9, 65_536), (1e11, 65_536)],
 )
-def test_packets_are_of_half_a_millisecond_a_frame_at_least_and_what_offload_takes_at_most(
-    link_bytes_per_s: float, packet: int
-) -> None:
+def test_packets_hold_half_a_millisecond_between_frame_and_offload_size(link_bytes_per_s: float, packet: int) -> None:
     assert packet_bytes(link_bytes_per_s) == packet
     # A bucket that is less deep than a packet would have it cut into frames.
     assert burst_bytes(link_bytes_per_s) == 2 * packet
@@ -147,7 +145,7 @@ def sent_packets(cluster: EmulatedCluster, rank: int) -> int:
 
 
 @needs_nodes
-def test_between_nodes_a_transfer_takes_what_the_link_allows_and_inside_one_it_takes_the_loopback() -> None:
+def test_transfers_take_the_link_between_nodes_and_loopback_within() -> None:
     size = 2_000_000
     with emulated_cluster(LAYOUT) as cluster:
         assert cluster is not None
@@ -177,7 +175,7 @@ def test_frames_pass_a_link_many_at_a_time() -> None:
 
 
 @needs_nodes
-def test_a_nodes_link_is_held_to_its_rate_in_what_it_receives_too() -> None:
+def test_a_nodes_link_limits_receiving_too() -> None:
     size = 1_000_000
     with emulated_cluster(LAYOUT) as cluster:
         assert cluster is not None
@@ -187,7 +185,7 @@ def test_a_nodes_link_is_held_to_its_rate_in_what_it_receives_too() -> None:
 
 
 @needs_nodes
-def test_the_hosts_network_is_left_alone_and_nodes_are_gone_after_the_body() -> None:
+def test_the_hosts_network_is_untouched_and_nodes_vanish_afterwards() -> None:
     mine = os.readlink("/proc/thread-self/ns/net")
     with emulated_cluster(LAYOUT) as cluster:
         assert cluster is not None
@@ -201,7 +199,7 @@ def test_the_hosts_network_is_left_alone_and_nodes_are_gone_after_the_body() -> 
 
 
 @needs_nodes
-def test_ranks_are_told_their_node_and_the_record_says_how_links_were_shaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_know_their_node_and_the_record_its_link_shaping(monkeypatch: pytest.MonkeyPatch) -> None:
     with emulated_cluster(LAYOUT) as cluster:
         assert cluster is not None
         told = [cluster.variables(rank) for rank in range(6)]
@@ -226,7 +224,7 @@ def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_nodes
-def test_a_rate_that_tc_does_not_take_is_said_in_a_line() -> None:
+def test_a_rate_refused_by_tc_is_reported_in_one_line() -> None:
     slow = NodeLayout(nodes=1, ranks_per_node=1, link_bytes_per_s=0.01)
     with pytest.raises(WorkError, match=r"emulated nodes: tc failed: \S") as it, emulated_cluster(slow):
         pass
@@ -242,7 +240,7 @@ with emulated_cluster(NodeLayout(nodes=2, ranks_per_node=2, link_bytes_per_s=1e6
 """
 
 
-def test_without_the_right_to_make_namespaces_there_is_one_level_which_is_said_and_recorded() -> None:
+def test_without_namespace_rights_one_level_is_used_and_recorded() -> None:
     command = [sys.executable, "-c", ONE_LEVEL]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:

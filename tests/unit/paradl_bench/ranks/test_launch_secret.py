@@ -39,7 +39,7 @@ def test_a_users_file_is_made_once_and_is_theirs_alone(home: Path) -> None:
     assert list(secret_file().parent.iterdir()) == [secret_file()]
 
 
-def test_a_file_that_others_can_read_or_that_is_a_link_is_refused(home: Path) -> None:
+def test_a_secret_file_readable_by_others_or_linked_is_refused(home: Path) -> None:
     launch_secret()
     path = secret_file()
     path.chmod(0o644)
@@ -55,7 +55,7 @@ def test_a_file_that_others_can_read_or_that_is_a_link_is_refused(home: Path) ->
         launch_secret()
 
 
-def test_where_no_file_can_be_made_the_message_says_what_to_export(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_secret_file_names_the_export_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
     with pytest.raises(UserError, match=r"export PARADL_SECRET=\$\(openssl rand -hex 32\)"):

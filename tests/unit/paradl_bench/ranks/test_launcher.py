@@ -145,7 +145,7 @@ def test_the_rank_that_failed_is_named_with_its_last_words() -> None:
         launch(program)
 
 
-def test_the_last_words_are_the_exception_and_not_what_torch_prints_round_it() -> None:
+def test_the_last_words_are_the_exception_without_torchs_frame() -> None:
     """As torch prints a rank's exception: each line marked, an empty one at the end, and what others log behind it."""
     program = (
         "import os, sys, time\n"
@@ -169,7 +169,7 @@ def test_last_words_that_begin_on_the_line_behind_are_shown() -> None:
         launch(program)
 
 
-def test_a_rank_that_takes_long_to_end_is_blamed_before_one_that_lost_it() -> None:
+def test_a_slowly_ending_rank_is_blamed_before_its_disconnected_peer() -> None:
     program = (
         "import os, sys, time\n"
         "if os.environ['RANK'] == '0': raise RuntimeError('gloo/transport/tcp/pair.cc: Connection closed by peer')\n"
@@ -179,7 +179,7 @@ def test_a_rank_that_takes_long_to_end_is_blamed_before_one_that_lost_it() -> No
         launch(program)
 
 
-def test_a_failure_is_blamed_on_the_rank_that_failed_and_not_on_its_peer() -> None:
+def test_a_failure_is_blamed_on_its_rank_not_a_peer() -> None:
     # The peer is first to end, because the failing rank takes long to.
     program = (
         "import os, sys, time\n"
@@ -191,7 +191,7 @@ def test_a_failure_is_blamed_on_the_rank_that_failed_and_not_on_its_peer() -> No
         launch(program)
 
 
-def test_a_rank_that_is_killed_is_named_with_its_signal_and_ends_the_others(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_with_its_signal_ending_others(tmp_path: Path) -> None:
     program = (
         f"import os, signal, time\nopen({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
         "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
@@ -254,7 +254,7 @@ def test_ranks_do_not_survive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(int((tmp_path / name).read_text())) for name in "01"))
 
 
-def test_a_rank_whose_launcher_is_gone_ends_before_it_does_anything() -> None:
+def test_a_rank_without_its_launcher_ends_at_once() -> None:
     """Whatever its command: it is the program that looks, before torch is loaded and a model built."""
     of_a_rank = {"PARADL_LAUNCHER": "own", "PARADL_LAUNCHER_PID": "1"}
     command = [sys.executable, "-m", "paradl_bench", "doctor", "--json"]

@@ -49,7 +49,7 @@ def open_it(
         ("training-v1", TRAINING_FILE, TrainingIterations),
     ],
 )
-def test_a_file_cut_at_any_byte_loses_its_last_row_and_nothing_else(
+def test_a_file_cut_anywhere_loses_only_its_last_row(
     folder: str, name: str, record: type[msgspec.Struct], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = b"".join((DATA / folder / name).read_bytes().splitlines(keepends=True)[:2])
@@ -76,7 +76,7 @@ def test_a_file_cut_at_any_byte_loses_its_last_row_and_nothing_else(
         assert read_records(tmp_path / "out", name, record) == rows
 
 
-def test_what_a_process_left_that_was_killed_before_it_wrote_a_manifest_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_a_process_killed_before_its_manifest_are_ignored(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("process 1 on node1\n")
     (tmp_path / ".0123456789abcdef.tmp").write_bytes(b'{"schema_ver')
     refuse_unusable(tmp_path)
@@ -122,9 +122,7 @@ def test_a_writer_that_is_refused_leaves_the_directory_to_others(tmp_path: Path)
     assert not (tmp_path / LOCK_NAME).exists()
 
 
-def test_a_requeued_job_goes_on_on_another_node_of_the_same_kind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_requeued_job_resumes_on_another_node_of_its_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def on(host: str, job: str | None, **changes: object) -> Environment:
         variables = {} if job is None else {"SLURM_JOB_ID": job}
         return msgspec.structs.replace(ENVIRONMENT, hostname=host, variables=variables, **changes)

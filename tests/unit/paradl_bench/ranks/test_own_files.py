@@ -75,7 +75,7 @@ def test_records_are_not_appended_through_links_nor_cut(tmp_path: Path, precious
     assert precious.read_bytes() == before
 
 
-def test_a_document_replaces_a_link_and_not_what_it_leads_to(tmp_path: Path, precious: Path) -> None:
+def test_a_document_replaces_a_link_not_its_target(tmp_path: Path, precious: Path) -> None:
     before = precious.read_bytes()
     (tmp_path / "run.json").symlink_to(precious)
     write_bytes_atomically(tmp_path / "run.json", b"{}")
@@ -89,7 +89,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_a_file_of_somebody_else_is_left_alone_but_in_a_folder_of_theirs(tmp_path: Path) -> None:
+def test_another_users_file_is_refused_outside_that_users_folder(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     append_lines(path, [1])
     os.chown(path, 65534, 65534)

@@ -86,13 +86,13 @@ def test_a_cluster_validates_itself(change: dict[str, Any], why: str) -> None:
         Cluster(**({"name": "abci", "levels": ABCI.levels} | change))
 
 
-def test_a_cluster_survives_json_and_a_wrong_field_is_named_by_its_path() -> None:
+def test_a_cluster_survives_json_and_names_wrong_fields_by_path() -> None:
     assert msgspec.json.decode(msgspec.json.encode(ABCI), type=Cluster) == ABCI
     with pytest.raises(msgspec.ValidationError, match=r"unknown field `bandwidth` - at `\$\.levels\[0\]`"):
         msgspec.convert({"name": "x", "levels": [{"name": "node", "ranks": 4, "bandwidth": 1e9}]}, Cluster)
 
 
-def test_a_key_that_stands_twice_in_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("name: a\nlevels:\n  - name: node\n    ranks: 2\n    ranks: 4\n")
     with pytest.raises(UserError, match=r"line 5: 'ranks' stands twice in one mapping"):

@@ -58,7 +58,7 @@ def numbers(kind: inspect.Type, where: str, seen: set[type]) -> Iterator[tuple[s
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_every_number_of_a_format_has_a_least_and_a_most(name: str) -> None:
+def test_every_number_of_a_format_has_both_bounds(name: str) -> None:
     found = list(numbers(inspect.type_info(FORMATS[name]), name, set()))
     unbounded = [
         where
@@ -77,7 +77,7 @@ def document_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_whatever_stands_in_a_field_is_read_or_refused_in_one_line(name: str) -> None:
+def test_any_field_value_is_read_or_refused_in_one_line(name: str) -> None:
     kind, document = FORMATS[name], document_of(name)
     text = json.dumps(document)
     # Entries of one list are alike.

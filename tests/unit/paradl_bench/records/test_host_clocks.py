@@ -23,7 +23,7 @@ def noted(offsets: dict[float, float], *, error_s: float = 1e-5, attempt: int = 
     return records
 
 
-def test_a_clock_that_keeps_its_pace_is_brought_to_the_first_ones_exactly() -> None:
+def test_a_steady_clock_is_mapped_exactly_to_the_first_one() -> None:
     moments = np.linspace(100, 200, 7)
     ahead_s, pace = 3600.0, 1 + 5e-5
     own = moments * pace + ahead_s
@@ -43,7 +43,7 @@ def test_a_clock_that_keeps_its_pace_is_brought_to_the_first_ones_exactly() -> N
     assert not alone.error_s.any()
 
 
-def test_one_offset_alone_grows_old_and_two_in_a_row_tell_no_pace() -> None:
+def test_offsets_at_one_moment_give_no_pace_and_lose_accuracy() -> None:
     for offsets in ({100.0: 7.0}, {100.0: 7.0, 100.1: 7.00001}):
         found = HostClocks(noted(offsets)).on_one_clock(1, 1, [1107.0])
         assert found is not None
@@ -78,7 +78,7 @@ def test_drift_is_reported_where_round_trips_do_not_explain_it() -> None:
 
 
 @pytest.mark.parametrize(("error_s", "late"), [(1e-4, [1]), (2e-2, [])])
-def test_a_rank_is_late_by_more_than_clocks_may_be_wrong(error_s: float, late: list[int]) -> None:
+def test_a_rank_is_late_only_beyond_the_clock_error(error_s: float, late: list[int]) -> None:
     """Rank 1 begins 10 ms after rank 0, on a clock that is an hour ahead."""
     records = [
         TrainingIterations(

@@ -103,9 +103,7 @@ def test_a_limit_of_the_control_group_is_seen(tmp_path: Path, clock: list[float]
     assert load.words == "a limit of the control group kept back 0.5 of 2 cores"
 
 
-def test_looks_are_far_apart_and_what_the_kernel_does_not_tell_is_not_guessed(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_the_host_watch_samples_rarely_and_guesses_nothing(tmp_path: Path, clock: list[float]) -> None:
     write_proc(tmp_path / "proc", busy=0)
     seen = watch(tmp_path)
     clock[0] = 1.0

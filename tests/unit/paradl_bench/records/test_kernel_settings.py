@@ -156,7 +156,7 @@ def profiles() -> tuple[Profile, Profile]:
     return plain, of_label(plain, 0.5)
 
 
-def test_a_merged_profile_keeps_both_apart_and_predictions_are_of_one(tmp_path: Path) -> None:
+def test_a_merged_profile_keeps_kernel_settings_apart_and_predicts_one(tmp_path: Path) -> None:
     plain, other = profiles()
     both = merge_profiles((plain, other), ("a", "b"), command_line=("calibrate", "merge"), force=False)
     assert len(both.layer_times) == 2 * len(plain.layer_times)
@@ -184,7 +184,7 @@ def test_times_of_two_settings_are_not_held_against_each_other() -> None:
     assert {group.group for group in found.groups} & {"layer_times", "model_times"} == set()
 
 
-def test_layers_and_runs_are_measured_predicted_and_validated_in_their_layout(workplace: Path) -> None:
+def test_layers_and_runs_keep_their_memory_layout_through_validation(workplace: Path) -> None:
     model = "nets_of_settings_test:Net"
     for flags, name in (((), "plain"), (("--channels-last",), "last")):
         result = run_in_process(workplace, *LAYERS, model, *flags, "-o", name)

@@ -174,7 +174,7 @@ def test_a_version_that_this_program_does_not_know(tmp_path: Path, version: int)
 
 
 @pytest.mark.parametrize("version", [None, "1", 1.0, True])
-def test_a_document_without_a_version_was_not_written_by_this_program(tmp_path: Path, version: object) -> None:
+def test_a_document_without_a_version_is_refused(tmp_path: Path, version: object) -> None:
     raw = manifest_as_builtins(tmp_path) | {"schema_version": version}
     (tmp_path / MANIFEST_NAME).write_text(_json(raw))
     with pytest.raises(UserError, match="schema_version"):
@@ -197,9 +197,7 @@ def test_a_wrong_field_is_named_by_its_path(tmp_path: Path, change: dict[str, An
         read_manifest(tmp_path)
 
 
-def test_an_older_version_is_brought_to_the_newest_step_by_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_version_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "document.json"
     path.write_text('{"schema_version": 1, "time_ms": 5.0}')
     steps: dict[int, measurement.Migration] = {
@@ -258,7 +256,7 @@ def test_lists_of_one_index_are_of_one_length(record: msgspec.Struct, change: di
         encode_lines([msgspec.structs.replace(record, **change)])
 
 
-def test_a_negative_time_in_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
+def test_a_negative_time_is_named_by_file_and_line(tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST)
     append_lines(tmp_path / "layers.jsonl", [LAYER, msgspec.to_builtins(LAYER) | {"samples_s": [-1.0]}])
     with pytest.raises(UserError, match=r"layers\.jsonl line 2: .*>= 0\.0 - at `\$\.samples_s\[0\]`"):

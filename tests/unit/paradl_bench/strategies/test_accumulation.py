@@ -80,7 +80,7 @@ def _all_reduces(plan: Plan) -> list[Collective]:
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
-def test_what_ranks_share_is_communicated_for_every_micro_batch_and_is_smaller(strategy: str) -> None:
+def test_shared_layers_communicate_every_micro_batch_with_unchanged_total_bytes(strategy: str) -> None:
     network = convolutional()
     once, often = planned(strategy, network), planned(strategy, network, accumulate=4)
     assert len(often.of_layers()) == 4 * len(once.of_layers()) > 0
@@ -139,7 +139,7 @@ def predicted(
     )
 
 
-def test_the_time_is_that_of_the_micro_batches_and_one_update() -> None:
+def test_accumulated_time_is_all_micro_batches_plus_one_weight_update() -> None:
     profile = make_profile()
     small, whole = predicted("serial", profile, 8), predicted("serial", profile, 32, accumulate=4)
     assert whole.phases_s["FW"] == pytest.approx(4 * small.phases_s["FW"])
@@ -167,7 +167,7 @@ def test_adding_up_takes_what_was_measured_of_it() -> None:
     assert not found.sources["scaled"]
 
 
-def test_adding_up_is_flagged_and_may_take_half_as_long_again() -> None:
+def test_accumulation_cost_is_flagged_with_half_its_time_uncertain() -> None:
     beta = 1e-9
     profile = make_profile(copies=free_copies(beta_s_per_byte=beta))
     once, twice = (predicted("serial", profile, 8 * count, accumulate=count) for count in (1, 2))

@@ -55,7 +55,7 @@ def chain_of_all() -> ModelGraph:
     return factory.network("all")
 
 
-def test_parts_are_the_filters_of_the_layer_that_made_the_input() -> None:
+def test_gradient_parts_are_the_filters_of_the_producing_layer() -> None:
     network = chain_of_all()
     found = split(network, 2)
     names = {network.layers[index].name: parts for index, parts in found.gradients.parts.items()}
@@ -74,7 +74,7 @@ def test_each_rank_keeps_as_much_as_the_longest_part() -> None:
     assert [size for _, size in backward(halves)] == [2 * ELEMENT * elements for elements in (7, 20, 6 * 16)]
 
 
-def test_a_layer_that_runs_whole_between_two_is_no_end_of_a_chain() -> None:
+def test_a_whole_layer_between_two_split_ones_ends_no_chain() -> None:
     found = split(chain_of_all(), 2, split=("conv1", "fc*"))
     network = chain_of_all()
     assert {network.layers[index].name for index in found.gradients.parts} == {"fc2"}
@@ -103,7 +103,7 @@ def cut_across(factory: NetworkFactory) -> None:
         (cut_across, "rows moves channels"),
     ],
 )
-def test_where_channels_do_not_go_back_alone_every_rank_needs_all(
+def test_every_rank_needs_all_gradients_if_channels_mix(
     between: Callable[[NetworkFactory], object], reason: str
 ) -> None:
     factory = NetworkFactory(4, 8, 8)

@@ -169,7 +169,7 @@ def test_predictions_are_of_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
     assert seconds("--dtype", "bf16") == pytest.approx(seconds() / 4)
 
 
-def test_a_search_in_bf16_finds_what_can_be_trained_in_it_and_counts_the_rest(tmp_path: Path) -> None:
+def test_a_bf16_search_finds_trainable_strategies_and_counts_the_others(tmp_path: Path) -> None:
     path, network = tmp_path / "p.json", make_network()
     write_profile(path, profile_of(network, **both(network)))
     answer = found(path, "--ranks", "4", "--batch", "32", "--dtype", "bf16")

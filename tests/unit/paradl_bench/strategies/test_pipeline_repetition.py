@@ -26,7 +26,7 @@ def builder_of_an_action(before: tuple[int, ...]) -> RoleBuilder:
     return builder
 
 
-def test_an_action_waits_in_its_own_tasks_in_its_forward_and_behind_the_action_before() -> None:
+def test_a_repeated_action_depends_on_its_forward_and_its_predecessor() -> None:
     first, later = builder_of_an_action(()), builder_of_an_action((BEFORE,))
     for builder in (first, later):
         del builder.phase[3:], builder.stream[3:], builder.work[3:], builder.dependency_start[4:]
@@ -100,7 +100,7 @@ def test_no_cut_has_a_smaller_largest_stage(case: tuple[list[int], list[bool], l
     assert (wanted[0] if wanted else None) == min(map(largest, allowed), default=None)
 
 
-def test_of_equally_large_cuts_the_one_that_sends_less_is_taken_then_the_earlier() -> None:
+def test_among_equal_cuts_the_least_sent_then_the_earliest_wins() -> None:
     above, trained = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0, 1, 2, 3])
     assert cut_evenly([0, 1, 2, 3], above, trained, [9, 5, 4, 9], 2) == (2,)
     assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 5, 9], 2) == (1,)

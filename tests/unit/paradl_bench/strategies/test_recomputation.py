@@ -61,7 +61,7 @@ def test_blocks_are_what_numbers_name() -> None:
     assert found(BLOCKS) == []
 
 
-def test_a_sequence_of_single_operations_is_cut_into_as_many_runs_as_each_has_operations() -> None:
+def test_a_sequence_of_operations_splits_into_square_root_many_segments() -> None:
     network = sequence(*(f"features.{n}" for n in range(9)))
     runs = [("features.0:3", range(3)), ("features.3:6", range(3, 6)), ("features.6:9", range(6, 9))]
     assert found(network, "all") == runs
@@ -187,7 +187,7 @@ def test_closed_forms_say_that_they_know_none(evaluator: str) -> None:
         predicted(make_profile(BLOCKS), "d2", evaluator, recompute=("all",))
 
 
-def test_a_segment_keeps_what_it_was_given_and_makes_the_rest_again() -> None:
+def test_a_segment_keeps_its_input_and_recomputes_the_rest() -> None:
     network = sequence("first", *(f"body.{n}" for n in range(9)))
     output = 8 * 16 * 16 * 4 * BATCH
     use = {

@@ -219,7 +219,7 @@ def test_a_full_bucket_waits_for_the_one_before() -> None:
     assert waits_of(found, "> all_reduce 1200")[-1] == "into 400/1"
 
 
-def test_a_shared_parameter_is_ready_with_the_layer_that_backward_reaches_last() -> None:
+def test_a_shared_parameter_is_ready_after_its_last_backward() -> None:
     layers = (
         layer("one", "input", parameters=("one.weight",)),
         layer("two", "one", parameters=("two.weight",)),
@@ -246,7 +246,7 @@ def test_backward_leaves_out_what_no_gradient_reaches() -> None:
     assert names == ["FW normalise", "FW one", "FW head", "FW loss", "BW loss", "BW one", "WU 100/1"]
 
 
-def test_parameters_without_gradient_are_sent_as_zeros_in_buckets_that_are_never_rebuilt() -> None:
+def test_parameters_without_gradient_send_zeros_in_never_rebuilt_buckets() -> None:
     network = chain(gradient_order=("three.weight", "one.weight"))
     found = plan(network, "d2")
     # Registration order closes [one], leaves [two, three]; reversed. The map of used parameters is 3 int32.

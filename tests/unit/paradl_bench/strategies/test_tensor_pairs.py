@@ -51,7 +51,7 @@ def test_heads_and_features_are_found(name: str, columns: int, rows: int, lookup
     assert found == +Counter(column=columns, row=rows, lookup=lookups)
 
 
-def test_queries_keys_and_values_that_stand_side_by_side_are_cut_each() -> None:
+def test_fused_queries_keys_and_values_are_cut_separately() -> None:
     network = trace("gpt2")
     pairs = find_pairs(network)
     fused = next(

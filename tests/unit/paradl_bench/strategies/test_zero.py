@@ -42,7 +42,7 @@ def names(network: ModelGraph) -> dict[str, list[str]]:
     return {unit.name: [parameter.name for parameter in unit.parameters] for unit in units_of(network)}
 
 
-def test_blocks_of_a_sequence_are_units_and_large_modules_are_parted() -> None:
+def test_blocks_of_a_sequence_are_units_and_large_modules_split() -> None:
     network = network_of(
         ("stem.conv", "conv2d", ("stem.conv.w",)),
         ("body.0.a", "conv2d", ("body.0.a.w",)),
@@ -87,7 +87,7 @@ def test_blocks_of_a_sequence_are_units_and_large_modules_are_parted() -> None:
         ([("b.x", "linear", ("b.w",)), ("b.relu", "relu", ())], ["a", "b", "c", ""]),
     ],
 )
-def test_a_module_that_shares_parameters_or_memory_goes_with_the_whole_model(
+def test_modules_sharing_parameters_or_memory_belong_to_the_whole_model(
     middle: list[tuple[str, str, tuple[str, ...]]], units: list[str]
 ) -> None:
     network = network_of(
@@ -125,7 +125,7 @@ def story(found: Plan) -> list[str]:
 FIRST, SECOND = E * (2 * 5 + 2), E * (2 * 6 + 2)
 
 
-def test_stage_3_gathers_each_unit_twice_and_one_ahead_in_backward() -> None:
+def test_stage_3_gathers_each_unit_twice_with_one_backward_prefetch() -> None:
     told = story(plan("z3d4"))
     assert told[: told.index("FW fc1") + 1] == [
         f"FW all_gather {FIRST}",
@@ -221,7 +221,7 @@ def test_parameters_that_torch_cannot_shard_are_named() -> None:
         )
 
 
-def test_modules_that_share_a_parameter_which_none_of_them_reads_are_sharded_together() -> None:
+def test_modules_sharing_an_unread_parameter_are_sharded_together() -> None:
     torch = pytest.importorskip("torch")
     from paradl_bench.strategies.data.zero.module import other_holders
 
@@ -251,7 +251,7 @@ def test_memory_falls_stage_by_stage() -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_stage_3_holds_one_unit_and_the_buffer_of_the_next() -> None:
+def test_stage_3_holds_one_unit_and_the_next_units_buffer() -> None:
     """Three equal units of w bytes over 4 ranks, next to no activations."""
     network = make_network((400, 400, 400, 400))
     w = E * (400 * 400 + 400)
@@ -304,7 +304,7 @@ def test_the_factory_names_modules_that_can_be_units() -> None:
     assert list(names(factory.network("plain"))) == ["conv1", "fc", ""]
 
 
-def test_a_module_that_changes_a_view_of_what_it_is_given_is_no_unit() -> None:
+def test_a_module_that_changes_its_inputs_view_is_no_unit() -> None:
     view = Layer(name="view", kind="view", inputs=("first",))
     changing = Layer(name="body.add", kind="opaque", inputs=("view",), parameters=("body.w",))
     for writes, unit in (((("first", 0), ("view", 0)), False), ((), True)):

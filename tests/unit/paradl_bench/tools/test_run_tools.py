@@ -59,7 +59,7 @@ def points(output: Path) -> set[tuple[str, int, int, int]]:
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
-def test_nccl_tests_is_tried_on_one_gpu_and_nothing_is_fitted_to_it(tmp_path: Path) -> None:
+def test_nccl_tests_on_one_gpu_run_but_give_no_fit(tmp_path: Path) -> None:
     done = sweep("nccl-tests", tmp_path / "out", "--ranks", "1", "--ops", ",".join(OPERATIONS))
     assert done.exit_code == 0, done.output
     found = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
@@ -94,7 +94,7 @@ def test_nccl_tests_sweeps_every_operation_by_one_process(tmp_path: Path) -> Non
     assert {fit.operation for fit in profile.communication} == set(OPERATIONS)
 
 
-def test_a_json_report_is_asked_for_where_the_program_can_write_one(
+def test_a_json_report_is_requested_from_programs_that_support_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "json")
@@ -106,9 +106,7 @@ def test_a_json_report_is_asked_for_where_the_program_can_write_one(
     }
 
 
-def test_a_program_that_fails_half_way_keeps_its_rows_and_shows_its_last_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_program_keeps_its_rows_and_shows_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "fail")
     out = tmp_path / "out"
     done = sweep("nccl-tests", out, "--ops", "all_reduce,broadcast", "--blocks", "1")
@@ -127,7 +125,7 @@ def test_a_program_that_fails_half_way_keeps_its_rows_and_shows_its_last_lines(
     assert read_manifest(out).complete
 
 
-def test_a_program_that_is_killed_is_named_with_the_signal_and_shown_without_controls(
+def test_a_killed_program_shows_its_signal_without_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "kill")
@@ -138,9 +136,7 @@ def test_a_program_that_is_killed_is_named_with_the_signal_and_shown_without_con
     assert not {character for character in done.stderr if character < " "} - {"\n"}
 
 
-def test_a_program_that_fails_behind_its_last_row_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_failing_after_its_last_row_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("--ops", "all_reduce", "--blocks", "1", "--sizes", "1K:4K:4", "--launcher", "mpirun")
     monkeypatch.setenv("FAKE_MODE", "fail late")
     code, text = error_of(sweep("imb", tmp_path / "out", *settings))
@@ -151,9 +147,7 @@ def test_a_program_that_fails_behind_its_last_row_is_not_started_again(
     assert read_manifest(tmp_path / "out").complete
 
 
-def test_a_program_that_hangs_is_ended_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_program_is_ended_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "hang")
     start = time.monotonic()
     done = sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--timeout", "2", "--launcher", "mpirun")
@@ -218,7 +212,7 @@ def test_osu_and_imb_run_under_a_launcher(tmp_path: Path) -> None:
     assert {(r.tool, r.level, r.library, r.calls_per_sample) for r in records} == {("imb", "rack", "mpi", 1000)}
 
 
-def test_results_that_a_tool_does_not_compare_are_not_called_wrong(tmp_path: Path) -> None:
+def test_results_a_tool_does_not_verify_are_not_called_wrong(tmp_path: Path) -> None:
     done = sweep("osu", tmp_path / "out", "--ops", "all_reduce", "--sizes", "1K")
     assert done.exit_code == 0, done.output
     assert "WRONG" not in done.output
@@ -278,7 +272,7 @@ def test_doctor_tells_which_tools_were_found() -> None:
         assert "all_reduce" in found[tool]
 
 
-def test_what_the_sweep_over_mpi_wrote_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
+def test_an_mpi_sweep_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
     record = CollectiveSamples(
         library="mpi",
         tool="mpi4py",

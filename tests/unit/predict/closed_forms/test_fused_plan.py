@@ -90,7 +90,7 @@ def test_a_buffer_on_a_free_channel_takes_what_osf_says(
 
 @settings(max_examples=40)
 @given(networks, st.integers(1, 100_000), st.floats(1e-5, 1e-2), st.floats(1e-6, 1e-2))
-def test_a_buffer_starts_when_the_channel_is_free_and_it_has_waited(
+def test_a_fusion_buffer_starts_on_a_free_channel_after_waiting(
     network: ModelGraph, buffer_bytes: int, timeout_s: float, start_up_s: float
 ) -> None:
     """Worked out gradient by gradient, from seconds and bytes alone."""
@@ -203,7 +203,7 @@ def test_what_no_such_exchange_is_planned_of_is_refused(text: str, changes: dict
         price(model, point_of(text, **changes))  # type: ignore[arg-type]
 
 
-def test_the_command_says_what_it_fused_and_that_train_does_not_run_it(tmp_path: Path) -> None:
+def test_predict_names_its_fusion_and_says_train_lacks_it(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(path, profile_of(make_network((64, 128, 256, 32))))
     given_options = ["--from-profile", str(path), "--model", "chain", "--batch", "16", "--strategy", "d4"]

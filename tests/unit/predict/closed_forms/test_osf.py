@@ -198,7 +198,7 @@ def test_ddps_buckets_without_interference_are_what_simulate_gives(
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
-def test_every_rule_sends_all_bytes_and_is_serial_on_one_rank(rule: str) -> None:
+def test_every_fusion_rule_sends_all_bytes_and_is_serial_alone(rule: str) -> None:
     network = make_network()
     slow = profile_of(network, communication=(ring_fit(alpha_s=1.0),))
     fusion = Fusion(rule=rule)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_every_rule_sends_all_bytes_and_is_serial_on_one_rank(rule: str) -> None
     assert not any("scaling factor" in note for note in serial.notes)
 
 
-def test_overlap_is_free_whatever_was_measured_and_both_factors_are_said() -> None:
+def test_osf_overlaps_for_free_and_notes_both_scaling_factors() -> None:
     network = make_network()
     hindered = profile_of(network, contexts=(with_compute(2.0, 2.0),))
     osf, csf = (predicted(hindered, network, "d2", 16, name) for name in ("osf", "csf"))

@@ -85,7 +85,7 @@ def test_filter_and_channel_by_hand(kind: str) -> None:
     assert nested.breakdown_s["all_gather"] == pytest.approx(gather)
 
 
-def test_layers_that_are_told_are_split_and_the_rest_run_whole() -> None:
+def test_named_layers_are_split_and_the_others_run_whole() -> None:
     found = predicted(NETWORK, "f2", split=("conv1",))
     whole = len(NETWORK.layers) - 1
     expected = 2 * BATCH * SAMPLE_S * (whole + 1 / 2) + UPDATE_S / 2 + 3 * (ALPHA_S + BATCH * 4 * 256 * 8 / 2 * BETA)
@@ -105,7 +105,7 @@ def test_spatial_by_hand(strategy: str, groups: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "d2f2", "d2c2"])
-def test_the_simulation_of_equal_shares_adds_what_is_behind_the_last_layer(strategy: str) -> None:
+def test_simulating_equal_shares_adds_communication_behind_the_last_layer(strategy: str) -> None:
     """A chain of fully connected layers: all of it is split, and the run gathers or sums its output as well."""
     factory = NetworkFactory(64)
     for number, width in enumerate((32, 128, 16)):

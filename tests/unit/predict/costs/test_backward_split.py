@@ -57,7 +57,7 @@ def predict(profile: Profile, schedule: str = "zb") -> Prediction:
 
 
 @pytest.mark.parametrize("shares", [(), (0.3, 0.3, 0.3)])
-def test_the_parts_of_a_layer_take_what_its_whole_backward_does(shares: tuple[float, ...]) -> None:
+def test_backward_parts_of_a_layer_sum_to_its_whole_backward(shares: tuple[float, ...]) -> None:
     found = priced(profile_with(*shares))
     where = parts(found.plan)
     split = [layer for layer in LINEAR if (layer.name, "BW_input") in where]
@@ -80,7 +80,7 @@ def test_what_one_part_takes_the_other_does_not() -> None:
     assert np.all(mode.seconds[[i for (_, phase), i in where.items() if phase in ("FW", "BW")]] == 0)
 
 
-def test_measured_parts_are_measured_and_say_how_far_flops_are_off_for_the_others() -> None:
+def test_unmeasured_backward_parts_carry_the_flops_error_of_measured_ones() -> None:
     layer = LINEAR[0]
     by_flops = layer.bw_input_flops / (layer.bw_input_flops + layer.bw_weight_flops)
     found = priced(profile_with(by_flops + 0.1))
@@ -105,7 +105,7 @@ def test_a_prediction_says_what_parts_backward() -> None:
     assert high - low > measured.interval_s[1] - measured.interval_s[0]
 
 
-def test_zero_bubble_is_faster_than_1f1b_and_no_faster_than_its_work() -> None:
+def test_zero_bubble_is_faster_and_less_idle_than_1f1b() -> None:
     profile = profile_with(0.5, 0.5, 0.5)
     zero_bubble, alternating = predict(profile), predict(profile, "1f1b")
     assert zero_bubble.iteration_s < alternating.iteration_s

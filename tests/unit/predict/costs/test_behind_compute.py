@@ -82,7 +82,7 @@ def test_known_latency_and_factor_lie_inside_their_intervals() -> None:
     assert np.all(held >= 7)
 
 
-def test_the_wait_for_the_last_rank_is_no_part_of_it() -> None:
+def test_added_latency_excludes_the_wait_for_the_last_rank() -> None:
     entry = fitted(pairs(noise=0.001))
     assert entry.added_s == pytest.approx(ADDED_S, rel=0.03)
     (_, record), *_ = pairs(noise=0.001)
@@ -151,9 +151,7 @@ def predicted(strategy: str, *entries: InContext, batch: int = 8, evaluator: str
         ("d2f2", {"all_gather", "all_reduce"}),
     ],
 )
-def test_layers_wait_for_their_communication_and_backward_not_for_the_exchange(
-    strategy: str, operations_behind: set[str]
-) -> None:
+def test_layer_communication_is_behind_compute_but_not_the_exchange(strategy: str, operations_behind: set[str]) -> None:
     parsed = parse_strategy(strategy)
     plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     names = set()
@@ -191,7 +189,7 @@ def test_each_collective_of_a_layer_takes_so_much_longer() -> None:
     assert spread.interval_s[1] - spread.iteration_s > late.interval_s[1] - late.iteration_s
 
 
-def test_a_halo_exchange_takes_the_latency_once_and_a_pipeline_each_message() -> None:
+def test_latency_counts_once_per_halo_exchange_and_per_pipeline_message() -> None:
     plain, late = predicted("s2"), predicted("s2", measured("send_recv"), measured("all_gather", added_s=0.0))
     parsed = parse_strategy("s2")
     plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=8))
@@ -242,7 +240,7 @@ def behind_s(size: int, entry: InContext) -> float:
     return costs.cost(work, parse_strategy("f2"), Call(after_compute=True)).cost.seconds
 
 
-def test_compute_adds_to_calls_as_they_are_between_others_and_not_as_a_sweep_finds_them() -> None:
+def test_latency_behind_compute_adds_to_paired_not_swept_call_times() -> None:
     points = paired({1024: 0.5, 4096: 2.0, 65536: 2.0, 1 << 20: 8.0})
     entry = measured("all_reduce", factor=1.5, points=points)
     for size, ratio in ((16, 0.5), (1024, 0.5), (4096, 2.0), (16384, 2.0), (1 << 20, 8.0), (1 << 18, 4.0)):
@@ -266,7 +264,7 @@ def test_one_size_that_its_neighbours_agree_against_does_not_count() -> None:
     assert behind_s(4096, entry) == pytest.approx(2.0 * swept_s(4096))
 
 
-def test_calls_in_turn_find_what_the_one_before_has_left_and_wait_for_no_compute() -> None:
+def test_consecutive_calls_take_the_paired_ratio_without_added_latency() -> None:
     """Segments of buckets: each is one of three operations, one after the other."""
     entry = measured("all_reduce", points=paired({1024: 3.0, 1 << 20: 3.0}))
     costs = CommunicationCosts(profile_of(entry), None, "gloo")
@@ -282,7 +280,7 @@ def test_calls_in_turn_find_what_the_one_before_has_left_and_wait_for_no_compute
         assert costs.cost(work, parse_strategy("d2")).cost.seconds == pytest.approx(ratio * plain_s)
 
 
-def test_an_operation_that_was_not_measured_takes_another_one_and_says_so() -> None:
+def test_an_operation_unmeasured_behind_compute_uses_another_with_notice() -> None:
     costs = CommunicationCosts(profile_of(measured("all_reduce")), None, "gloo")
     work = Collective(operation="all_gather", message_bytes=1024, ranks=2)
     found = costs.cost(work, parse_strategy("f2"), Call(after_compute=True)).cost

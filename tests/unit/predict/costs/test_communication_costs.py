@@ -88,7 +88,7 @@ def test_the_regime_of_the_message_is_taken() -> None:
     assert exchange(profile, size=1 << 20).cost.seconds == pytest.approx(2 * (1e-3 + (1 << 19) * 1e-9))
 
 
-def test_an_operation_that_was_not_measured_names_the_command_that_does() -> None:
+def test_an_unmeasured_operation_names_the_command_to_measure_it() -> None:
     network = make_network(buffers=True)
     with pytest.raises(UserError, match=r"no fit of broadcast through gloo.*--backend gloo --ops broadcast"):
         price(make_profile(network), "d2", 8)
@@ -110,7 +110,7 @@ def test_a_ring_runs_at_the_slowest_level_that_it_crosses() -> None:
     assert found.source is Source.STATED
 
 
-def test_a_level_that_nobody_measured_or_stated_takes_the_outermost_measured_one_and_says_so() -> None:
+def test_an_unknown_level_uses_the_outermost_measured_one_with_notice() -> None:
     found = exchange(make_profile(), ranks=64, cluster=RACKS).cost
     assert "all_reduce at level 'system' was not measured: as at level 'node'" in lines(found)
 
@@ -151,13 +151,13 @@ def on_gpu(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, devices=(msgspec.structs.replace(profile.devices[0], kind="cuda"),))
 
 
-def test_overlap_without_measured_interference_is_said_to_be_free_by_assumption_on_cpus() -> None:
+def test_unmeasured_interference_on_cpus_is_assumed_free_with_notice() -> None:
     priced = price(make_profile(contexts=()), "d2", 8)
     assert any("overlap is taken as free" in line for line in priced.remarks.extrapolated())
     assert np.all(priced.costs.compute_slowdown == 1)
 
 
-def test_on_gpus_interference_that_was_not_measured_is_a_published_mean_and_flagged() -> None:
+def test_unmeasured_interference_on_gpus_is_a_flagged_published_mean() -> None:
     priced = price(on_gpu(make_profile(contexts=())), "d2", 8)
     (line,) = (line for line in priced.remarks.extrapolated() if "interference" in line)
     assert "1.189 times" in line

@@ -75,7 +75,7 @@ def test_a_batch_is_measured_or_interpolated(batch: int, source: Source) -> None
 
 
 @pytest.mark.parametrize(("batch", "nearest"), [(2, "4, the smallest"), (16, "8, the largest")])
-def test_a_batch_beyond_is_scaled_along_the_last_slope_and_says_so(batch: int, nearest: str) -> None:
+def test_a_larger_batch_follows_the_last_slope_with_notice(batch: int, nearest: str) -> None:
     found = cost(make_profile(layer_times=layer_times(CHAIN, seconds=affine_seconds)), batch=batch)
     assert found.seconds == pytest.approx(affine_seconds(FC0, "FW", batch))
     assert found.source is Source.SCALED
@@ -83,7 +83,7 @@ def test_a_batch_beyond_is_scaled_along_the_last_slope_and_says_so(batch: int, n
     assert all(remark.extrapolated for remark in found.remarks)
 
 
-def test_one_measured_batch_scales_in_proportion_and_leaves_all_between_constant_and_that_open() -> None:
+def test_one_measured_batch_scales_proportionally_with_uncertainty_down_to_constant() -> None:
     found = cost(make_profile(layer_times=layer_times(CHAIN, batches=(4,))), batch=12)
     assert found.seconds == pytest.approx(linear_seconds(FC0, "FW", 12))
     assert found.batch_sd_s == pytest.approx((12 - 4) / 4 * linear_seconds(FC0, "FW", 4) / math.sqrt(12))
@@ -94,7 +94,7 @@ def test_one_measured_batch_scales_in_proportion_and_leaves_all_between_constant
     st.integers(1, 512),
     st.booleans(),
 )
-def test_time_over_the_batch_goes_through_what_was_measured_and_stays_positive(
+def test_time_over_batch_passes_through_measurements_and_stays_positive(
     measured: Mapping[int, float], batch: int, proportional: bool
 ) -> None:
     knots = [Knot(at, measured[at], 0.01 * measured[at]) for at in sorted(measured)]
@@ -122,7 +122,7 @@ def test_times_of_as_many_ranks_on_the_host_are_preferred() -> None:
     assert cost(profile, ranks_on_host=2).source is Source.MEASURED
 
 
-def test_an_operation_missing_for_the_host_is_scaled_by_the_ratio_of_the_others() -> None:
+def test_an_operation_unmeasured_on_the_host_uses_the_others_ratio() -> None:
     times = [
         time
         for time in layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5})
@@ -135,7 +135,7 @@ def test_an_operation_missing_for_the_host_is_scaled_by_the_ratio_of_the_others(
     assert "scaled to 2 by 1.500" in lines(found)
 
 
-def test_a_host_that_nothing_was_measured_for_takes_the_nearest_and_says_that_the_interval_does_not_know() -> None:
+def test_an_unmeasured_host_uses_the_nearest_without_covering_its_error() -> None:
     found = cost(make_profile(layer_times=layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5})), ranks_on_host=8)
     assert found.seconds == pytest.approx(1.5 * linear_seconds(FC0, "FW", 4))
     assert found.source is Source.SCALED
@@ -146,7 +146,7 @@ def without(operation: str, times: tuple[LayerTime, ...]) -> tuple[LayerTime, ..
     return tuple(time for time in times if time.operation != operation)
 
 
-def test_an_operation_that_was_not_measured_is_scaled_from_its_kind_by_work() -> None:
+def test_an_unmeasured_operation_is_scaled_within_its_kind_by_work() -> None:
     def by_work(layer: Layer, phase: str, batch: int) -> float:
         return 1e-9 * layer.fw_flops * batch
 
@@ -164,7 +164,7 @@ def test_how_far_neighbours_are_off_widens_the_spread() -> None:
     assert cost(exact).method_sd_s > 0
 
 
-def test_a_kind_that_was_not_measured_at_all_falls_back_to_the_roofline() -> None:
+def test_an_unmeasured_kind_falls_back_to_the_roofline() -> None:
     times = tuple(time for time in layer_times(CHAIN) if not time.operation.startswith("linear"))
     found = cost(make_profile(layer_times=times), phase="BW")
     # 4 samples: 2 x 2 x 64 x 128 FLOPs each; twice the forward's bytes, and twice the parameters.
@@ -175,25 +175,25 @@ def test_a_kind_that_was_not_measured_at_all_falls_back_to_the_roofline() -> Non
     assert found.method_sd_s > 0
 
 
-def test_nothing_to_derive_a_time_from_names_the_command_that_measures() -> None:
+def test_a_time_without_any_source_names_the_measuring_command() -> None:
     profile = make_profile(layer_times=(), devices=())
     with pytest.raises(UserError, match=r"paradl-bench layers chain --batch 4"):
         cost(profile)
 
 
-def test_a_backward_that_was_not_seen_inside_the_iteration_takes_no_time() -> None:
+def test_a_backward_absent_from_the_iteration_takes_no_time() -> None:
     times = tuple(t for t in layer_times(CHAIN) if (t.operation, t.phase) != (FC0.operation, "BW"))
     found = cost(make_profile(layer_times=times), phase="BW")
     assert (found.seconds, found.source) == (0.0, Source.MEASURED)
 
 
-def test_times_of_one_sample_are_said_to_have_an_unknown_spread() -> None:
+def test_single_sample_times_are_reported_with_unknown_spread() -> None:
     once = [msgspec.structs.replace(t, time=msgspec.structs.replace(t.time, samples=1)) for t in layer_times(CHAIN)]
     assert "how far they vary is not known" in lines(cost(make_profile(layer_times=tuple(once))))
     assert not lines(cost(make_profile()))
 
 
-def test_times_of_the_operation_alone_stand_in_and_their_parts_add_up() -> None:
+def test_isolated_operation_times_stand_in_and_their_parts_sum() -> None:
     alone = [
         msgspec.structs.replace(time, mode="isolated", phase=phase)
         for time in layer_times(CHAIN)
@@ -209,7 +209,7 @@ def test_times_of_the_operation_alone_stand_in_and_their_parts_add_up() -> None:
 # Whole models
 
 
-def test_weight_update_by_an_optimizer_that_was_not_measured_is_refused() -> None:
+def test_weight_update_by_an_unmeasured_optimizer_is_refused() -> None:
     with pytest.raises(UserError, match=r"'adam', only by sgd.*--optimizer adam"):
         ModelCosts(make_profile(), CHAIN, dtype="fp32", optimizer="adam").weight_update(4, 1)
 
@@ -219,7 +219,7 @@ def test_a_dtype_that_was_not_measured_is_refused() -> None:
         ModelCosts(make_profile(), CHAIN, dtype="bf16", optimizer="sgd")
 
 
-def test_a_described_model_takes_its_update_and_its_gaps_from_the_others() -> None:
+def test_a_described_model_scales_update_and_gaps_from_others() -> None:
     other = make_network((64, 128, 256), name="other")
     costs = ModelCosts(
         make_profile(model_times=model_times(CHAIN, between_s=6e-4)), other, dtype="fp32", optimizer="sgd"

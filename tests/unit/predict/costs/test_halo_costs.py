@@ -39,7 +39,7 @@ def predicted(strategy: str, *entries: InContext, exchange: bool) -> Prediction:
 
 
 @pytest.mark.parametrize(("exchange", "beta"), [(False, ONE_WAY), (True, BOTH_WAYS)])
-def test_messages_that_go_both_ways_take_what_exchanges_were_measured_to_take(exchange: bool, beta: float) -> None:
+def test_halo_messages_in_both_directions_take_measured_exchange_times(exchange: bool, beta: float) -> None:
     strategy = parse_strategy("s4")
     profile = make_profile(NETWORK, communication=fits(exchange=exchange))
     communication = CommunicationCosts(profile, None, "gloo")

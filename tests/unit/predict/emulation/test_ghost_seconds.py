@@ -72,7 +72,7 @@ def test_layers_sleep_what_the_profile_says(tmp_path: Path) -> None:
     assert found.sources["measured"] == pytest.approx(1)
 
 
-def test_every_rank_has_its_role_and_the_parts_of_it_that_it_holds(tmp_path: Path) -> None:
+def test_every_rank_has_a_role_holding_its_own_parts(tmp_path: Path) -> None:
     found = table(tmp_path, "--strategy", "p2", "--batch", "8", "--micro-batches", "2")
     assert found.role_of_rank == (0, 1)
     held = [set(role.layers) for role in found.roles]
@@ -93,7 +93,7 @@ def test_several_points_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluator", ["simulate", "paradl", "csf"])
-def test_a_dilated_serial_run_takes_so_many_times_its_compute_and_none_of_its_spread(evaluator: str) -> None:
+def test_a_dilated_serial_run_multiplies_its_compute_without_its_spread(evaluator: str) -> None:
     real, once, stretched = (predicted("serial", dilate, evaluator) for dilate in (None, 1.0, 20.0))
     assert once.iteration_s == pytest.approx(real.iteration_s)
     assert stretched.iteration_s == pytest.approx(20 * real.iteration_s)
@@ -197,7 +197,7 @@ def test_an_emulated_run_is_held_against_dilated_compute_and_named(tmp_path: Pat
     assert any(note.startswith("emulated, ") for note in report.notes)
 
 
-def test_what_ranks_take_the_host_for_moves_the_upper_end_of_an_interval_and_no_prediction(tmp_path: Path) -> None:
+def test_host_time_of_ranks_moves_only_the_intervals_upper_end(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.json", PROFILE)
     pairs, noted = [], []
     for name, host_s, each_s in (("before", None, ()), ("none", 0.0, ()), ("some", 0.25, ()), ("each", 0.25, SPREAD_S)):
@@ -215,7 +215,7 @@ def test_what_ranks_take_the_host_for_moves_the_upper_end_of_an_interval_and_no_
     assert noted == [False, True, True, True]
 
 
-def test_a_run_of_a_network_that_the_profile_only_estimates_is_held_against_its_own_file(tmp_path: Path) -> None:
+def test_a_run_of_an_estimated_network_uses_its_own_file(tmp_path: Path) -> None:
     """Layers and iterations of a network that the profile does not describe: another tool's, or one like it."""
     write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, network={}))
     run = emulated_run(tmp_path / "run", dilate=20.0)
@@ -234,7 +234,7 @@ def test_a_run_that_slept_another_profiles_seconds_is_refused(tmp_path: Path) ->
     assert validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=True).pairs
 
 
-def test_a_slow_rank_is_predicted_as_it_slept_by_what_knows_ranks_and_copies_at_the_others_pace(tmp_path: Path) -> None:
+def test_a_slow_rank_is_predicted_slow_in_sleeps_not_copies(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.json", PROFILE)
     slow = SlowRank(factor=1.5, rank=1)
     run = emulated_run(tmp_path / "run", dilate=20.0, slept=1.5, slow=slow)

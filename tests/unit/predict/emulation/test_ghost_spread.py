@@ -70,7 +70,7 @@ def test_draws_hang_on_seed_rank_and_iteration_alone() -> None:
     assert all(set(other).isdisjoint(first) for other in others)
 
 
-def test_a_rank_is_slow_for_the_whole_of_an_iteration_by_the_quantiles() -> None:
+def test_a_rank_is_slow_for_whole_iterations_by_the_quantiles() -> None:
     tied = np.array([IterationDraws(SPREAD, seed=0, rank=0, iteration=each).tied for each in range(4000)])
     draws = IterationDraws(SPREAD, seed=0, rank=0, iteration=7)
     assert [draws.factor(0.0) for _ in range(3)] == [1 + tied[7]] * 3
@@ -82,7 +82,7 @@ def test_a_rank_is_slow_for_the_whole_of_an_iteration_by_the_quantiles() -> None
 
 
 @pytest.mark.parametrize("own", [0.05, 0.5, 2.0])
-def test_each_sleep_by_itself_is_positive_and_has_its_mean_and_deviation(own: float) -> None:
+def test_single_sleeps_are_positive_with_their_mean_and_deviation(own: float) -> None:
     level = GhostSpread(tied_quantiles=(0.0, 0.0), samples=2)
     draws = IterationDraws(level, seed=0, rank=0, iteration=0)
     found = np.array([draws.factor(own) for _ in range(40_000)])
@@ -91,7 +91,7 @@ def test_each_sleep_by_itself_is_positive_and_has_its_mean_and_deviation(own: fl
     assert found.std() == pytest.approx(own, rel=0.1)
 
 
-def test_a_sleeper_sleeps_what_is_drawn_and_books_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleeper_sleeps_the_drawn_and_books_the_requested_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds + 1e-4))
@@ -112,7 +112,7 @@ def test_a_sleeper_sleeps_what_is_drawn_and_books_what_was_asked(monkeypatch: py
 
 
 @pytest.mark.parametrize("layer_iqr", [0.0, 0.2, 2.0])
-def test_drawn_iterations_spread_as_the_measured_ones_whatever_of_it_is_tied(layer_iqr: float) -> None:
+def test_drawn_iterations_spread_as_measured_for_any_tied_share(layer_iqr: float) -> None:
     table, model = table_for(profile_of(layer_iqr=layer_iqr), "serial", 8)
     spread, _ = model.own_deviations(
         planner_for(parse_strategy("serial")).plan(CHAIN, parse_strategy("serial"), PlanSettings(batch=8))
@@ -126,7 +126,7 @@ def test_drawn_iterations_spread_as_the_measured_ones_whatever_of_it_is_tied(lay
     assert slept.std() / asked_s == pytest.approx(spread.relative_sd, rel=0.07)
 
 
-def test_what_the_last_of_several_drawn_ranks_takes_is_what_the_simulator_expects() -> None:
+def test_the_last_of_drawn_ranks_takes_the_simulators_expectation() -> None:
     profile = profile_of(layer_iqr=0.0)
     table, _ = table_for(profile, "d4", 32)
     point = Configuration(strategy=parse_strategy("d4"), settings=PlanSettings(batch=32))
@@ -151,7 +151,7 @@ def test_a_shard_spreads_as_what_it_is_scaled_from() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 20])
-def test_a_profile_without_spread_is_refused_with_what_would_measure_it(samples: int, tmp_path: Path) -> None:
+def test_a_profile_without_spread_is_refused_with_its_measuring_command(samples: int, tmp_path: Path) -> None:
     quantiles = QUANTILES if samples == 1 else (1.0, 1.0)
     write_profile(
         tmp_path / "p.json", make_profile(model_times=model_times(CHAIN, quantiles=quantiles, samples=samples))

@@ -156,7 +156,7 @@ LOADED = InputSide(
 )
 
 
-def test_the_profiles_input_is_read_for_all_ranks_of_a_host() -> None:
+def test_input_measured_in_the_profile_is_read_for_the_host() -> None:
     network = make_network()
     profile = profile_of(network, input_side=(LOADED,))
     free = predicted(profile_of(network), network, "d2", 16)
@@ -198,7 +198,7 @@ def test_a_loader_without_workers_reads_nothing_ahead(evaluator: str) -> None:
     assert hidden.iteration_s == pytest.approx(max(16 * 0.011, free.iteration_s))
 
 
-def test_input_options_are_for_what_knows_the_input_and_have_to_fit() -> None:
+def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> None:
     with pytest.raises(UserError, match="--preset is for --evaluator simulate and dag; osf knows no input side"):
         input_options("osf", {"preset": "naive", "from_disk": False})
     assert input_options("simulate", {"preset": None, "from_disk": False}) == InputOptions()

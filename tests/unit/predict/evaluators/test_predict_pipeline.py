@@ -17,7 +17,7 @@ CHAIN = make_network()
 
 
 @pytest.mark.parametrize(("schedule", "ranks"), [("gpipe", 2), ("1f1b", 2), ("interleaved", 2), ("zb", 3)])
-def test_each_stage_adds_up_its_own_gradients_of_all_micro_batches_but_the_first(schedule: str, ranks: int) -> None:
+def test_each_stage_sums_gradients_of_all_micro_batches_except_one(schedule: str, ranks: int) -> None:
     strategy, network = parse_strategy(f"p{ranks}"), make_network((64,) * 7)
     plan = planner_for(strategy).plan(network, strategy, plan_settings(batch=24, micro_batches=6, schedule=schedule))
     added = [
@@ -32,7 +32,7 @@ def test_each_stage_adds_up_its_own_gradients_of_all_micro_batches_but_the_first
     assert sum(held) == network.parameter_bytes
 
 
-def test_a_pipeline_takes_longer_by_the_sums_of_its_slowest_stage() -> None:
+def test_a_pipeline_slows_by_gradient_sums_of_its_slowest_stage() -> None:
     """Of one micro-batch there is nothing to add up."""
     for count, added in ((1, 0.0), (2, 1.0)):
         free, slow = (
@@ -70,7 +70,7 @@ def test_parts_add_up_to_the_iteration() -> None:
     assert low <= found.iteration_s <= high
 
 
-def test_two_stages_take_less_than_one_device_and_more_than_half_of_it() -> None:
+def test_two_stages_take_between_half_and_all_of_serial_time() -> None:
     serial_s = 4 * sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW"))
     assert serial_s / 2 < predict().iteration_s < serial_s
 
@@ -87,7 +87,7 @@ def test_replicas_of_stages_exchange_their_gradients() -> None:
     assert found.iteration_s > predict().iteration_s
 
 
-def test_a_send_takes_the_time_of_its_messages_and_a_receive_none() -> None:
+def test_a_send_takes_its_messages_time_and_a_receive_none() -> None:
     model = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
     strategy = parse_strategy("p2")
     plan = planner_for(strategy).plan(CHAIN, strategy, plan_settings(batch=16, micro_batches=4))

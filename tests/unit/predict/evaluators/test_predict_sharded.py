@@ -60,7 +60,7 @@ def communication_of_layers(strategy: str) -> list[Collective | HaloExchange]:
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "s2", "s2x2", "d2f2", "d2s2"])
-def test_shards_that_were_not_measured_are_scaled_from_their_neighbour_and_say_so(strategy: str) -> None:
+def test_unmeasured_shards_are_scaled_from_their_neighbour_with_notice(strategy: str) -> None:
     found = predicted(strategy)
     assert found.iteration_s > 0
     assert found.sources["scaled"] > 0.1
@@ -70,7 +70,7 @@ def test_shards_that_were_not_measured_are_scaled_from_their_neighbour_and_say_s
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
-def test_a_shard_is_scaled_from_the_layer_that_it_is_a_shard_of(strategy: str) -> None:
+def test_a_shard_is_scaled_from_its_whole_layer(strategy: str) -> None:
     """Half the work of a layer whose time is proportional to it takes half its time; another's settings differ."""
     profile = profile_of(layer_times=layer_times(NETWORK, seconds=by_work))
     model = CostModel(profile=profile, network=NETWORK)
@@ -169,7 +169,7 @@ def test_sums_are_those_of_one_rank_where_ranks_differ() -> None:
     assert cut.compute_s + cut.communication_s == pytest.approx(cut.iteration_s, rel=0.05)
 
 
-def test_a_halo_exchange_without_a_fit_says_how_to_measure_it() -> None:
+def test_a_halo_exchange_without_a_fit_names_its_measuring_command() -> None:
     with pytest.raises(UserError, match=r"no fit of send_recv through gloo.*--backend gloo --ops send_recv"):
         predicted("s2", profile_of(communication=fits("all_reduce", "all_gather")))
 
@@ -199,7 +199,7 @@ def activations_of(strategy: str, batch: int = 1000) -> int:
     return planned_memory(NETWORK, parse_strategy(strategy), PlanSettings(batch=batch)).parts_bytes["activations"]
 
 
-def test_filters_hold_whole_activations_and_channels_a_slice_of_each_input_more() -> None:
+def test_filter_holds_whole_activations_and_channel_adds_input_slices() -> None:
     assert activations_of("f2") == activations_of("serial")
     # At the peak, backward of conv2, the slices of conv1's and conv2's inputs.
     slices = (4 * 16 * 16 + 8 * 16 * 16) // 2
@@ -239,7 +239,7 @@ def test_synchronised_batch_norm_costs_its_all_reduces() -> None:
     assert sync.breakdown_s["all_reduce"] > local.breakdown_s.get("all_reduce", 0.0)
 
 
-def test_shards_measured_of_all_layers_stand_for_those_that_were_chosen() -> None:
+def test_shards_measured_for_all_layers_serve_chosen_ones() -> None:
     """A layer that runs as a shard takes as long whatever other layers are split."""
     measured = tuple(
         msgspec.structs.replace(time, shard="f2")
@@ -265,7 +265,7 @@ def shard_profile() -> Profile:
 @pytest.mark.parametrize(
     ("strategy", "between_s", "wu_s"), [("f2", 5e-4, 9e-5), ("d2f2", 5e-4, 9e-5), ("c2", 1e-4, None)]
 )
-def test_weight_update_and_time_between_operations_are_those_of_the_shard_where_it_was_measured(
+def test_a_measured_shard_gives_weight_update_and_time_between_operations(
     strategy: str, between_s: float, wu_s: float | None
 ) -> None:
     model = CostModel(profile=shard_profile(), network=NETWORK)
@@ -284,7 +284,7 @@ def test_weight_update_and_time_between_operations_are_those_of_the_shard_where_
     assert share_s < 9e-5
 
 
-def test_proportional_takes_a_shard_as_its_share_of_the_layer_whatever_was_measured() -> None:
+def test_proportional_takes_a_layers_share_and_ignores_measured_shards() -> None:
     """Shards were measured to take as long as the whole layer: simulate says so, proportional does not look."""
     strategy = parse_strategy("f2")
     plan = planner_for(strategy).plan(NETWORK, strategy, PlanSettings(batch=BATCH))

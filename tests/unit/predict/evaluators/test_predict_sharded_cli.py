@@ -56,7 +56,7 @@ def test_beyond_a_limit_is_one_line_that_names_the_layer(predict: Caller, strate
     assert err.count("\n") == 1
 
 
-def test_a_sweep_goes_as_far_as_the_limit_and_says_what_it_left_out(predict: Caller) -> None:
+def test_a_sweep_stops_at_the_limit_and_reports_omissions(predict: Caller) -> None:
     code, out, err = predict(
         "--strategy", "filter", "--ranks", "2:16:x2", "--batch", "8", "--scaling", "strong", "--json"
     )

@@ -38,7 +38,7 @@ def asked(profile: Path, *options: str) -> Any:
     return CliRunner().invoke(group, ["buckets", *arguments])
 
 
-def test_the_grid_is_what_predict_says_of_each_cap_and_the_best_is_its_shortest(profile: Path) -> None:
+def test_the_bucket_grid_equals_predict_and_marks_the_shortest(profile: Path) -> None:
     result = asked(profile, "--strategy", "d2", "--batch", "16", "--caps", "4,0.25,1,0.25", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)
@@ -58,7 +58,7 @@ def test_the_grid_is_what_predict_says_of_each_cap_and_the_best_is_its_shortest(
     assert len({row["iteration_s"] for row in grid}) > 1
 
 
-def test_groupings_that_are_no_setting_of_ddp_have_free_overlap_alone(profile: Path) -> None:
+def test_groupings_outside_ddps_settings_have_only_free_overlap(profile: Path) -> None:
     rows = json.loads(asked(profile, "--strategy", "d2", "--batch", "16", "--json").output)
     layers, ada, _ = rows[-3:]
     assert layers["all_reduces"] == 4
@@ -103,7 +103,7 @@ def test_mistakes_are_one_line(profile: Path, options: tuple[str, ...], message:
     assert message in str(result.exception)
 
 
-def test_each_point_says_what_it_rests_on_and_what_was_left_out(profile: Path) -> None:
+def test_each_bucket_point_reports_its_assumptions_and_omissions(profile: Path) -> None:
     result = asked(profile, "--strategy", "data", "--ranks", "2,3,4", "--scaling", "strong", "--batch", "16")
     assert result.exit_code == 0, result.output
     assert "left out: batch 16 does not part over the 3 ranks of d3" in result.output
@@ -118,7 +118,7 @@ def test_each_point_says_what_it_rests_on_and_what_was_left_out(profile: Path) -
     assert all("all_reduce beyond 2 ranks" in row["extrapolated"] for row in rows)
 
 
-def test_gains_are_over_the_default_and_the_words_say_whether_they_are_clear(profile: Path) -> None:
+def test_gains_are_over_the_default_and_reported_if_clear(profile: Path) -> None:
     options = ("--strategy", "d2", "--batch", "16", "--caps", "0.25,1,4")
     rows = json.loads(asked(profile, *options, "--json").output)
     default, *grid = rows[:4]
@@ -173,7 +173,7 @@ def timed(iteration_s: float, moved: dict[str, tuple[float, float]], own_s: floa
     return Timed(iteration_s, Interval(0.0, 0.0, {}, moved, own_s, (unexplained_s,)))
 
 
-def test_a_gain_keeps_only_the_errors_that_the_two_do_not_share() -> None:
+def test_a_gain_keeps_only_errors_its_sides_do_not_share() -> None:
     alike = {"machine": (1.1, 0.9)}
     assert gain_band(timed(1.0, alike, 0.05, 0.02), timed(1.0, alike, 0.05, 0.02)) == pytest.approx((0.0, 0.0))
     # A machine that is a tenth slower is so for both; the exchange of one of them is its own.

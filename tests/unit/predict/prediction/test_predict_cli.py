@@ -45,7 +45,7 @@ def test_json_holds_what_the_interface_says(predict: Caller) -> None:
     assert found["extrapolated"] == []
 
 
-def test_a_file_holds_what_is_printed_and_is_not_overwritten_silently(predict: Caller) -> None:
+def test_a_file_holds_the_printed_output_and_is_not_overwritten(predict: Caller) -> None:
     target = predict.folder / "out.json"
     options = ("--strategy", "serial", "--batch", "8", "-o", str(target))
     assert predict(*options).code == 0
@@ -62,7 +62,7 @@ def test_minus_writes_json_to_standard_output_and_no_table(predict: Caller) -> N
     assert predict("--strategy", "serial", "--batch", "8", "-o", "-").json()[0]["strategy"] == "serial"
 
 
-def test_csv_has_a_row_a_prediction_and_a_column_a_number(predict: Caller) -> None:
+def test_csv_has_a_row_per_prediction_and_column_per_number(predict: Caller) -> None:
     result = predict("--strategy", "serial,d2,d4", "--batch", "8,16", "--csv")
     rows = list(csv.DictReader(io.StringIO(result.out)))
     assert [(row["strategy"], row["batch"]) for row in rows] == [
@@ -119,7 +119,7 @@ def test_a_cluster_file_sets_levels_and_memory(predict: Caller) -> None:
     assert "too much" in predict("--strategy", "d8", "--batch", "64", "--cluster", str(cluster)).out
 
 
-def test_a_network_file_is_predicted_from_what_was_measured_of_others(predict: Caller) -> None:
+def test_a_network_file_is_predicted_from_other_networks_measurements(predict: Caller) -> None:
     other = predict.folder / "network.json"
     other.write_bytes(encode_pretty(make_network((64, 512, 32), name="other")))
     (found,) = predict("--strategy", "serial", "--batch", "8", "--network", str(other), "--json", model="other").json()
@@ -151,7 +151,7 @@ def test_the_optimizer_that_was_measured_is_the_default(predict: Caller) -> None
     assert found["breakdown_s"]["WU"] == pytest.approx(5e-4)
 
 
-def test_of_several_dtypes_without_the_default_one_has_to_be_named(predict: Caller) -> None:
+def test_several_dtypes_without_the_default_need_an_explicit_choice(predict: Caller) -> None:
     network = make_network()
     times = [msgspec.structs.replace(time, dtype=dtype) for time in model_times(network) for dtype in ("bf16", "fp16")]
     layers = [msgspec.structs.replace(time, dtype=dtype) for time in layer_times(network) for dtype in ("bf16", "fp16")]
@@ -197,7 +197,7 @@ def test_an_exchange_over_nodes_is_priced_at_their_levels(predict: Caller) -> No
         assert len(result.err.strip().splitlines()) == 1
 
 
-def test_a_profile_whose_layers_do_not_say_whether_they_run_in_place_is_predicted(predict: Caller) -> None:
+def test_a_profile_without_in_place_marks_is_still_predicted(predict: Caller) -> None:
     committed = Path(__file__).parents[3] / "data" / "profile-v5.json"
     chosen = ("--model", "toy", "--no-channels-last", "--strategy", "serial", "--batch", "8")
     result = predict.bare("--from-profile", str(committed), *chosen)

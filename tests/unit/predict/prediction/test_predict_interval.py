@@ -71,7 +71,7 @@ def test_sources_of_error_add_in_quadrature() -> None:
 
 
 @pytest.mark.parametrize(("remainder", "side"), [(0.05, 1), (-0.05, 0)])
-def test_what_closure_left_unexplained_moves_one_side_and_never_the_point(remainder: float, side: int) -> None:
+def test_unexplained_closure_moves_one_side_and_never_the_point(remainder: float, side: int) -> None:
     found = predict(make_profile(model_times=model_times(CHAIN, remainder=remainder)))
     whole = (COMPUTE_S + 1e-4) / (1 - remainder)
     assert found.iteration_s == pytest.approx(COMPUTE_S + 1e-4)
@@ -79,7 +79,7 @@ def test_what_closure_left_unexplained_moves_one_side_and_never_the_point(remain
     assert sides(found)[1 - side] == pytest.approx(0.0, abs=1e-15)
 
 
-def test_medians_that_do_not_add_up_to_the_median_iteration_widen_it_too() -> None:
+def test_medians_that_miss_the_median_iteration_widen_the_interval() -> None:
     def iteration(layer: Layer, phase: str, batch: int) -> float:
         return 1.25 * linear_seconds(layer, phase, batch)
 
@@ -143,7 +143,7 @@ def test_the_lag_of_the_slowest_rank_is_in_the_point() -> None:
     assert found.iteration_s == pytest.approx(factor * found.compute_s + found.communication_s)
 
 
-def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden() -> None:
+def test_unmeasured_overlap_widens_the_upper_side_by_hidden_time() -> None:
     one_bucket_a_layer = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
 
     def of(profile: Profile, evaluator: str) -> Prediction:
@@ -163,7 +163,7 @@ def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden()
     assert "overlap that was not measured" not in of(make_profile(communication=(fit,)), "csf").spread_s
 
 
-def test_where_a_published_mean_stands_for_interference_the_interval_reaches_from_none_to_most() -> None:
+def test_a_published_mean_of_interference_spans_none_to_most() -> None:
     cpu = make_profile(communication=(ring_fit("all_reduce"),), contexts=())
     gpu = msgspec.structs.replace(cpu, devices=(msgspec.structs.replace(cpu.devices[0], kind="cuda"),))
     point = Configuration(
@@ -198,7 +198,7 @@ def unmeasured(*operations: str) -> Profile:
     return make_profile(communication=tuple(map(ring_fit, operations)), contexts=())
 
 
-def test_efficiency_may_be_off_by_what_overlap_costs_where_nobody_measured_it() -> None:
+def test_unmeasured_overlap_widens_the_interval_of_efficiency() -> None:
     found = hidden(on_gpu(unmeasured("all_reduce")))
     low, high = found.interval_s
     assert low < found.iteration_s < high
@@ -225,7 +225,7 @@ def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
     assert upper > assumed.timing().iteration_s
 
 
-def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overlap_that_was_not_measured() -> None:
+def test_measured_slowdown_beside_all_reduces_is_not_unmeasured_overlap() -> None:
     profile = unmeasured("all_reduce")
     point = Configuration(strategy=parse_strategy("d2"), settings=plan_settings(batch=8, first_bucket_bytes=1))
     workload = evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)

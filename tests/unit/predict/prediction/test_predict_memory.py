@@ -39,7 +39,7 @@ def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
     assert sum(found.parts_bytes.values()) == found.peak_bytes
 
 
-def test_a_tiny_batch_peaks_at_the_weight_update_or_after_backward() -> None:
+def test_a_tiny_batch_peaks_at_or_just_before_weight_update() -> None:
     found = per_phase_memory(SMALL, 1, PlanSettings(batch=1), exchanged=False)
     assert found.parts_bytes["gradients"] == PARAMETERS
 
@@ -106,7 +106,7 @@ def test_adam_works_in_tensors_of_its_own() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(1, 100))
-def test_memory_grows_with_the_batch_and_holds_at_least_what_is_fixed(widths: list[int], batch: int) -> None:
+def test_memory_grows_with_batch_and_exceeds_its_fixed_part(widths: list[int], batch: int) -> None:
     network = make_network(widths)
     one, more = (per_phase_memory(network, size, PlanSettings(batch=1), exchanged=False) for size in (batch, batch + 1))
     assert more.peak_bytes > one.peak_bytes

@@ -69,7 +69,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(predict: Caller, arguments: tuple
     assert result.out == ""
 
 
-def test_an_unknown_model_names_those_of_the_profile_and_how_to_add_one(predict: Caller) -> None:
+def test_an_unknown_model_lists_known_ones_and_how_to_add(predict: Caller) -> None:
     result = predict("--strategy", "serial", "--batch", "8", model="chian")
     assert result.code == 2
     assert "unknown model 'chian': did you mean chain?" in result.err
@@ -182,7 +182,7 @@ _CONV = {"kernel": [3], "stride": [1], "padding": [1], "dilation": [1], "groups"
         ("norm", {"function": "layer_norm", "size": [0], "affine": True}, "has (0,) for the attribute 'size'"),
     ],
 )
-def test_a_layer_that_is_not_as_its_kind_needs_it_is_named(
+def test_a_layer_unfit_for_its_kind_is_named(
     predict: Caller, kind: str, attributes: dict[str, object], message: str
 ) -> None:
     path = _with_layer(predict, 0, kind=kind, attributes=attributes)
@@ -193,7 +193,7 @@ def test_a_layer_that_is_not_as_its_kind_needs_it_is_named(
     assert result.err.count("\n") == 1
 
 
-def test_a_network_of_no_layers_and_a_layer_that_reads_nothing_are_refused(predict: Caller) -> None:
+def test_empty_networks_and_layers_without_inputs_are_refused(predict: Caller) -> None:
     path = predict.folder / "empty.json"
     path.write_bytes(
         encode_pretty(msgspec.structs.replace(make_network(), layers=(), parameters=(), gradient_order=()))

@@ -58,7 +58,7 @@ def test_what_slows_both_alike_takes_nothing_from_efficiency() -> None:
     assert data.efficiency_interval == pytest.approx((1, 1))
 
 
-def test_the_band_of_an_uncertain_exchange_is_that_of_drawn_ones() -> None:
+def test_the_efficiency_band_of_an_uncertain_exchange_matches_draws() -> None:
     beta_s, sd = 1e-8, 1e-9
     profile = make_profile(
         communication=(ring_fit(alpha_s=0.0, beta_s_per_byte=beta_s, covariance=((0.0, 0.0), (0.0, sd**2))),)
@@ -99,7 +99,7 @@ def knees(
     return with_knees(points, certain(points), strong=strong, fraction=fraction)
 
 
-def test_the_knee_is_the_last_point_before_efficiency_falls_below_the_fraction() -> None:
+def test_the_knee_is_the_last_point_with_sufficient_efficiency() -> None:
     points = [at(ranks, value) for ranks, value in ((2, 0.9), (4, 0.85), (8, 0.73), (16, 0.7), (32, 0.9))]
     found, (sweep,) = knees(points)
     # 0.8 of 0.9 is 0.72. That 32 ranks are efficient again makes no knee of them.
@@ -110,7 +110,7 @@ def test_the_knee_is_the_last_point_before_efficiency_falls_below_the_fraction()
     assert "the most of the sweep" in str(knees(points, fraction=0.1)[1][0])
 
 
-def test_the_knee_has_a_range_from_what_moves_its_points_apart() -> None:
+def test_the_knees_range_comes_from_independent_errors_of_points() -> None:
     points = [at(ranks, value) for ranks, value in ((2, 0.9), (4, 0.8), (8, 0.65), (16, 0.5))]
     # Ratios to the first are 1, 0.89, 0.72, 0.56; an error of 15% of each other point takes and gives 15%.
     timed = certain(points)
@@ -123,7 +123,7 @@ def test_the_knee_has_a_range_from_what_moves_its_points_apart() -> None:
     assert "2 to 8 by the ends of its band" in str(sweep)
 
 
-def test_what_moves_all_points_alike_leaves_the_knee_where_it_is() -> None:
+def test_errors_shared_by_all_points_leave_the_knee_unmoved() -> None:
     points = [at(ranks, value) for ranks, value in ((2, 0.9), (4, 0.8), (8, 0.65), (16, 0.5))]
     shared = [
         each._replace(
@@ -135,7 +135,7 @@ def test_what_moves_all_points_alike_leaves_the_knee_where_it_is() -> None:
     assert sweep.knee_range == (sweep.knee_ranks,) * 2 == (4, 4)
 
 
-def test_sweeps_are_told_apart_by_strategy_and_samples_and_a_point_alone_is_none() -> None:
+def test_a_sweep_needs_two_points_of_one_strategy_and_samples() -> None:
     points = [at(2, 0.9), at(4, 0.5), at(2, 0.9, per_rank=8), at(4, 0.8, per_rank=8), at(4, 0.9, strategy="f4")]
     found, sweeps = knees(points)
     assert [point.knee_ranks for point in found] == [2, 2, 4, 4, None]
@@ -146,7 +146,7 @@ def test_sweeps_are_told_apart_by_strategy_and_samples_and_a_point_alone_is_none
     assert str(sweep).startswith("data, batch 64: 2 ranks")
 
 
-def test_sweeps_are_told_apart_by_what_stands_inside_the_axis_that_grows() -> None:
+def test_sweeps_differ_by_axes_inside_the_growing_axis() -> None:
     strategies = {"d2f2": 0.9, "d4f2": 0.5, "d2f4": 0.9, "d4f4": 0.8, "z3d4f4": 0.1}
     points = [at(parse_strategy(text).ranks, value, strategy=text) for text, value in strategies.items()]
     found, sweeps = knees(points)
@@ -178,7 +178,7 @@ def with_rates(*rates: tuple[str, int, float]) -> Profile:
     return msgspec.structs.replace(profile, devices=(msgspec.structs.replace(profile.devices[0], rates=known),))
 
 
-def test_utilisation_is_model_flops_over_those_of_all_ranks_at_their_peak() -> None:
+def test_utilisation_is_model_flops_over_peak_flops_of_all_ranks() -> None:
     serial, data = predict(with_rates(("fp32", 1, 1e11), ("fp32", 2, 6e10), ("bf16", 1, 9e11)), "serial", "d2")
     widths = (64, 128, 256, 32)
     per_sample = sum(6 * rows * columns + 2 * columns for rows, columns in itertools.pairwise(widths))

@@ -103,7 +103,7 @@ def test_time_between_operations_counts(tmp_path: Path) -> None:
     assert stages_of(cut(write(tmp_path / "layers", between_s=10.0))) == ("fc2",)
 
 
-def test_what_was_found_is_a_setting_of_its_own_and_the_plan_says_by_what(tmp_path: Path) -> None:
+def test_measured_stages_are_a_setting_whose_source_the_plan_names(tmp_path: Path) -> None:
     found = cut(write(tmp_path / "layers"))
     assert found.balance is None
     plan = planner_for(found.strategy).plan(NETWORK, found.strategy, found.settings)

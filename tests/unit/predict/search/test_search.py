@@ -167,7 +167,7 @@ def test_where_reading_sets_the_pace_nothing_is_left_open(profile: Path) -> None
     assert searched["open"] == 0
 
 
-def test_what_the_profile_holds_no_messages_for_is_ruled_out_by_what_would_measure_it(tmp_path: Path) -> None:
+def test_strategies_without_measured_messages_are_excluded_naming_their_measurement(tmp_path: Path) -> None:
     path = tmp_path / "reduced.json"
     write_profile(path, make_profile(NETWORK, communication=(ring_fit(), ring_fit("all_gather"))))
     answer = found(path, "--ranks", "2", "--batch", "16")
@@ -193,7 +193,7 @@ def test_what_the_profile_holds_no_messages_for_is_ruled_out_by_what_would_measu
     assert counted == searched["candidates"]
 
 
-def test_what_does_not_fit_is_ruled_out_and_the_rest_still_found(profile: Path) -> None:
+def test_strategies_too_large_for_memory_are_excluded_from_the_answer(profile: Path) -> None:
     free = found(profile, "--ranks", "4", "--batch", "16")
     limit = int(free["rows"][0]["prediction"]["memory_bytes"]) - 1
     tight = found(profile, "--ranks", "4", "--batch", "16", "--memory", f"{limit}B")
@@ -229,7 +229,7 @@ def test_the_best_is_predicted_with_the_input_that_is_stated(profile: Path) -> N
     assert json.loads(result.output)[0]["iteration_s"] == pytest.approx(best["iteration_s"], rel=1e-2)
 
 
-def test_where_the_batch_leaves_no_strategy_the_batch_is_said_first(tmp_path: Path) -> None:
+def test_a_batch_that_excludes_every_strategy_is_named_first(tmp_path: Path) -> None:
     network = convolutional()
     path = tmp_path / "reduced.json"
     write_profile(path, make_profile(network, communication=(ring_fit(),)))
@@ -239,7 +239,7 @@ def test_where_the_batch_leaves_no_strategy_the_batch_is_said_first(tmp_path: Pa
     assert "--recompute" not in text
 
 
-def test_a_cluster_that_is_too_small_is_the_reason_that_is_said(profile: Path, tmp_path: Path) -> None:
+def test_a_too_small_cluster_is_the_reported_reason(profile: Path, tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("name: small\nlevels: [{name: node, ranks: 4}]\n")
     result = asked(profile, "--ranks", "8", "--batch", "16", "--cluster", str(cluster))

@@ -62,7 +62,7 @@ def test_a_row_is_what_predict_says_to_its_command(profile: Path, fed: tuple[str
         assert "--preset" not in row["train_command"]
 
 
-def test_no_run_is_suggested_of_a_network_whose_input_is_not_known(tmp_path: Path) -> None:
+def test_no_run_is_suggested_for_a_network_without_input(tmp_path: Path) -> None:
     """As of an imported trace, which names layers and no model that could be built."""
     network = msgspec.structs.replace(make_network(), input_shape=())
     write_profile(tmp_path / "p.json", profile_of(network))
@@ -88,7 +88,7 @@ def test_settings_that_come_to_the_same_are_one_row() -> None:
     assert others == 0
 
 
-def test_rows_are_the_fastest_strategies_once_each_and_their_chances_add_up(profile: Path) -> None:
+def test_rows_are_the_fastest_strategies_and_their_chances_sum(profile: Path) -> None:
     answer = found(profile, "--ranks", "4", "--batch", "16", "--top", "4")
     rows = answer["rows"]
     firsts = [row for row in rows if row["probability_best"] is not None]
@@ -158,7 +158,7 @@ def timed(seconds: float, *, own_s: float = 0.0, **moved_s: tuple[float, float])
     return Timed(seconds, Interval(0.0, 0.0, {}, dict(moved_s), own_s, ()))
 
 
-def test_equal_predictions_are_as_likely_the_best_whatever_else_was_tried_of_them() -> None:
+def test_equal_predictions_are_equally_likely_best_despite_other_settings() -> None:
     """One strategy with three settings, of which two are slower, and its equal with one; sums may differ by an ulp."""
     predictor = Predictor(CostModel(profile=profile_of(NETWORK), network=NETWORK), evaluator_named("simulate"))
     exact = []
@@ -173,7 +173,7 @@ def test_equal_predictions_are_as_likely_the_best_whatever_else_was_tried_of_the
     assert chances == {"d2": 0.5, "f2": 0.5}
 
 
-def test_a_time_that_may_be_far_off_is_never_below_nothing() -> None:
+def test_a_time_with_a_wide_interval_is_never_negative() -> None:
     """Three deviations below 377 s, whose interval begins at 166 s, are not faster than 1.2 s."""
     far = timed(377.0, own_s=210.0, spell=(617.0, 166.0), links=(617.0, 166.0))
     assert chances_of_best([timed(1.2), far], "ab").tolist() == [1.0, 0.0]
@@ -184,7 +184,7 @@ def test_an_error_that_all_share_leaves_no_doubt() -> None:
     assert chances_of_best([slow, fast], ["a", "b"]).tolist() == [0.0, 1.0]
 
 
-def test_errors_of_their_own_leave_the_doubt_of_a_normal_difference() -> None:
+def test_independent_errors_give_chances_of_a_normal_difference() -> None:
     from math import erf, sqrt
 
     sd = 0.1
@@ -209,7 +209,7 @@ def test_steps_lead_from_the_fastest_to_the_smallest() -> None:
     assert steps(seconds, sizes, 2.0).tolist() == []
 
 
-def test_what_could_be_asked_for_and_is_not_searched_is_said(profile: Path) -> None:
+def test_possible_settings_outside_the_search_are_listed(profile: Path) -> None:
     said = asked(profile, "--ranks", "4", "--batch", "4096", "--predictions", "2", "--top", "1").output
     assert "not searched: more than 512 micro-batches; gradients exchanged by leaders of nodes" in said
     (searched,) = found(profile, "--ranks", "1", "--batch", "8", "--predictions", "1")["searched"]

@@ -83,7 +83,7 @@ def test_buckets_of_many_stages_and_sizes_are_those_of_each(model: CostModel) ->
         assert found[row, index, stage] == pytest.approx(_exchanged(sizes, times, *bucket_limits(cap), seconds))
 
 
-def test_messages_over_many_links_take_what_each_takes_over_its_own(model: CostModel) -> None:
+def test_messages_priced_together_equal_each_over_its_own_link(model: CostModel) -> None:
     groups = GroupCosts(model.communication)
     asked = [
         (operation, group_along(parse_strategy(text), 0))
@@ -99,7 +99,7 @@ def test_messages_over_many_links_take_what_each_takes_over_its_own(model: CostM
     assert together[0].tolist() == [0.0] * 9
 
 
-def test_layers_wait_for_the_messages_of_their_own_part_and_samples(model: CostModel) -> None:
+def test_layer_waits_equal_messages_of_their_part_and_samples(model: CostModel) -> None:
     groups, shared = GroupCosts(model.communication), SharedWorks(NETWORK, PlanSettings(batch=8))
     waits = Waits(groups)
     texts = ("f2d4", "d4f2", "c4", "d8", "t2")
@@ -149,7 +149,7 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(model: CostModel) -> 
         assert found == pytest.approx(together[space.strategy == index], rel=1e-12), str(space.strategies[index])
 
 
-def test_sizes_of_buckets_and_the_order_of_axes_leave_memory_as_it_is(model: CostModel) -> None:
+def test_bucket_sizes_and_axis_order_do_not_change_memory(model: CostModel) -> None:
     network, dtype = model.network, model.dtype
     for text, changes in (("d4", {}), ("z1d4", {"accumulate": 2}), ("d2p2", {"micro_batches": 2, "schedule": "1f1b"})):
         strategy = parse_strategy(text)
@@ -175,7 +175,7 @@ def attention(heads: int) -> NetworkFactory:
 
 
 @pytest.mark.parametrize("features", [8, 10])
-def test_ranks_with_as_many_features_share_what_they_run_and_others_do_not(features: int) -> None:
+def test_only_ranks_with_equal_features_share_their_shards(features: int) -> None:
     network, strategy = attention(features).network("pair"), parse_strategy("t4")
     settings = PlanSettings(batch=8)
     planner = TensorPlanner()

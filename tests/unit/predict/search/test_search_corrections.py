@@ -22,7 +22,7 @@ def some(space: Space, strategy: str, schedule: str = "gpipe") -> np.ndarray:
     return np.flatnonzero((space.strategy == index) & (space.schedule == space.schedules.index(schedule)))
 
 
-def test_a_schedule_of_a_mesh_is_corrected_by_its_own_least_factor(space: Space) -> None:
+def test_a_schedule_on_a_mesh_uses_its_own_least_correction(space: Space) -> None:
     corrections, ones = Corrections(space), np.ones(len(space))
     assert np.array_equal(corrections.of(ones), ones)
     own, other = some(space, "p4"), some(space, "p4", "zb")
@@ -34,7 +34,7 @@ def test_a_schedule_of_a_mesh_is_corrected_by_its_own_least_factor(space: Space)
     assert set(corrections.of(ones)[other]) == {1.5}
 
 
-def test_what_none_was_predicted_of_takes_the_least_of_all_until_its_schedule_is_known(space: Space) -> None:
+def test_an_unpredicted_mesh_takes_the_least_correction_until_known(space: Space) -> None:
     corrections, ones = Corrections(space), np.ones(len(space))
     untried = some(space, "p2d2")
     corrections.learn(int(some(space, "d4")[0]), 1.0, 1.25)

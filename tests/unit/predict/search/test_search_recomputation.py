@@ -128,7 +128,7 @@ def test_no_candidate_holds_less_than_its_bound(model: CostModel, ranks: int, ba
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (2, 4)])
-def test_the_best_within_a_limit_is_that_of_predicting_all_that_fit(
+def test_the_best_within_a_limit_equals_exhaustive_prediction(
     profile: Path, predicted: Callable[[int, int], Candidates], ranks: int, batch: int
 ) -> None:
     _, seconds, held, again = predicted(ranks, batch)
@@ -152,7 +152,7 @@ def test_the_best_within_a_limit_is_that_of_predicting_all_that_fit(
     assert best_computes_again == {True, False}
 
 
-def test_without_a_limit_the_pareto_set_shows_what_memory_it_saves(profile: Path) -> None:
+def test_the_pareto_set_without_limit_shows_recomputations_saved_memory(profile: Path) -> None:
     rows = found(profile, "--ranks", "1", "--batch", "1")["rows"]
     kept, again = (row["prediction"] for row in rows)
     assert all(row["pareto"] for row in rows)

@@ -188,7 +188,7 @@ def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:
         (8, np.zeros(2, np.int64)),
     ],
 )
-def test_the_compiled_loop_refuses_items_of_the_right_size_and_another_type(place: int, values: object) -> None:
+def test_the_compiled_loop_refuses_items_of_another_type(place: int, values: object) -> None:
     compiled = pytest.importorskip("predict.simulation.engine.engine_compiled")
     given = arrays()
     given[place] = values
@@ -197,7 +197,7 @@ def test_the_compiled_loop_refuses_items_of_the_right_size_and_another_type(plac
 
 
 @pytest.mark.parametrize("interface", [None, engine_python.INTERFACE + 1])
-def test_a_loop_that_was_built_of_another_interface_is_not_used(
+def test_a_loop_compiled_for_another_interface_is_not_used(
     monkeypatch: pytest.MonkeyPatch, interface: int | None
 ) -> None:
     stale = ModuleType("predict.simulation.engine.engine_compiled")

@@ -52,7 +52,7 @@ def test_stages_that_take_turns_take_what_one_rank_takes() -> None:
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_batch(batch: int) -> None:
+def test_host_sharing_is_measured_on_the_networks_own_micro_batch(batch: int) -> None:
     other = make_network((64, 32, 64), name="other")
     together = {2: 1.2, 8: 3.0}
 
@@ -81,7 +81,7 @@ def test_stages_that_overlap_in_part_lie_between_alone_and_together() -> None:
     assert alone * 1.02 < found < together * 0.98
 
 
-def test_seconds_follow_from_the_share_of_time_in_which_the_others_compute() -> None:
+def test_seconds_follow_the_share_in_which_other_ranks_compute() -> None:
     costs, at = model(), point("p2", 4)
     priced = price(costs, at)
     whole = costs.price(priced.plan).costs.seconds
@@ -128,7 +128,7 @@ def test_ranks_fill_hosts_in_order(strategy: str, on_host: int, expected: list[l
     assert ranks_beside(plan, on_host).tolist() == expected
 
 
-def test_the_busy_share_is_that_of_a_clock_in_small_steps() -> None:
+def test_the_busy_share_equals_one_counted_in_small_steps() -> None:
     asked = parse_strategy("p2")
     plan = planner_for(asked).plan(NETWORK, asked, plan_settings(batch=8, micro_batches=2))
     random = np.random.default_rng(3)

@@ -130,7 +130,7 @@ def own_deviations(plan: Plan, sd: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 100])
-def test_of_even_times_the_last_is_where_p_of_p_plus_one_lie_before_it(ranks: int) -> None:
+def test_the_last_of_uniform_times_is_the_expected_maximum(ranks: int) -> None:
     spread = RankSpread(quantiles=EVEN, samples=1000)
     assert spread.wait(ranks) == pytest.approx(0.5 * (ranks / (ranks + 1) - 0.5))
     assert spread.relative_sd == pytest.approx(0.5 / 12**0.5)
@@ -153,7 +153,7 @@ def test_more_ranks_than_samples_are_clipped_and_flagged() -> None:
     assert not any(remark.extrapolated for remark in spread.remarks(20))
 
 
-def test_an_iteration_that_was_held_up_altogether_does_not_rule_the_rest() -> None:
+def test_one_delayed_iteration_does_not_dominate_the_expected_wait() -> None:
     quiet = tuple(1 + 0.01 * (i - 10) / 10 for i in range(21))
     held_up = RankSpread(quantiles=(*quiet[:-1], 4.0), samples=20)
     assert held_up.wait(2) < 3 * RankSpread(quantiles=quiet, samples=20).wait(2)
@@ -201,7 +201,7 @@ def test_a_spread_that_can_not_be_is_refused(changes: dict[str, object], said: s
     ],
 )
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.2, 0.0])
-def test_the_expected_last_rank_is_that_of_ranks_drawn_one_by_one(
+def test_the_expected_last_rank_equals_ranks_drawn_one_by_one(
     text: str, settings: dict[str, object], share: float
 ) -> None:
     network = CHAIN
@@ -278,7 +278,7 @@ def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(
     assert found / still - 1 < RankSpread(quantiles=normal_quantiles(LEVEL_SD), samples=10**6).wait(stages * replicas)
 
 
-def test_draws_are_moved_and_stretched_as_far_as_their_likeness_tells() -> None:
+def test_draws_are_shifted_and_scaled_by_their_correlation() -> None:
     rng = np.random.default_rng(1)
     many, few = rng.normal(5.0, 2.0, 1000), rng.normal(5.0, 2.0, 6)
     same = pipeline_lateness.steadied(3.0 + few, few, many)
@@ -304,7 +304,7 @@ def test_meetings_are_of_all_ranks_that_the_axes_inside_span() -> None:
     assert [ranks_level(strategy, axes) for axes in ((2,), (0,), (0, 2))] == [3, 12, 12]
 
 
-def test_one_stretch_is_as_late_as_was_measured_whatever_is_tied() -> None:
+def test_a_stretch_is_as_late_as_measured_for_any_tie() -> None:
     quantiles = normal_quantiles(LEVEL_SD)
     wait = RankSpread(quantiles=quantiles, samples=100_000).wait(4)
     for own in (0.0, LEVEL_SD, 1.0):
@@ -316,7 +316,7 @@ def test_one_stretch_is_as_late_as_was_measured_whatever_is_tied() -> None:
         assert np.array_equal(late[~computes], alone[~computes])
 
 
-def test_more_meetings_of_events_that_are_slow_by_themselves_cost_more() -> None:
+def test_more_meetings_of_independently_slow_events_cost_more() -> None:
     quantiles = normal_quantiles(LEVEL_SD)
     tied, own = (simulated_s(profile_with(sd, quantiles), "f4") for sd in (0.0, 1.0))
     assert own > tied

@@ -179,7 +179,7 @@ def seconds_of_parts(plan: Plan, costs: dict[str, float], transfer_s: float) -> 
     weight_s=st.floats(0.1, 3),
     transfer_s=st.floats(0, 0.05),
 )
-def test_zero_bubble_is_its_list_of_actions_placed_one_by_one(
+def test_zero_bubble_equals_its_actions_placed_one_by_one(
     p: int, rounds: int, forward_s: float, input_s: float, weight_s: float, transfer_s: float
 ) -> None:
     """Messages are shorter than any action, so that none waits for the one before it."""
@@ -200,7 +200,7 @@ def test_the_bubbles_are_the_papers(p: int, rounds: int) -> None:
         assert found == pytest.approx(3.0 * p * rounds + bubble)
 
 
-def test_the_first_stage_runs_all_of_backward_where_the_weights_turn_comes() -> None:
+def test_the_first_stage_runs_backward_whole_at_its_weights_turn() -> None:
     plan = plan_of("p2", 2, "zb")
     first, second = (
         {work.phase for work in (plan.works[i] for i in set(role.work.tolist())) if isinstance(work, Compute)}

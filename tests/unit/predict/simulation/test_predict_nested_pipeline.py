@@ -99,7 +99,7 @@ def test_communication_takes_what_the_fits_say() -> None:
     assert {name: parts[name] for name in expected[0]} in [pytest.approx(sums) for sums in expected]
 
 
-def test_blocks_cross_a_cut_inside_the_region_and_whole_activations_behind_it() -> None:
+def test_cuts_send_blocks_inside_the_region_and_activations_behind() -> None:
     def sent(stage: str, strategy: str = "p2s2") -> list[tuple[int, ...]]:
         parsed = parse_strategy(strategy)
         plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, stages=(stage,)))
@@ -111,7 +111,7 @@ def test_blocks_cross_a_cut_inside_the_region_and_whole_activations_behind_it() 
     assert set(sent("conv2", "p2f2")) == set(sent("conv2", "p2c2")) == {(8 * 16 * 16 * 4 * micro_batch,)}
 
 
-def test_positions_that_differ_are_lines_of_their_own_and_the_slowest_is_the_answer() -> None:
+def test_different_positions_are_separate_lines_and_the_slowest_decides() -> None:
     strategy = parse_strategy("d2p2s3")
     plan = planner_for(strategy).plan(NETWORK, strategy, point("d2p2s3").settings)
     lines = lines_of_stages(plan)

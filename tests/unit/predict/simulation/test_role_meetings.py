@@ -58,7 +58,7 @@ def ends(plan: Plan, compute_s: list[list[float]]) -> list[float]:
     return [float(own.max()) for own in np.split(line.end_s, borders)]
 
 
-def test_roles_wait_for_each_other_where_one_is_slower_in_one_layer_and_another_in_the_next() -> None:
+def test_roles_that_are_slow_in_turn_wait_for_each_other() -> None:
     plan = plan_of("f2", [[gather(), gather()], [gather(), gather()]], (0, 1))
     # By itself each one would end after 4.
     assert ends(plan, [[1.0, 2.0, 0.0], [2.0, 1.0, 0.0]]) == pytest.approx([5.0, 5.0])
@@ -71,7 +71,7 @@ def test_collectives_of_unlike_operations_are_matched_by_what_they_are() -> None
     assert ends(plan, [[1.0, 0.0, 3.0, 0.0], [0.0, 2.0, 0.0, 1.0]]) == pytest.approx([7.5, 8.5])
 
 
-def test_roles_that_are_in_no_group_together_keep_their_own_pace() -> None:
+def test_roles_without_a_common_group_keep_their_own_pace() -> None:
     """Replicas exchange with those of their own place, along the outer axis."""
     plan = plan_of("d2f2", [[gather()], [gather()]], (0, 1))
     assert ends(plan, [[1.0, 0.0], [2.0, 0.0]]) == pytest.approx([1.5, 2.5])
@@ -84,7 +84,7 @@ def test_what_one_role_issues_more_often_has_no_partner() -> None:
     assert ends(plan, [[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]) == pytest.approx([3.5, 3.5])
 
 
-def test_what_is_queued_before_a_collective_on_one_rank_holds_up_the_others() -> None:
+def test_communication_queued_before_a_collective_delays_the_other_ranks() -> None:
     works: dict[Work, int] = {}
     roles = []
     for index, queued in enumerate(([gather("reduce"), gather()], [gather()])):

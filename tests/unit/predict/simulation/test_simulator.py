@@ -83,7 +83,7 @@ def test_a_circle_is_refused() -> None:
         simulate(graph, np.ones(2), np.ones(2), np.ones(2))
 
 
-def test_runs_of_compute_become_one_segment_up_to_where_somebody_waits() -> None:
+def test_compute_runs_merge_into_segments_up_to_each_wait() -> None:
     role = build([(COMPUTE, ()), (COMPUTE, (0,)), (COMPUTE, (1,)), (EXCHANGE, (1,)), (COMPUTE, (2,)), (COMPUTE, (3,))])
     condensed = condense(role)
     assert condensed.segment.tolist() == [0, 0, 1, 2, 1, 3]

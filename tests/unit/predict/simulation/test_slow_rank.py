@@ -51,7 +51,7 @@ def test_all_wait_for_it_where_ranks_meet(text: str, batch: int) -> None:
     assert any("rank 0 computes 1.5 times as long" in note for note in found.notes)
 
 
-def test_the_last_rank_is_the_same_as_the_first_where_all_do_the_same() -> None:
+def test_among_equal_ranks_it_is_irrelevant_which_is_slow() -> None:
     first, last = (predicted(profile_of(), "d4", SlowRank(factor=1.5, rank=rank)) for rank in (0, 3))
     assert first.iteration_s == last.iteration_s
 
@@ -69,7 +69,7 @@ def test_speed_up_is_against_a_rank_as_measured() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.01, 1.05, 1.15, 1.5])
-def test_the_last_of_all_is_later_than_the_slow_one_by_what_draws_say(slower: float) -> None:
+def test_the_wait_behind_a_slow_rank_equals_that_of_draws(slower: float) -> None:
     spread = RankSpread(quantiles=EVEN, samples=1000)
     draws = np.random.default_rng(1).uniform(0.9, 1.1, (200_000, 4))
     draws[:, 0] *= slower
@@ -78,7 +78,7 @@ def test_the_last_of_all_is_later_than_the_slow_one_by_what_draws_say(slower: fl
     assert spread.wait(1, slower) == 0.0
 
 
-def test_of_ranks_that_spread_the_slow_one_is_not_always_last() -> None:
+def test_a_slow_rank_among_spread_ranks_is_not_always_last() -> None:
     profile = profile_of(quantiles=EVEN, samples=1000)
     waits = RankSpread(quantiles=EVEN, samples=1000)
     found = [predicted(profile, "d4", SlowRank(factor=factor)).straggler for factor in (1.0, 1.05, 1.5)]
@@ -118,7 +118,7 @@ def test_in_a_pipeline_it_slows_its_own_stage(rank: int) -> None:
     assert iteration_s(SlowRank(factor=2.5, rank=rank)) == pytest.approx(pipeline_s(stages_s, 4))
 
 
-def test_one_of_several_replicas_of_a_pipeline_holds_up_the_rest() -> None:
+def test_one_slow_pipeline_replica_delays_the_others() -> None:
     profile = profile_of(quantiles=EVEN, samples=1000)
     plain, little, much = (
         predicted(profile, "d4p2", slow, micro_batches=4).iteration_s
@@ -145,7 +145,7 @@ def test_it_is_for_simulate() -> None:
         slow_rank_option("paradl", "1.5")
 
 
-def test_the_command_takes_it_and_leaves_out_points_without_that_rank(tmp_path: Path) -> None:
+def test_slow_rank_option_leaves_out_points_without_that_rank(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(path, profile_of())
     asked = ["--from-profile", str(path), "--model", "chain", "--batch", "16", "--slow-rank", "1.5@3"]

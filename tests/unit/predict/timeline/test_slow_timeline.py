@@ -109,7 +109,7 @@ def test_beside_a_rank_that_is_not_slow_nothing_changes(text: str) -> None:
     np.testing.assert_allclose(found.end_s, role.end_s, rtol=0, atol=1e-12)
 
 
-def test_a_slow_rank_copies_slowly_on_the_stream_of_the_exchange_too() -> None:
+def test_a_slow_rank_copies_slowly_on_the_communication_stream_too() -> None:
     timeline, _ = shown("d2", SlowRank(factor=2.0), fusion=Fusion(rule="ada"))
     slow, others = timeline.roles
     copies = [
@@ -122,7 +122,7 @@ def test_a_slow_rank_copies_slowly_on_the_stream_of_the_exchange_too() -> None:
     assert lasted[0] == pytest.approx(2 * lasted[1])
 
 
-def test_ranks_with_larger_blocks_than_the_slow_one_keep_their_own_pace() -> None:
+def test_ranks_with_larger_blocks_than_the_slow_keep_their_pace() -> None:
     """The outer blocks of an image have one neighbour, the inner ones two, and more rows to compute."""
     factory = NetworkFactory(4, 24, 4)
     for index in range(3):

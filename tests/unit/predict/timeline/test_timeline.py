@@ -67,7 +67,7 @@ def predicted(
 
 
 @pytest.mark.parametrize(("strategy", "schedule"), STRATEGIES)
-def test_single_tasks_end_when_the_prediction_does_and_never_overlap_on_a_stream(strategy: str, schedule: str) -> None:
+def test_single_tasks_end_with_the_prediction_and_never_overlap(strategy: str, schedule: str) -> None:
     timeline, prediction = predicted(strategy, schedule)
     assert timeline.iteration_s == pytest.approx(prediction.iteration_s, rel=1e-9)
     assert sorted(role.role for role in timeline.roles) == list(range(len(timeline.plan.roles)))
@@ -187,7 +187,7 @@ def test_use_of_streams_known_by_hand() -> None:
 
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("strategy", ["p2", "d2p2", "p2f2"])
-def test_every_action_of_the_schedule_holds_the_layers_of_its_stage(strategy: str, schedule: str) -> None:
+def test_every_scheduled_action_holds_the_layers_of_its_stage(strategy: str, schedule: str) -> None:
     timeline, _ = predicted(strategy, schedule, micro_batches=4)
     for line in timeline.lines:
         for rank, role in enumerate(line.roles):
@@ -270,7 +270,7 @@ def test_the_picture_of_data_parallelism_known_by_hand() -> None:
     assert ". idle" in draw(with_seconds("p2", a_second_a_layer, micro_batches=2), 40).legend
 
 
-def test_what_takes_a_twentieth_of_a_column_shows_in_small_letters() -> None:
+def test_a_twentieth_of_a_column_shows_in_lower_case() -> None:
     def seconds(work: Work) -> float:
         return 0.01 if isinstance(work, Collective) else a_second_a_layer(work)
 

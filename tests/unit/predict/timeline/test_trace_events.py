@@ -263,7 +263,7 @@ def test_more_tasks_than_a_viewer_can_open_are_refused(call: Call, monkeypatch: 
 
 @pytest.mark.parametrize("strategy", ["d2p2f2", "p2d4", "f2d2s2", "s2d3"])
 @pytest.mark.parametrize("per_node", [1, 2, 3, 4])
-def test_every_role_has_its_first_rank_among_those_that_are_looked_at(strategy: str, per_node: int) -> None:
+def test_the_ranks_shown_include_every_roles_first_rank(strategy: str, per_node: int) -> None:
     parsed = parse_strategy(strategy)
     kinds = [axis.kind for axis in parsed.axes]
     exchange = tuple(i for i, kind in enumerate(kinds) if kind in ("data", "spatial"))
@@ -297,7 +297,7 @@ def test_a_trace_of_roles_does_not_grow_with_the_ranks(trace_of: Callable[..., d
     assert exchanged["args"]["members"] == "0, 1, 2, 3, 4, 5, 6, ... 2999999"
 
 
-def test_efficiency_in_a_trace_is_that_of_the_scaling_asked_for(
+def test_efficiency_in_a_trace_follows_the_requested_scaling(
     trace_of: Callable[..., dict[str, Any]],
 ) -> None:
     given = ["--strategy", "d2", "--batch", "16"]

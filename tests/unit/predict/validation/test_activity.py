@@ -139,7 +139,7 @@ def test_ranks_that_work_when_the_simulation_says_have_no_error(name: str, clock
     assert "activity error (begin and end of every rank's work, relative to the iteration): 0.0%" in markdown(report)
 
 
-def test_a_stage_that_works_later_is_off_by_that_and_the_others_are_not(tmp_path: Path) -> None:
+def test_a_late_stage_alone_carries_its_activity_error(tmp_path: Path) -> None:
     simulated = Simulated("p2 in turns")
     first, second = simulated.finish_s
     assert first > second
@@ -181,7 +181,7 @@ def test_errors_are_of_medians_over_iterations(tmp_path: Path) -> None:
     assert activity.worst_error == pytest.approx(0, abs=1e-9)
 
 
-def test_a_run_without_turns_says_that_its_activity_is_not_known(tmp_path: Path) -> None:
+def test_a_run_without_turns_reports_no_activity_error(tmp_path: Path) -> None:
     simulated = Simulated("p2")
     run = simulated.write(tmp_path / "run", shift_s=[0.0, 0.0], late_s=[0.0, 0.0], clock=True)
     lines = (run / TRAINING_FILE).read_bytes().splitlines()

@@ -24,7 +24,7 @@ def profile(tmp_path: Path) -> Path:
     return tmp_path / "profile.json"
 
 
-def test_a_real_run_is_not_held_against_links_that_were_emulated(tmp_path: Path) -> None:
+def test_a_real_run_is_not_validated_against_emulated_links(tmp_path: Path) -> None:
     """Though the layers that the profile holds beside them are of the run's own environment."""
     nodes = EmulatedNodes(nodes=2, ranks_per_node=2, link_bytes_per_s=1e8, shaping="tbf")
     swept = msgspec.structs.replace(ENVIRONMENT, emulated=Emulation(nodes=nodes))
@@ -45,7 +45,7 @@ def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
     assert run.phases_s() == {"FW": 2.0, "BW": 3.0, "GE": 1.0, "WU": 1.5}
 
 
-def test_phases_of_a_pipeline_are_those_of_the_stage_that_the_prediction_speaks_of(tmp_path: Path) -> None:
+def test_pipeline_phases_are_those_of_the_predicted_stage(tmp_path: Path) -> None:
     first, busiest, last = (2.0, 3.0, 0.0, 0.1), (4.0, 5.0, 0.0, 0.2), (1.0, 2.0, 0.0, 0.9)
     by_rank = [first, busiest, (2.5, 3.5, 0.0, 0.1), last]
     path = write_training_run(
@@ -58,7 +58,7 @@ def test_phases_of_a_pipeline_are_those_of_the_stage_that_the_prediction_speaks_
     assert run.phases_s(1) == {"FW": 4.0, "BW": 5.0, "GE": 0.0, "WU": 0.2}
 
 
-def test_chunks_of_a_run_join_and_iterations_that_a_rank_lacks_are_left_out(tmp_path: Path) -> None:
+def test_chunks_of_a_run_join_without_iterations_a_rank_lacks(tmp_path: Path) -> None:
     path = write_training_run(tmp_path / "run", CHAIN, phases_s=[[(1.0, 1.0, 1.0, 1.0)] * 6] * 2)
     lines = (path / TRAINING_FILE).read_bytes().splitlines(keepends=True)
     later = [json.loads(line) | {"first_iteration": 9} for line in lines]
@@ -82,7 +82,7 @@ def test_the_noise_floor_is_between_runs_or_else_between_halves(tmp_path: Path) 
     assert noise_floor(runs[2], runs) == (pytest.approx(0.2 / 1.1), "halves of the run")
 
 
-def test_incomplete_runs_are_used_with_a_note_and_short_ones_skipped(profile: Path, tmp_path: Path) -> None:
+def test_incomplete_runs_are_used_with_notice_and_short_ones_skipped(profile: Path, tmp_path: Path) -> None:
     half = run_like(tmp_path / "half", "serial", 8, complete=False)
     short = run_like(tmp_path / "short", "serial", 8, iterations=4)
     report = validate(profile, [half, short])
@@ -109,7 +109,7 @@ def test_a_run_of_another_network_is_refused(profile: Path, tmp_path: Path) -> N
         validate(profile, [run])
 
 
-def test_a_run_of_a_model_that_the_profile_lacks_names_those_that_it_holds(profile: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_model_not_profiled_lists_profiled_ones(profile: Path, tmp_path: Path) -> None:
     run = run_like(tmp_path / "run", "serial", 8, model="other")
     with pytest.raises(UserError, match=r"/run: unknown model 'other': choices are chain"):
         validate(profile, [run])

@@ -79,7 +79,7 @@ def test_the_baselines_are_the_closed_forms(profile: Path, tmp_path: Path) -> No
         assert pair.error == pytest.approx(pair.predicted_s / pair.measured_median_s - 1)
 
 
-def test_other_runs_of_a_configuration_say_how_well_a_run_can_be_predicted(profile: Path, tmp_path: Path) -> None:
+def test_reruns_of_a_configuration_bound_how_well_it_is_predictable(profile: Path, tmp_path: Path) -> None:
     runs = [run_like(tmp_path / str(factor), "serial", 8, factor=factor) for factor in (1.0, 1.25, 0.8)]
     alone = run_like(tmp_path / "alone", "d2", 8)
     report = validate(profile, [*runs, alone])
@@ -132,7 +132,7 @@ def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path:
     assert untracked is None
 
 
-def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path, tmp_path: Path) -> None:
+def test_error_is_signed_and_names_the_phase_that_explains_it(profile: Path, tmp_path: Path) -> None:
     report = validate(profile, [run_like(tmp_path / "run", "serial", 8, factor=1.5, slow="BW")])
     pair = report.pairs[0]
     parts = predicted("serial", 8).phases_s
@@ -145,7 +145,7 @@ def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path,
     assert outlier.phase_difference_s == pytest.approx(-0.5 * parts["BW"])
 
 
-def test_runs_that_are_far_off_are_told_even_where_their_interval_holds(tmp_path: Path) -> None:
+def test_runs_far_off_are_reported_even_inside_their_interval(tmp_path: Path) -> None:
     profile = tmp_path / "wide.json"
     write_profile(profile, make_profile(model_times=model_times(CHAIN, common_sd=0.2)))
     runs = [
@@ -188,7 +188,7 @@ def pipelined_run(directory: Path, *, idle_factor: float = 1.0, bw_factor: float
     return path
 
 
-def test_idle_time_of_a_pipeline_is_named_where_most_of_the_error_is_that(tmp_path: Path) -> None:
+def test_pipeline_idle_time_is_named_if_it_dominates_the_error(tmp_path: Path) -> None:
     waits, computes = pipelined_run(tmp_path / "waits", idle_factor=4), pipelined_run(tmp_path / "bw", bw_factor=3)
     report = validate(tmp_path / "pipeline.json", [waits, computes])
     pairs = {pair.run: pair for pair in report.pairs if pair.evaluator == "simulate"}
@@ -208,14 +208,14 @@ def test_idle_time_of_a_pipeline_is_named_where_most_of_the_error_is_that(tmp_pa
     assert all(pair.idle is None for pair in report.pairs if pair.evaluator != "simulate")
 
 
-def test_a_pipeline_that_did_not_time_its_waiting_is_judged_by_its_phases(tmp_path: Path) -> None:
+def test_a_pipeline_without_timed_waiting_is_judged_by_phases(tmp_path: Path) -> None:
     path = pipelined_run(tmp_path / "run", idle_factor=0)
     report = validate(tmp_path / "pipeline.json", [path])
     assert all(pair.idle is None for pair in report.pairs)
     assert "pipeline_idle" not in markdown(report)
 
 
-def test_a_rank_that_held_the_others_up_is_named_in_the_report(profile: Path, tmp_path: Path) -> None:
+def test_a_straggling_rank_is_named_in_the_report(profile: Path, tmp_path: Path) -> None:
     times = phases("d2", 8)
     slow = tuple(2 * seconds for seconds in times)
     held = write_training_run(tmp_path / "held", CHAIN, batch=8, phases_s=[[times] * 12, [times] * 6 + [slow] * 6])
@@ -262,7 +262,7 @@ def test_repeated_runs_of_a_strategy_count_once_in_the_ranking() -> None:
     assert found.top1_regret == 0
 
 
-def test_the_report_is_markdown_csv_and_json_and_is_not_replaced_silently(profile: Path, tmp_path: Path) -> None:
+def test_reports_are_markdown_csv_and_json_and_never_silently_replaced(profile: Path, tmp_path: Path) -> None:
     report = validate(profile, [run_like(tmp_path / strategy, strategy, 8) for strategy in ("serial", "d2")])
     directory = tmp_path / "report"
     refuse_existing(directory, force=False)
@@ -282,7 +282,7 @@ def test_the_report_is_markdown_csv_and_json_and_is_not_replaced_silently(profil
 
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"recompute": ("fc1",)}])
-def test_runs_that_accumulate_or_compute_again_are_simulated_and_never_mixed(
+def test_accumulating_and_recomputing_runs_are_simulated_and_kept_apart(
     profile: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     rows = [[(1.0, 1.0, 1.0, 1.0)] * 6] * 2

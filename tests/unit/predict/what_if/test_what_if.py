@@ -132,7 +132,7 @@ def test_input_can_bound() -> None:
     assert {row.bound_by for row in what_if(asked, [{"bandwidth": 2}]).rows} == {"input"}
 
 
-def test_ranks_grow_the_outermost_axis_and_the_batch_in_weak_scaling() -> None:
+def test_more_ranks_grow_the_outermost_axis_and_weak_scalings_batch() -> None:
     settings = [{"ranks": ranks} for ranks in (2, 4, 8)]
     weak = what_if(request(NOISY, point("d2f2", 16)), settings)
     assert [(row.strategy, row.batch) for row in weak.rows] == [("d2f2", 16), ("d1f2", 8), ("d2f2", 16), ("d4f2", 32)]

@@ -54,7 +54,7 @@ def test_the_table_shows_the_base_and_every_value(predict: Caller) -> None:
         assert text in out
 
 
-def test_json_holds_a_row_a_value_and_the_base_is_the_plain_prediction(predict: Caller) -> None:
+def test_json_has_a_row_per_value_and_a_plain_base(predict: Caller) -> None:
     code, out, _ = predict.what_if("--vary", "peak-flops=1,4", "--vary", "batch=8,16", "--grid", "--json")
     rows = json.loads(out)
     assert code == 0
@@ -137,7 +137,7 @@ memory_bytes_per_rank: 1000000
 """
 
 
-def test_ranks_beyond_the_cluster_are_left_out_of_a_sweep_and_of_a_what_if(predict: Caller) -> None:
+def test_ranks_beyond_the_cluster_are_left_out_of_any_sweep(predict: Caller) -> None:
     cluster = predict.folder / "cluster.yaml"
     cluster.write_text(CLUSTER)
     sweep = ("--strategy", "data", "--batch", "8", "--cluster", str(cluster), "--json", "--ranks")

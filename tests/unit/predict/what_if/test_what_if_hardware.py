@@ -97,7 +97,7 @@ def test_a_level_that_the_cluster_lacks_is_refused() -> None:
         CostModel(profile=make_profile(), network=CHAIN, hardware=Hardware(latency_at={"rack": 2.0}))
 
 
-def test_a_fit_changes_with_its_spread_and_inside_a_node_by_its_own_factors() -> None:
+def test_a_fit_changes_with_its_spread_and_separate_inner_factors() -> None:
     inner = InnerLevel(ranks=2, alpha_s=1e-6, beta_s_per_byte=1e-10, covariance=((4.0, 2.0), (2.0, 9.0)))
     fit = ring_fit(covariance=((1.0, 0.5), (0.5, 4.0)), inner=inner, doubling_s=8e-6)
     found = changed_fit(fit, LinkFactors(2.0, 0.5), LinkFactors(3.0, 0.25))
@@ -231,7 +231,7 @@ def test_a_cluster_of_another_device_is_refused_without_its_rates() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_cluster_of_another_device_scales_compute_by_the_roofline_and_says_so() -> None:
+def test_another_clusters_device_scales_compute_by_roofline_with_notice() -> None:
     other = of_device("V100", peak_flops=3e11, memory_bandwidth_bytes_per_s=5e10)
     found = predicted(with_doctor(NOISY), point("d2", 8), Hardware(), cluster=other)
     same = predicted(NOISY, point("d2", 8), Hardware(peak_flops=3.0, memory_bandwidth=5.0))

@@ -29,7 +29,7 @@ def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
     assert not {c for line in plain_lines(text) for c in line if c < " " or "\x7f" <= c <= "\x9f"} - {"\t"}
 
 
-def test_what_a_progress_bar_wrote_over_is_a_line_of_its_own() -> None:
+def test_lines_overwritten_by_a_progress_bar_are_kept_apart() -> None:
     assert plain_lines("10%\r20%\r\n\n  done  \n") == ["10%", "20%", "  done"]
 
 

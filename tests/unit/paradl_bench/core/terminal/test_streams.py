@@ -51,14 +51,14 @@ def _run(output: object, picture: Path, lines: int = 2000, **variables: str) -> 
     )
 
 
-def test_a_full_standard_output_is_said_in_a_line_and_files_are_written(tmp_path: Path) -> None:
+def test_full_standard_output_is_one_line_and_files_are_written(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = _run(full, tmp_path / "picture")
     assert (done.returncode, (tmp_path / "picture").read_text()) == (3, "picture")
     assert done.stderr == "program: error: cannot write standard output: No space left on device\n"
 
 
-def test_a_reader_that_goes_away_costs_no_file_and_no_word(tmp_path: Path) -> None:
+def test_a_closed_reader_costs_no_file_and_no_message(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = _run(writer, tmp_path / "picture")

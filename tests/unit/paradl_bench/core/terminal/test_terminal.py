@@ -61,7 +61,7 @@ def test_a_traceback_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch, capsy
     assert printed.endswith("prog: error: no model\n")
 
 
-def test_a_mistake_of_ours_is_not_dressed_up_as_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_error_is_not_reported_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match="nonsense"):
         run_and_raise(ModuleNotFoundError("No module named 'nonsense'", name="nonsense"), monkeypatch)
 

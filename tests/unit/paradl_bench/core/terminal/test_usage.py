@@ -85,7 +85,7 @@ def test_what_is_given_as_a_network_or_cluster_is_named(place: Path, option: str
     assert what in said(predict, "--from-profile", "profile.json", *AS_ASKED, option, name)
 
 
-def test_a_file_is_not_taken_for_a_directory_that_is_missing(place: Path) -> None:
+def test_a_file_is_not_reported_as_a_missing_directory(place: Path) -> None:
     assert said(calibrate, "fit", "profile.json", "-o", "x.json").startswith(
         "profile.json is no directory: give the one"
     )

@@ -95,7 +95,7 @@ def test_what_can_not_be_measured_is_refused(changes: dict[str, object], message
         request(**changes)
 
 
-def test_a_block_visits_every_point_once_and_every_block_in_another_order() -> None:
+def test_every_block_visits_each_point_once_in_its_own_order() -> None:
     orders = [request().order(block) for block in range(3)]
     points = {(name, size) for name in request().operations for size in request().sizes}
     for order in orders:

@@ -73,7 +73,7 @@ def test_a_profile_and_its_predictions_name_them(tmp_path: Path) -> None:
     assert f"not measured: {WORDS}" in Predictor(model, evaluator_named("simulate")).predict(point).notes
 
 
-def test_no_sweep_on_a_machine_is_proposed_for_what_a_simulator_said(tmp_path: Path) -> None:
+def test_no_real_sweep_is_proposed_for_simulated_messages(tmp_path: Path) -> None:
     layers = write_layers(tmp_path / "layers", LayersSpec())
     tree = sweep(tmp_path / "tree", simulated(), library="smpi-ring")
     profile = fit(layers, tree, force=True)

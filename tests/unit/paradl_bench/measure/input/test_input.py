@@ -130,7 +130,7 @@ def test_synthetic_images_are_as_large_as_imagenets(tmp_path: Path) -> None:
     assert 0.4 < per_pixel < 0.8
 
 
-def test_what_cannot_be_decoded_is_told_even_if_it_is_all(tmp_path: Path) -> None:
+def test_undecodable_input_is_reported_even_if_nothing_else_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"nothing")
     with pytest.raises(UserError, match="none of 1 files can be decoded"):
         measure_input(request(str(tmp_path)), ALONE, CORES, tmp_path / "io", ())
@@ -140,7 +140,7 @@ def test_what_cannot_be_decoded_is_told_even_if_it_is_all(tmp_path: Path) -> Non
         find_images(tmp_path / "absent")
 
 
-def test_a_pass_that_was_to_be_cold_says_whether_it_was(tmp_path: Path) -> None:
+def test_a_cold_pass_reports_whether_it_was_cold(tmp_path: Path) -> None:
     images = small_images(tmp_path, 3)
     seen = {drop_from_cache(path) for path in images}
     timed = time_files(images, cold=True, crop=8, seed=0)
@@ -251,7 +251,7 @@ def test_reading_a_batch_follows_workers_and_the_disk() -> None:
     assert io_seconds(InputSide(source="x"), 64, None, cold=False) is None
 
 
-def test_what_is_to_be_read_ahead_is_read_by_workers_where_any_were_measured() -> None:
+def test_input_read_ahead_uses_measured_workers_if_any() -> None:
     both, alone = (
         InputSide(source="x", loader=rates(w0=4e-3, w2=5e-3, w4=6e-3)),
         InputSide(source="x", loader=rates(w0=4e-3)),

@@ -48,7 +48,7 @@ def convolutions() -> Design:
     return planner("conv").design(budget_s=None, samples=300)
 
 
-def test_a_smaller_design_is_the_first_part_of_a_larger_one() -> None:
+def test_a_smaller_design_is_a_prefix_of_a_larger_one() -> None:
     kinds = ("conv", "linear", "activation")
     large = planner(*kinds).design(budget_s=None, samples=60)
     small = planner(*kinds).design(budget_s=None, samples=40)
@@ -57,7 +57,7 @@ def test_a_smaller_design_is_the_first_part_of_a_larger_one() -> None:
 
 
 @pytest.mark.parametrize("count", [75, 300])
-def test_any_first_part_fills_every_size_and_every_class_of_time(convolutions: Design, count: int) -> None:
+def test_every_design_prefix_covers_all_sizes_and_time_classes(convolutions: Design, count: int) -> None:
     kernels = convolutions.kernels[:count]
     for name, (low, high) in {"batch": BATCH, "in_channels": CHANNELS, "out_channels": CHANNELS}.items():
         logs = [math.log(kernel.sizes[name] / low) / math.log(high / low) for kernel in kernels]
@@ -154,7 +154,7 @@ def test_numbers_are_drawn_from_end_to_end_and_in_steps() -> None:
     assert all(number < 8 or number % 8 == 0 for number in drawn)
 
 
-def test_shapes_of_models_come_first_then_shards_then_neighbours_and_all_exist() -> None:
+def test_model_shapes_precede_shards_and_neighbours_and_all_exist() -> None:
     networks = [trace_network(load_model(name, (3, 64, 64))) for name in ("mobilenet_v2", "googlenet")]
     asked = Asked(sweepable_kinds(), ("fp32",), (4,))
     kernels = list(itertools.islice(kernels_of_models(networks, asked), 1800))

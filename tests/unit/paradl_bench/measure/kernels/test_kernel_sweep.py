@@ -111,7 +111,7 @@ def test_another_command_does_not_go_on_in_its_directory(tmp_path: Path) -> None
         sweep(tmp_path / "out", msgspec.structs.replace(REQUEST, caches="warm"))
 
 
-def test_a_kernel_that_does_not_run_is_kept_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_kernel_is_kept_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(kernel: SweptKernel, *arguments: Any) -> Any:
         if kernel.kind == "activation":
             raise RuntimeError(

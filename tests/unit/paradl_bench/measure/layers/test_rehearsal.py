@@ -54,12 +54,12 @@ class Frozen(pipeline_idioms.Linears):
         return self.f(torch.tanh(self.e(torch.tanh(self.b(torch.tanh(self.a(x))))))).mean(1)
 
 
-def test_batch_norm_that_counts_is_refused_with_what_would_be_right() -> None:
+def test_cumulative_batch_norm_is_refused_with_the_correct_setting() -> None:
     with pytest.raises(UserError, match=r"cannot run in stages: its code asks for values.*; give 1 a momentum"):
         rehearsed(f"{__name__}:Averaging")
 
 
-def test_code_that_asks_for_values_is_refused_by_the_operation_before() -> None:
+def test_code_that_reads_values_is_refused_by_the_preceding_operation() -> None:
     with pytest.raises(UserError, match=r"cannot run in stages: its code asks for values behind max, which a stage"):
         rehearsed(f"{__name__}:Asking")
 
@@ -78,7 +78,7 @@ def test_a_stage_of_frozen_parameters_trains_nothing() -> None:
     assert [stage.network.parameters[0].name for stage in stages] == ["a.weight", "b.weight"]
 
 
-def test_cuts_that_work_in_place_would_cross_are_refused_by_name() -> None:
+def test_cuts_crossed_by_in_place_work_are_refused_by_name() -> None:
     _, network = traced("Views")
     refused = refusals(network)
     places = {layer.name: i for i, layer in enumerate(network.layers)}

@@ -72,7 +72,7 @@ def samples(
     return records
 
 
-def test_the_rate_is_the_best_kernels_median_and_not_its_best_call() -> None:
+def test_the_rate_is_the_best_kernels_median_not_best_call() -> None:
     (rate,) = fit_rates([*samples(8e10), *samples(5e10, size=2048, seed=1)])
     assert rate.per_s == pytest.approx(8e10, rel=0.01)
     assert rate.kernel == "matmul, n 1024"
@@ -80,7 +80,7 @@ def test_the_rate_is_the_best_kernels_median_and_not_its_best_call() -> None:
     assert 0 < rate.relative_sd < 0.02
 
 
-def test_memory_is_the_largest_working_set_whatever_a_smaller_one_reaches() -> None:
+def test_memory_bandwidth_is_taken_from_the_largest_working_set() -> None:
     records = [*samples(3e10, resource="memory", size=1 << 20), *samples(1e10, resource="memory", size=1 << 28)]
     (rate,) = fit_rates(records)
     assert (rate.working_set_bytes, rate.per_s) == (1 << 28, pytest.approx(1e10, rel=0.01))
@@ -132,7 +132,7 @@ def device(**changes: object) -> Device:
     return msgspec.structs.replace(found, **changes)
 
 
-def test_the_roofline_takes_doctors_rates_of_this_dtype_and_of_as_many_ranks() -> None:
+def test_the_roofline_uses_doctors_rates_of_its_dtype_and_ranks() -> None:
     measured = device(rates=(*rates(4e10, 1e10), *rates(3e10, 6e9, ranks=2), rates(9e10, 1.0, dtype="bf16")[0]))
     assert roofline_rates([measured], "fp32", 1) == (4e10, 1e10)
     assert roofline_rates([measured], "fp32", 2) == (3e10, 6e9)
@@ -152,7 +152,7 @@ def unmeasured(profile: Profile, ranks_on_host: int) -> tuple[float, Source]:
     return cost.seconds, cost.source
 
 
-def test_an_unmeasured_kind_of_layer_takes_its_time_from_doctors_peak() -> None:
+def test_an_unmeasured_layer_kind_is_timed_by_doctors_peak() -> None:
     network = make_network()
     base = make_profile(network)
     profile = msgspec.structs.replace(base, devices=(device(rates=(*rates(4e10, 1e10), *rates(2e10, 1e10, ranks=2))),))

@@ -40,7 +40,7 @@ def test_a_quick_proof_is_made_unasked() -> None:
     assert what_forbids(long, 2**40, limited=False) == ""
 
 
-def test_a_proof_that_does_not_fit_is_left_out_though_it_is_asked_for() -> None:
+def test_verification_too_large_for_memory_is_skipped_even_if_requested() -> None:
     quick = cost_of(NETWORK, Place(0, 2, 3, 2), 1e-3, joint=False)
     assert quick.bytes == 8 * (8 * 4000 + 8 * 1000)
     assert what_forbids(quick, quick.bytes - 1, limited=False).startswith("it needs 312 KiB of memory a rank")

@@ -81,7 +81,7 @@ def test_a_slow_rank_is_named_with_its_share() -> None:
     ]
 
 
-def test_ranks_that_are_slow_in_turn_are_not_spoken_of_and_one_that_is_slow_now_and_then_is() -> None:
+def test_only_a_rank_slow_beyond_chance_is_reported() -> None:
     in_turn = training_pace(run("d2", 2), iterations(2, lambda r, i: 1.3 if i % 4 == 2 * r else 1.0), ())
     assert [own.slow_share for own in in_turn.ranks] == [0.25, 0.25]
     assert in_turn.lines() == []
@@ -162,7 +162,7 @@ def test_what_delays_short_calls_alone_is_no_lateness() -> None:
     assert sweep_pace(sweep(lambda rank, _: 3e-5 if rank == 3 else 0.0), ()).lines() == []
 
 
-def test_a_node_that_is_late_and_a_block_that_was_slow_are_named() -> None:
+def test_a_late_node_and_a_slow_block_are_named() -> None:
     late = sweep_pace(sweep(lambda rank, _: 1e-3 if rank >= 4 else 0.0, ranks=6), list(hosts(6, 4).values()))
     assert late.slow_nodes == ("node2",)
     assert late.lines() == [
@@ -182,7 +182,7 @@ def test_means_of_calls_and_groups_at_once_are_left_out() -> None:
     assert sweep_pace([*means, *groups], ()).lines() == []
 
 
-def test_ranks_of_groups_side_by_side_are_named_by_their_number_among_all() -> None:
+def test_ranks_of_concurrent_groups_are_named_by_global_rank() -> None:
     import msgspec
 
     calls = sweep(lambda rank, _: 1e-3 if rank == 1 else 0.0, ranks=2)
@@ -195,7 +195,7 @@ def test_ranks_of_groups_side_by_side_are_named_by_their_number_among_all() -> N
 
 
 @pytest.mark.parametrize("read", [lambda sweeps: sweep_pace(sweeps, []), sweep_rows])
-def test_a_sweep_of_a_collective_that_nobody_knows_is_refused_by_name(
+def test_a_sweep_of_an_unknown_collective_is_refused_by_name(
     read: Callable[[list[CollectiveSamples]], object],
 ) -> None:
     times = {"samples_s": ((1e-5, 2e-5), (1e-5, 2e-5)), "verified": True, "dtype": "fp32", "block": 0, "ranks": 2}

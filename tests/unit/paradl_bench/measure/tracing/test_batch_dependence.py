@@ -163,7 +163,7 @@ def test_a_mistake_in_forward_is_a_line(module, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_what_the_loss_says_of_outputs_is_left_as_it_is() -> None:
+def test_an_output_refused_by_the_loss_keeps_its_message() -> None:
     with pytest.raises(UserError, match=r"^the model's output is a str"):
         trace_network(load_model(name_of(Text)))
 
@@ -178,5 +178,5 @@ def test_a_model_that_changes_its_input_is_refused(module, layer: str, strategy:
         check_limits(request)
 
 
-def test_work_in_place_on_a_copy_of_the_input_is_taken() -> None:
+def test_in_place_work_on_a_copy_of_the_input_passes() -> None:
     refuse_changed_input(trace_network(load_model(name_of(InPlaceOnCopy))))

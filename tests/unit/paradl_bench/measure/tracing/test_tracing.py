@@ -191,7 +191,7 @@ def test_what_works_in_place_makes_what_is_read_later() -> None:
     )
 
 
-def test_data_flow_outlives_a_file_and_leaves_digests_as_they_were() -> None:
+def test_data_flow_survives_json_and_leaves_the_digest_unchanged() -> None:
     network = trace_network(LoadedModel(name=f"{__name__}:in_place", module=in_place(), input_shape=(4, 6)))
     again = msgspec.json.decode(msgspec.json.encode(network), type=ModelGraph)
     assert again == network

@@ -364,7 +364,7 @@ def test_what_a_checkpoint_runs_again_is_known_call_by_call(reentrant: bool) -> 
     assert not any(layer.without_gradient for layer in again)
 
 
-def test_the_loss_of_many_classes_holds_two_gradients_of_the_logits() -> None:
+def test_the_loss_of_many_classes_holds_two_logit_gradients() -> None:
     network = trace_network(load_model("gpt2"))
     loss = network.layers[-1]
     logits = 4 * math.prod(loss.input_shapes[0])
@@ -383,7 +383,7 @@ def test_variables_hold_outputs_beyond_their_last_reader() -> None:
     assert kept["between#2"] == ""
 
 
-def test_variables_of_a_model_that_draws_its_operations_are_not_followed() -> None:
+def test_variables_of_a_randomly_branching_model_are_not_followed() -> None:
     turns = itertools.count()
 
     def other(own: Function, x: torch.Tensor) -> torch.Tensor:

@@ -168,7 +168,7 @@ def test_the_tracked_peak_is_predicted_in_every_category(name: str) -> None:
     check(name, "sgd")
 
 
-def test_adam_holds_its_moments_and_works_in_tensors_of_its_own() -> None:
+def test_adam_holds_its_moments_and_temporary_tensors() -> None:
     for name in ("wide", "norm"):
         check(name, "adam")
 

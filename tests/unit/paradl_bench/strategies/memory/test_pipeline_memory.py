@@ -42,7 +42,7 @@ def test_a_buffer_for_every_micro_batch_and_value_that_crosses() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_follow(count: int) -> None:
+def test_gpipe_keeps_all_micro_batches_and_1f1b_only_following_stages(count: int) -> None:
     gpipe, alternating = (use("p4", schedule, count)["activations"] for schedule in ("gpipe", "1f1b"))
     sample = 16 * 4
     # Each stage is one layer, which sends its output on and its input's gradient back. GPipe keeps all of both.

@@ -125,7 +125,7 @@ def test_spatial_exchanges_halos_and_gathers_before_what_needs_all_positions() -
     assert found.notes == ("spatial parallelism ends before flatten: view changes the number of dims",)
 
 
-def test_ranks_at_an_edge_are_one_role_and_those_between_another() -> None:
+def test_edge_ranks_share_one_role_and_inner_ranks_another() -> None:
     found = plan(chain(8, extent=12), "d2s3")
     assert [(role.name, role.multiplicity) for role in found.roles] == [("replica 0", 4), ("replica 1", 2)]
     assert [found.role_of(rank) for rank in range(6)] == [0, 1, 0, 0, 1, 0]
@@ -152,7 +152,7 @@ def test_uneven_blocks_are_roles_of_their_own() -> None:
         ("s2d2", "spatial", (0,), ((0, 1), 4)),
     ],
 )
-def test_layers_are_shared_along_one_axis_and_gradients_exchanged_along_others(
+def test_one_axis_shares_layers_and_the_others_exchange_gradients(
     strategy: str, sharing: str, layer_axes: tuple[int, ...], exchange: tuple[tuple[int, ...], int]
 ) -> None:
     found = plan(small(), strategy)
@@ -214,9 +214,7 @@ widths = st.lists(st.integers(1, 6).map(lambda n: 4 * n), min_size=1, max_size=5
 
 
 @given(widths, st.sampled_from([2, 4]), st.integers(1, 5))
-def test_filter_sends_the_sum_of_paradl_and_gathers_the_last_layer_too(
-    filters: list[int], ranks: int, batch: int
-) -> None:
+def test_filter_sends_paradls_sum_and_gathers_the_last_layer_too(filters: list[int], ranks: int, batch: int) -> None:
     """ParaDL, Table 3: sum over l < L of AG(p, B y_l e / p) + AR(p, B y_l e); a run needs the last output as well."""
     found = plan(chain(*filters, extent=4), f"f{ranks}", batch=batch)
     outputs = [batch * width * 16 * ELEMENT for width in filters]
@@ -225,9 +223,7 @@ def test_filter_sends_the_sum_of_paradl_and_gathers_the_last_layer_too(
 
 
 @given(widths, st.sampled_from([2, 4]), st.integers(1, 5))
-def test_channel_sends_the_sum_of_paradl_and_reduces_the_last_layer_too(
-    filters: list[int], ranks: int, batch: int
-) -> None:
+def test_channel_sends_paradls_sum_and_reduces_the_last_layer_too(filters: list[int], ranks: int, batch: int) -> None:
     """ParaDL, Table 3: all-reduce forward and all-gather backward, over l < L; a run needs the last sums as well."""
     found = plan(chain(*filters, extent=4), f"c{ranks}", batch=batch)
     outputs = [batch * width * 16 * ELEMENT for width in filters]

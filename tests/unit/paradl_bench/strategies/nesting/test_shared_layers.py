@@ -60,7 +60,7 @@ def test_a_network_that_has_nothing_to_split_is_refused() -> None:
             plan(network, strategy)
 
 
-def test_the_spatial_limit_is_that_of_the_layer_that_can_be_cut_furthest() -> None:
+def test_the_spatial_limit_is_that_of_the_most_divisible_layer() -> None:
     (limit,) = planner_for(parse_strategy("s2")).limits(small(), PlanSettings(batch=BATCH))
     assert (limit.ranks, limit.reason) == (64, "at most 8x8 parts, layer conv1")
     assert len(plan(small(), "s8x8").positions) == 64
@@ -177,7 +177,7 @@ def test_blocks_are_gathered_before_the_layer_that_was_given(
     assert gather.message_bytes == found.local_batch * ELEMENT * gathered
 
 
-def test_batch_norms_behind_the_end_take_their_statistics_over_replicas_alone() -> None:
+def test_batch_norms_behind_the_spatial_end_synchronise_over_replicas_only() -> None:
     factory = NetworkFactory(4, 8, 8)
     factory.conv("conv1", 4)
     factory.batch_norm("bn1")

@@ -215,7 +215,7 @@ def test_a_region_ends_before_what_is_not_by_position(module, end: str) -> None:
     assert ends(module) == end
 
 
-def test_work_in_place_on_what_is_not_cut_alone_is_outside_of_the_region() -> None:
+def test_in_place_work_on_uncut_data_is_outside_the_region() -> None:
     network = network_of(Aliased)
     inside = {network.layers[index].name for index in spatial_region(network, (2,)).layers}
     assert inside == {"conv1"}
@@ -248,7 +248,7 @@ def test_what_the_model_runs_again_is_no_segment_of_recomputation() -> None:
     check_recomputation(network_of(Repeating), parse_strategy("d2"), PlanSettings(batch=2, recompute=("conv1",)))
 
 
-def test_a_gradient_that_is_added_to_twice_arrives_with_the_second() -> None:
+def test_a_gradient_accumulated_twice_is_ready_with_the_second() -> None:
     order = network_of(TwiceReentrant).gradient_order
     assert sorted(order) == sorted(name for name, _ in TwiceReentrant().named_parameters())
     assert order[-4:-2] == ("conv2.weight", "conv2.bias")

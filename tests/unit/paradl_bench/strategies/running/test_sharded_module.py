@@ -63,7 +63,7 @@ NETWORK = network_of("relu", "mul")
 X = torch.tensor([[-1.0, 2.0, 3.0]])
 
 
-def test_a_layer_runs_by_its_rule_and_the_others_as_they_are() -> None:
+def test_a_layer_runs_by_its_rule_and_others_run_unchanged() -> None:
     marks: list[Any] = []
     rule = Rule(frozenset({"relu"}), lambda f, args, kwargs: marks.append(args) or f(*args, **kwargs) + 10)
     sharded = ShardedModule(TwoCalls(), Sharding({0: rule}, NETWORK))
