@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -160,3 +161,10 @@ def test_a_command_has_at_most_twelve_parameters() -> None:
         name: len(inspect.signature(command.callback).parameters) for name, command in found.items() if command.callback
     }
     assert {name: count for name, count in counts.items() if count > 12} == {}
+
+
+def test_a_tests_name_has_at_most_ten_words() -> None:
+    names = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def test_(\w+)", path.read_text())
+    }
+    assert not [name for name in sorted(names) if len(name.split("_")) > 10]

@@ -117,7 +117,7 @@ def test_what_an_axis_declares_goes_with_its_planner() -> None:
         assert isinstance(planner, StagingPlanner) == kind.has(Trait.STAGES)
 
 
-def test_every_option_of_an_axis_is_written_as_it_is_read() -> None:
+def test_options_of_an_axis_are_written_as_read() -> None:
     given = {"bucket_cap_mb": 2.0, "exchange": "leaders:2", "split": "a,b*", "spatial_until": "fc", "stages": "a,b"}
     axes, rest = read_options(given | {"micro_batches": 4, "schedule": "1f1b", "other": 1})
     assert rest == {"other": 1}

@@ -322,7 +322,7 @@ def test_what_cannot_be_emulated_is_refused_before_ranks_start(words: str, said:
     assert not (place / "run").exists()
 
 
-def test_a_profile_is_made_into_a_table_by_what_is_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_entry_point_makes_a_table_of_a_profile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = place / "tables-0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tables\nVersion: 0\n")
@@ -340,7 +340,7 @@ def test_a_profile_is_made_into_a_table_by_what_is_installed(place: Path, monkey
     assert not (place / "again").exists()
 
 
-def test_a_file_that_is_no_table_is_named_by_the_rank_that_reads_it(place: Path) -> None:
+def test_the_rank_that_reads_it_names_a_file_without_table(place: Path) -> None:
     (place / "profile.json").write_text('{"role_of_rank": []}')
     words = "train networks_of_emulation:Small --strategy serial --emulate profile.json --batch 8 -o run"
     result = run_in_process(place, *words.split())

@@ -41,7 +41,7 @@ def test_both_slowdowns_come_back() -> None:
     assert 0.03 < entry.neighbour_sd < 0.2
 
 
-def test_what_sharing_adds_to_short_calls_is_told_from_its_factor() -> None:
+def test_seconds_added_by_sharing_are_told_from_its_factor() -> None:
     small = with_compute_samples(CollectivesSpec(slowdowns=(1.1, 5.0), noise=0.01), sizes=(10_000,))
     large = with_compute_samples(CollectivesSpec(slowdowns=(1.1, 2.0), noise=0.01), sizes=(1_000_000,))
     (entry,) = fitted([*small, *large])

@@ -48,7 +48,7 @@ def refused(request: TableRequest) -> str:
     return str(caught.value)
 
 
-def test_a_run_takes_its_table_and_its_spread_where_sleeps_are_drawn(tmp_path: Path) -> None:
+def test_a_run_takes_its_table_and_its_spread(tmp_path: Path) -> None:
     assert table_of(asked(tmp_path, spread=True), made_by_registered) == TABLE
     assert table_of(asked(tmp_path), made_by_registered) == msgspec.structs.replace(TABLE, spread=None)
 

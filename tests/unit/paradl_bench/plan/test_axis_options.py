@@ -48,7 +48,7 @@ def test_flat_names_are_those_of_files() -> None:
         plan_settings(batch=8, tree=1)
 
 
-def test_every_option_that_a_command_shows_is_a_way_into_its_struct() -> None:
+def test_every_option_shown_reaches_its_struct() -> None:
     for kind in option_types():
         assert {shown.name for shown in kind.shown}
         assert len({shown.flag for shown in kind.shown}) == len(kind.shown)

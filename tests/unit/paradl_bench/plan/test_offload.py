@@ -50,7 +50,7 @@ def works_of(plan: Plan, role: Role) -> list[object]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_state_is_copied_before_the_update_and_back_after_it(strategy: str, optimizer: str) -> None:
+def test_the_state_is_copied_before_and_after_the_update(strategy: str, optimizer: str) -> None:
     copies = {"sgd": 1, "adam": 2}[optimizer]
     kept, moved = planned(strategy, optimizer=optimizer), planned(strategy, optimizer=optimizer, offload="optimizer")
     assert len(kept.roles) == len(moved.roles)

@@ -23,7 +23,7 @@ def test_an_effect_that_adds_nothing_is_none() -> None:
 
 
 @pytest.mark.parametrize(("part", "share"), [(COST.over(4), 0.25), (COST.times(0.25), 0.25), (COST.times(2.0), 2.0)])
-def test_a_share_of_a_cost_is_a_share_of_all_of_it(part: Cost, share: float) -> None:
+def test_a_share_of_a_cost_shares_all_of_it(part: Cost, share: float) -> None:
     assert (part.seconds, part.base_s, part.independent_sd_s) == (3.0 * share, 2.0 * share, 0.1 * share)
     assert part.adjustments == (Adjustment("local batch", share),)
 

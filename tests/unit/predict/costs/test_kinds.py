@@ -101,13 +101,13 @@ def test_a_new_kind_is_priced_simulated_and_shown(monkeypatch: pytest.MonkeyPatc
     assert b'"bytes":3000' in shown.arguments[-1]
 
 
-def test_a_kind_without_a_price_is_an_error_of_the_program() -> None:
+def test_a_kind_without_a_price_is_a_program_error() -> None:
     model = costs()
     with pytest.raises(KeyError, match="Checkpoint"):
         model.price(with_last(plan_of(model, "d2"), Checkpoint(bytes=1)))
 
 
-def test_every_kind_has_a_price_but_what_joins_a_priced_plan() -> None:
+def test_every_kind_has_a_price_but_joining_ones() -> None:
     of_input = {kind for kind in KINDS.values() if kind.sort is Sort.INPUT}
     assert set(catalog.kind_costs()) == set(KINDS.values()) - of_input
 

@@ -17,7 +17,7 @@ def test_columns_of_numbers_run_from_the_right() -> None:
     assert [column.justify for column in found.columns] == ["left", "right", "right", "right"]
 
 
-def test_a_column_that_is_empty_in_all_rows_is_left_out() -> None:
+def test_a_column_empty_in_all_rows_is_left_out() -> None:
     found = table(("a", "b", "c"), [("1", "", Text("2")), ("3", "", Text("4"))])
     assert [column.header for column in found.columns] == ["a", "c"]
     assert [column.header for column in table(("a", "b"), []).columns] == ["a", "b"]

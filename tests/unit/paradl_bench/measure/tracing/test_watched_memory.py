@@ -327,13 +327,13 @@ def test_what_autograd_keeps_is_watched() -> None:
     assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
 
 
-def test_views_that_are_nodes_of_their_own_are_told_from_others() -> None:
+def test_views_with_nodes_of_their_own_are_told_apart() -> None:
     assert watched(lambda x: torch.tensor_split(x, 2, 1)[0])[0].apart
     assert watched(lambda x: torch.dsplit(x, 2)[0])[0].apart
     assert not watched(lambda x: torch.unsafe_split(x, 8, 1)[0])[0].apart
 
 
-def test_a_view_changed_in_place_has_the_gradient_of_the_whole_copied() -> None:
+def test_a_view_changed_in_place_copies_the_whole_gradient() -> None:
     memory, read = watched(lambda x: x.view(x.shape).relu_())
     # The gradient of the view, that of the whole, a copy of the part, and what it becomes: one given and one made.
     assert memory.backward == (2 * read, 0)
