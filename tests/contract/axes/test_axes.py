@@ -281,7 +281,7 @@ import msgspec
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.records.training.training_record import TrainingRun, fields_of_plan
 settings = plan_settings(batch=8, toy_layers=1, micro_batches=4, blocking=True)
-about = dict(model="m", input_shape=(3,), strategy="x2", ranks=2, batch=8, dtype="fp32", optimizer="sgd")
+about = dict(model="m", input_shape=(3,), strategy="x2", ranks=2, dtype="fp32")
 about |= dict(backend="gloo", launcher="own", iterations=1, warmup=3, network_digest="")
 run = TrainingRun(**about, **fields_of_plan(settings))
 assert msgspec.json.decode(msgspec.json.encode(run), type=TrainingRun).settings == settings

@@ -16,7 +16,6 @@ from paradl_bench.emulation.table import TableRequest, made_by_registered, optio
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.ghost_record import GhostRole, GhostSpread, GhostTable
-from paradl_bench.strategies.splitting.options import SplitOptions
 
 CHAIN = make_network()
 ROLE = GhostRole(layers={"fc1": {"FW": 1.0}}, between={}, update_s=1.0)
@@ -62,7 +61,7 @@ def test_a_run_takes_its_table_and_its_spread(tmp_path: Path) -> None:
         ("d2", {"accumulate": 2}, "accumulate by default, not 2"),
         (
             "d2",
-            {"axes": (SplitOptions(split=("fc1", "fc2")),)},
+            {"split": ("fc1", "fc2")},
             "--batch 8 --optimizer sgd --split fc1,fc2 -o",
         ),
     ],
