@@ -144,7 +144,7 @@ def main(profile: Path | None, model: str, batch: int, repetitions: int) -> None
     click.echo(f"{model}, ten rank counts, profile of {size_kb:.0f} kB, {repetitions} processes")
     click.echo(f"seconds: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}, minimum {seconds[0]:.3f}")
     click.echo(f"peak resident memory: {memory_mb:.0f} MB; loaded of {', '.join(HEAVY)}: {', '.join(loaded) or 'none'}")
-    click.echo(f"one simulation of {tasks} tasks, not condensed: {simulation_s * 1e3:.2f} ms")
+    click.echo(f"one simulation of {tasks} tasks, not coalesced: {simulation_s * 1e3:.2f} ms")
 
 
 if __name__ == "__main__":

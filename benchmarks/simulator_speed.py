@@ -83,11 +83,11 @@ def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) 
     plan = planner.plan(network, strategy, settings)
     costs = CostModel(profile=stored, network=network).price(plan).costs
     arrays = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
-    lag = np.ones(len(plan.works))
+    straggler = np.ones(len(plan.works))
 
     def whole() -> float:
         again = planner.plan(network, strategy, settings)
-        return PipelineSimulation(again, lag).iteration_s(*arrays)
+        return PipelineSimulation(again, straggler).iteration_s(*arrays)
 
     tasks = sum(role.tasks for role in plan.roles)
     found = timed(whole, repetitions)
@@ -96,7 +96,7 @@ def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) 
         f"{model}, interleaved 1F1B, {ranks} ranks of two stages, {_MICRO_BATCHES} micro-batches, {tasks} tasks: "
         f"plan, condense, couple, simulate: {found}"
     )
-    simulation = PipelineSimulation(plan, lag, merge=False)
+    simulation = PipelineSimulation(plan, straggler, merge=False)
     again = timed(lambda: simulation.iteration_s(*arrays), repetitions)
     click.echo(
         f"the same plan with each of its tasks an event, once loaded: {again}: "

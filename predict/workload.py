@@ -103,7 +103,7 @@ class PreparedEvaluation:
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
         ledger: what every second is made of, role by role; asked for where it is shown.
         memory: of the rank that needs most; asked for where it is shown, since that takes longer than the time does.
-        lag: how much longer the slowest rank computes than a median one.
+        straggler: how much longer the slowest rank computes than a median one.
         overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed for want
             of a measurement.
     """
@@ -116,7 +116,7 @@ class PreparedEvaluation:
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]
     ledger: Callable[[], tuple[RoleLedger, ...]]
-    lag: float = 1.0
+    straggler: float = 1.0
     overlap_is_unmeasured: bool = False
 
     def timing(self) -> Timing:

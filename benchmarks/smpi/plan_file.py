@@ -11,7 +11,7 @@ from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Plan, Role, Sort, Stream, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.simulation.lateness import late_tasks
+from predict.simulation.role_straggler import straggler_tasks
 
 _STREAMS = (Stream.COMPUTE, Stream.COMMUNICATION)
 _Group = tuple[tuple[int, ...], str, int]
@@ -34,7 +34,7 @@ def plan_text(priced: PricedPlan) -> str:
         lines.append(" ".join(map(str, firsts)))
     lines.append(" ".join(str(plan.role_of(rank)) for rank in range(plan.strategy.ranks)))
     numbers = {key: number for number, key in enumerate(groups)}
-    for role, seconds in zip(plan.roles, late_tasks(priced), strict=True):
+    for role, seconds in zip(plan.roles, straggler_tasks(priced), strict=True):
         lines.append(str(role.tasks))
         lines += _tasks(plan, role, seconds, numbers)
     return "\n".join(lines) + "\n"

@@ -31,12 +31,12 @@ def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, .
 
 def members_of(strategy: Strategy, work: Communication, rank: int) -> tuple[int, ...]:
     """The ranks among which a rank of a strategy communicates, itself included, ascending."""
-    axes, reach, per_node = work.group
+    axes, scope, per_node = work.group
     members = group_of(strategy, axes, rank)
-    if reach == "group":
+    if scope == "group":
         return members
     local = members.index(rank) % per_node
-    if reach == "between nodes":
+    if scope == "between nodes":
         return members[local::per_node]
     first = members.index(rank) - local
     return members[first : first + per_node]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paradl_bench.network.graph import Layer
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.works.communication import Collective, HaloExchange, Reach, Transfer
+from paradl_bench.plan.works.communication import Collective, HaloExchange, Scope, Transfer
 from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, WeightUpdate
 from paradl_bench.plan.works.moving import BucketCopy, CopyDirection, InputCopy, InputRead, Wait
 from paradl_bench.plan.works.work import Communication, Sort, Work
@@ -39,9 +39,9 @@ __all__ = [
     "InputRead",
     "Phase",
     "Plan",
-    "Reach",
     "Role",
     "RoleBuilder",
+    "Scope",
     "Sort",
     "Stream",
     "Transfer",

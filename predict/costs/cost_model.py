@@ -163,7 +163,7 @@ class CostModel:
             slow_copies=self.device.computes,
             own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
             spread=spread,
-            awaited=frozenset(index for index, part in enumerate(priced) if part.awaited),
+            blocking=frozenset(index for index, part in enumerate(priced) if part.blocking),
             remarks=remarks,
         )
 

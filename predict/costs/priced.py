@@ -24,10 +24,10 @@ class PricedPlan:
         parts: what the costs were made of, one a work; what changed them later is not in them.
         rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
             where that was not measured, as the measured ones do.
-        lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
+        straggler: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
             slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
-        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.calls`).
+        blocking: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.calls`).
         batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
     """
 
@@ -37,17 +37,17 @@ class PricedPlan:
     parts: Sequence[Priced]
     rank_spread: RankSpread
     own_relative_sd: Floats
-    lag: float = 1.0
+    straggler: float = 1.0
     slower: tuple[float, ...] = ()
     slow_copies: bool = True
     batches_ahead_bytes: int = 0
-    awaited: frozenset[int] = frozenset()
+    blocking: frozenset[int] = frozenset()
     spread: Spread
     remarks: Remarks
 
-    def awaited_tasks(self, role: Role) -> NDArray[np.bool_]:
-        """Per task of a role, whether it is of :attr:`awaited`."""
-        return np.isin(role.work, sorted(self.awaited))
+    def blocking_tasks(self, role: Role) -> NDArray[np.bool_]:
+        """Per task of a role, whether it is of :attr:`blocking`."""
+        return np.isin(role.work, sorted(self.blocking))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
         _with_deviations(role, plan, of_plan, costs, of_works)
         for role, of_plan in zip(table.roles, plan.roles, strict=True)
     ]
-    tied = spread.tied_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
+    tied = spread.common_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
     found = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
     return msgspec.structs.replace(table, roles=tuple(roles), spread=found)
 

@@ -1,4 +1,4 @@
-"""``simulate``: the plan's tasks on their streams, with interference and the lag of the slowest rank.
+"""``simulate``: the plan's tasks on their streams, with interference and the slowest rank's straggler factor.
 
 How it goes is said in :mod:`predict.simulation.prepared`.
 """

@@ -55,7 +55,7 @@ def interval(workload: PreparedEvaluation) -> Interval:
     """
     costs = workload.costs
     point = workload.timing().iteration_s
-    own = Z90 * costs.independent_total_sd_s * workload.lag
+    own = Z90 * costs.independent_total_sd_s * workload.straggler
     moved = {
         mode.name: (_shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)) for mode in costs.modes
     }
@@ -122,4 +122,4 @@ def _unexplained_s(remainder: float, workload: PreparedEvaluation) -> float:
         raise UserError(
             "the profile's closure is broken: its layers explain nothing of its iterations; measure it anew"
         )
-    return remainder / (1 - remainder) * workload.costs.compute_s * workload.lag
+    return remainder / (1 - remainder) * workload.costs.compute_s * workload.straggler

@@ -188,7 +188,7 @@ class Predictor:
             compute_s=costs.compute_s,
             communication_s=costs.communication_s,
             overlap_s=timing.overlap_s,
-            straggler=workload.lag,
+            straggler=workload.straggler,
             speedup=speedup,
             efficiency=efficiency,
             speedup_batch=reference,

@@ -1,9 +1,9 @@
-"""A configuration simulated: the plan's tasks on their streams, with interference and the lag of the slowest rank.
+"""A configuration simulated: the plan's tasks on their streams, with interference and the slowest rank.
 
 A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
-the last of its group is expected to need (:mod:`predict.simulation.lateness`), weight update included, because the next
-exchange waits for that as well. Stages of a pipeline wait for each other's messages:
-:mod:`predict.simulation.pipelines.pipeline_lateness`.
+the last of its group is expected to need (:mod:`predict.simulation.role_straggler`), weight update included, because
+the next exchange waits for that as well. Stages of a pipeline wait for each other's messages:
+:mod:`predict.simulation.pipelines.pipeline_straggler`.
 
 Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
 collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
@@ -29,18 +29,18 @@ from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
 from predict.simulation.input_tasks import fed, input_of
-from predict.simulation.lateness import lag_of_works, lateness_of
 from predict.simulation.pipelines.host_sharing import on_shared_host
-from predict.simulation.pipelines.pipeline_lateness import pipeline_lag
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
+from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
+from predict.simulation.role_straggler import role_straggler, straggler_of_works
 from predict.simulation.simulated_ledger import simulated_ledger
 from predict.simulation.slow_rank import remark_on
 from predict.workload import Configuration, PreparedEvaluation
 
 
 def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
-    """Plan, price, and condense the plan for repeated simulation."""
+    """Plan, price, and coalesce the plan for repeated simulation."""
     return workload_of(model, point, price(model, point))
 
 
@@ -71,7 +71,7 @@ def _priced(model: CostModel, point: Configuration, plan: Plan, notes: Sequence[
     if degree_of(point.strategy, Trait.STAGES) <= 1:
         return priced
     priced = on_shared_host(model, priced)
-    return dataclasses.replace(priced, lag=pipeline_lag(priced))
+    return dataclasses.replace(priced, straggler=pipeline_straggler(priced))
 
 
 def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark, ...]]:
@@ -93,14 +93,14 @@ def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
 
 
 def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
-    """A priced plan of the point, condensed for repeated simulation."""
+    """A priced plan of the point, coalesced for repeated simulation."""
     plan = priced.plan
     if degree_of(point.strategy, Trait.STAGES) > 1:
         return _pipelined(plan, priced, model, point)
     # The other ranks of a slow one's role keep their pace, but wait for it.
     slow = [(role, by) for role, by in zip(plan.roles, priced.slower, strict=False) if by > 1]
     paces = [*((role, 1.0) for role in plan.roles), *slow]
-    played = [(role, lateness_of(priced, role, slower)) for role, slower in paces]
+    played = [(role, role_straggler(priced, role, slower)) for role, slower in paces]
     by_phase, coarse = (
         [RoleSimulation(priced, role, late, across_phases=across_phases) for role, late in played]
         for across_phases in (False, True)
@@ -121,7 +121,7 @@ def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> P
         time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
         ledger=lambda: simulated_ledger(priced, model.slow_rank),
-        lag=by_phase[slowest].lag(costs.seconds),
+        straggler=by_phase[slowest].straggler(costs.seconds),
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 
@@ -133,7 +133,9 @@ def _memory(model: CostModel, point: Configuration, priced: PricedPlan) -> Estim
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configuration) -> PreparedEvaluation:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
-    simulation = PipelineSimulation(plan, lag_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies)
+    simulation = PipelineSimulation(
+        plan, straggler_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies
+    )
     computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(
@@ -145,6 +147,6 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configur
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
         ledger=lambda: simulated_ledger(priced, model.slow_rank),
-        lag=priced.lag,
+        straggler=priced.straggler,
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from paradl_bench.plan.mesh import members_of
-from paradl_bench.plan.tasks import Collective, Ints, Plan, Reach, Role
+from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Scope
 from predict.simulation.simulator import TaskGraph
 
 
 class _Kind(NamedTuple):
     operation: str
     axes: tuple[int, ...]
-    reach: Reach
+    scope: Scope
 
 
 def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> Iterator[tuple[int, Ints, int, Ints]]:
@@ -55,14 +55,14 @@ def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     for task, index in enumerate(plan.roles[role].work.tolist()):
         work = plan.works[index]
         if isinstance(work, Collective):
-            found.setdefault(_Kind(work.operation, work.axes, work.reach), []).append(task)
+            found.setdefault(_Kind(work.operation, work.axes, work.scope), []).append(task)
     return found
 
 
 def _before(role: Role, graph: TaskGraph, nodes: Ints) -> list[list[int]]:
     """Per task, nodes that a rank is done with as it comes to it: those waited for, and the one before on its lane."""
-    rows, awaited, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
-    found = [sorted(set(awaited[rows[task] : rows[task + 1]].tolist())) for task in range(role.tasks)]
+    rows, blocking, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
+    found = [sorted(set(blocking[rows[task] : rows[task + 1]].tolist())) for task in range(role.tasks)]
     last: dict[int, int] = {}
     for task, (lane, node) in enumerate(zip(lanes, nodes.tolist(), strict=True)):
         if lane in last:

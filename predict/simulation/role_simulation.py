@@ -1,4 +1,4 @@
-"""Roles condensed once, to be simulated under many costs of their works: each alone, or all of them as they meet."""
+"""Roles coalesced once, to be simulated under many costs of their works: each alone, or all of them as they meet."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from paradl_bench.plan.tasks import Plan, Role, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import names_of_layer_communication
-from predict.simulation.lateness import RoleLateness
 from predict.simulation.phases import PhasedTasks, timing_in_turn
 from predict.simulation.role_meetings import meetings
-from predict.simulation.simulator import Timeline, condense, couple, simulate, task_graph
+from predict.simulation.role_straggler import RoleStraggler
+from predict.simulation.simulator import Timeline, coalesce, merge_graphs, simulate, task_graph
 from predict.workload import Timing
 
 
 class RoleSimulation:
     """A role alone."""
 
-    def __init__(self, priced: PricedPlan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
-        self._condensed = condense(role, across_phases=across_phases, awaited=priced.awaited_tasks(role))
-        self.graph, self.segment = self._condensed.graph, self._condensed.segment
+    def __init__(self, priced: PricedPlan, role: Role, late: RoleStraggler, *, across_phases: bool) -> None:
+        self._coalesced = coalesce(role, across_phases=across_phases, blocking=priced.blocking_tasks(role))
+        self.graph, self.segment = self._coalesced.graph, self._coalesced.segment
         self._late = late
         self._work = role.work
         self._computes = role.stream == Stream.COMPUTE
-        self._segment_work = role.work[self._condensed.first]
+        self._segment_work = role.work[self._coalesced.first]
         self._phased = PhasedTasks(
-            phase=self._condensed.phase,
-            computes=self._computes[self._condensed.first],
+            phase=self._coalesced.phase,
+            computes=self._computes[self._coalesced.first],
             names=names_of_layer_communication([priced.plan.works[work] for work in self._segment_work.tolist()]),
             stage=np.zeros(len(self._segment_work), np.int32),
         )
 
-    def lag(self, seconds: Floats) -> float:
+    def straggler(self, seconds: Floats) -> float:
         """How much longer the last rank computes than one in the middle, over the whole iteration."""
         alone = seconds[self._work]
         computes = self._computes
@@ -50,7 +50,7 @@ class RoleSimulation:
     ) -> tuple[Floats, ...]:
         """Costs per segment from those per work."""
         return (
-            self._condensed.sum_seconds(self._late.of_tasks(seconds[self._work])),
+            self._coalesced.sum_seconds(self._late.of_tasks(seconds[self._work])),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
         )
@@ -70,7 +70,7 @@ class MeetingRoles:
     def __init__(self, plan: Plan, roles: Sequence[RoleSimulation]) -> None:
         self._roles = roles
         graphs = [role.graph for role in roles]
-        self._graph = couple(graphs, list(meetings(plan, graphs, [role.segment for role in roles])))
+        self._graph = merge_graphs(graphs, list(meetings(plan, graphs, [role.segment for role in roles])))
         self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
 
     def run(self, *costs: Floats) -> Timeline:
@@ -94,10 +94,12 @@ def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[F
         seconds: per role, of its tasks.
     """
     plan, costs = priced.plan, priced.costs
-    graphs = [task_graph(role, awaited=priced.awaited_tasks(role)) for role in plan.roles]
+    graphs = [task_graph(role, blocking=priced.blocking_tasks(role)) for role in plan.roles]
     works = np.concatenate([role.work for role in plan.roles])
     line = simulate(
-        couple(graphs, list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))),
+        merge_graphs(
+            graphs, list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))
+        ),
         np.concatenate(seconds),
         costs.compute_slowdown[works],
         costs.communication_slowdown[works],
@@ -114,7 +116,7 @@ def role_alone(priced: PricedPlan, role: Role, seconds: Floats) -> tuple[Floats,
     """
     costs = priced.costs
     line = simulate(
-        task_graph(role, awaited=priced.awaited_tasks(role)),
+        task_graph(role, blocking=priced.blocking_tasks(role)),
         seconds,
         costs.compute_slowdown[role.work],
         costs.communication_slowdown[role.work],

@@ -22,12 +22,12 @@ from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.ledger.ledger import LedgerEntry, PricedWorks, RoleLedger, most_exposed_first, waiting_entry
 from predict.simulation.exposure import StreamTimes
-from predict.simulation.lateness import lag_of_works, late_tasks, late_tasks_of
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.simulation.role_simulation import meeting_roles, role_alone
-from predict.simulation.simulator import AWAITED
+from predict.simulation.role_straggler import straggler_of_works, straggler_tasks, straggler_tasks_of
+from predict.simulation.simulator import BLOCKING
 
-_OWN_WORK = (Stream.COMPUTE, AWAITED, Stream.COMMUNICATION, Stream.COPY)
+_OWN_WORK = (Stream.COMPUTE, BLOCKING, Stream.COMMUNICATION, Stream.COPY)
 """Lanes by what a moment belongs to first."""
 _INPUT = (Stream.COPY_ENGINE, Stream.INPUT)
 
@@ -81,9 +81,9 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     """The stages of each line of a pipeline."""
     plan, costs = priced.plan, priced.costs
     simulation = PipelineSimulation(
-        plan, lag_of_works(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
+        plan, straggler_of_works(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
     )
-    late, found = late_tasks(priced), []
+    late, found = straggler_tasks(priced), []
     lines = simulation.timelines(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
     for number, (roles, line) in enumerate(zip(lines_of_stages(plan), lines, strict=True)):
         borders = np.cumsum([plan.roles[index].tasks for index in roles])[:-1]
@@ -110,7 +110,7 @@ def _slow(priced: PricedPlan, index: int, slow: SlowRank | None) -> SlowRank | N
 
 def _roles(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     """Roles without stages: all together, or each by itself beside a slow rank."""
-    late, roles = late_tasks(priced), priced.plan.roles
+    late, roles = straggler_tasks(priced), priced.plan.roles
     if not any(by > 1 for by in priced.slower):
         together = enumerate(zip(meeting_roles(priced, late), late, strict=True))
         return [[_played(priced, index, times, (late_s, late_s)) for index, (times, late_s) in together]]
@@ -121,7 +121,7 @@ def _roles(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
             times = role_alone(priced, role, late_s)
             found.append([_played(priced, index, times, (late_s, late_s))._replace(ranks=others)])
         if by > 1:
-            alone_s = late_tasks_of(priced, role, by)
+            alone_s = straggler_tasks_of(priced, role, by)
             times = role_alone(priced, role, alone_s)
             found.append([_played(priced, index, times, (late_s, alone_s), slow)._replace(ranks=1)])
     return found
@@ -144,7 +144,7 @@ def _played(
         role.name if slow is None else f"{role.name}, slow rank {slow.rank}",
         role.multiplicity,
         role,
-        np.where(priced.awaited_tasks(role), np.int32(AWAITED), role.stream),
+        np.where(priced.blocking_tasks(role), np.int32(BLOCKING), role.stream),
         *times,
         *seconds,
     )
@@ -182,8 +182,8 @@ def _entries(played: _Played, works: PricedWorks, spans: Sequence[_Span]) -> tup
         "slowest rank": played.late_s - works.costs.seconds[role.work],
         "slow rank": played.alone_s - played.late_s,
         "beside communication": np.where(played.lane == Stream.COMPUTE, lost_s, 0.0),
-        "beside an all-reduce": np.where(played.lane == AWAITED, lost_s, 0.0),
-        "beside compute": np.where(np.isin(played.lane, (Stream.COMPUTE, AWAITED)), 0.0, lost_s),
+        "beside an all-reduce": np.where(played.lane == BLOCKING, lost_s, 0.0),
+        "beside compute": np.where(np.isin(played.lane, (Stream.COMPUTE, BLOCKING)), 0.0, lost_s),
     }
     found = works.entries_of_tasks(role.work, role.phase, exposed_s, added_s)
     return most_exposed_first([*found, *_waits(busy, spans)])

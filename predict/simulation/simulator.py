@@ -29,7 +29,7 @@ from predict.simulation.engine import engine_python
 _COMPUTE, _COMMUNICATION = int(Stream.COMPUTE), int(Stream.COMMUNICATION)
 LANES = len(Stream) + 1
 """Of a role: its streams, and one of the calls that compute waits for beside what is in flight."""
-AWAITED = len(Stream)
+BLOCKING = len(Stream)
 _OF_INPUT = [int(Stream.INPUT), int(Stream.COPY_ENGINE)]
 
 
@@ -138,19 +138,19 @@ class Condensed:
         return np.asarray(np.bincount(self.segment, weights=task_seconds, minlength=len(self.phase)), float)
 
 
-def task_graph(role: Role, *, awaited: NDArray[np.bool_] | None = None) -> TaskGraph:
-    """The graph of all tasks of a role; ``awaited`` as :func:`condense` takes it."""
-    return condense(role, merge=False, awaited=awaited).graph
+def task_graph(role: Role, *, blocking: NDArray[np.bool_] | None = None) -> TaskGraph:
+    """The graph of all tasks of a role; ``blocking`` as :func:`condense` takes it."""
+    return coalesce(role, merge=False, blocking=blocking).graph
 
 
-def condense(
+def coalesce(
     role: Role,
     *,
     merge: bool = True,
     across_phases: bool = False,
     waiting: Sequence[int] = (),
     waited_for: Sequence[int] = (),
-    awaited: NDArray[np.bool_] | None = None,
+    blocking: NDArray[np.bool_] | None = None,
 ) -> Condensed:
     """Join compute tasks into segments wherever no other stream waits for, or is waited for, in between.
 
@@ -159,9 +159,9 @@ def condense(
         across_phases: join tasks of unlike phases too, where only the whole iteration is asked for.
         waiting: tasks that wait for other roles, and so begin a segment.
         waited_for: tasks that other roles wait for, and so end one.
-        awaited: per task, whether it is a call on the lane beside what is in flight; None for none.
+        blocking: per task, whether it is a call on the lane beside what is in flight; None for none.
     """
-    lane = role.stream if awaited is None else np.where(awaited, np.int32(AWAITED), role.stream)
+    lane = role.stream if blocking is None else np.where(blocking, np.int32(BLOCKING), role.stream)
     source, target = _waits_across_lanes(role, lane)
     begins, computing = np.ones(role.tasks, bool), np.flatnonzero(role.stream == _COMPUTE)
     if merge:
@@ -212,7 +212,7 @@ def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDAr
     return source[last], target[last]
 
 
-def couple(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
+def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
     """One graph of several roles; tasks are numbered role after role.
 
     Args:
@@ -277,7 +277,7 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
         LANES,
         _COMPUTE,
         _COMMUNICATION,
-        AWAITED,
+        BLOCKING,
     )
     if finished < graph.tasks:
         raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")

@@ -54,11 +54,11 @@ def waiting_times(plan: Plan, role: Role, seconds: Floats, compute_slowdown: Flo
     meets = np.zeros(role.tasks, bool)
     meets[met] = True
     free = [0.0] * len(Stream)
-    rows, awaited, streams = role.dependency_start.tolist(), role.dependencies, role.stream.tolist()
+    rows, blocking, streams = role.dependency_start.tolist(), role.dependencies, role.stream.tolist()
     for task in range(role.tasks):
         stream = streams[task]
         if not meets[task]:
-            begin = max(free[stream], float(end[awaited[rows[task] : rows[task + 1]]].max(initial=0.0)))
+            begin = max(free[stream], float(end[blocking[rows[task] : rows[task + 1]]].max(initial=0.0)))
             lasting = float(seconds[task])
             start[task] = begin
             end[task] = worked.after(begin, lasting) if stream == Stream.COMPUTE else begin + lasting
@@ -69,8 +69,8 @@ def waiting_times(plan: Plan, role: Role, seconds: Floats, compute_slowdown: Flo
 def comes_late(plan: Plan, role: Role, times: StreamTimes) -> bool:
     """Whether a role would come to a collective after that had begun: it has more to do than the slow rank."""
     for task in collectives_of(plan, role).tolist():
-        awaited = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
-        if float(times.end_s[awaited].max(initial=0.0)) > times.start_s[task] * (1 + 1e-9):
+        blocking = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
+        if float(times.end_s[blocking].max(initial=0.0)) > times.start_s[task] * (1 + 1e-9):
             return True
     return False
 

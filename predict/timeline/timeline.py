@@ -2,7 +2,7 @@
 
 A *line* is what is drawn together: the stages of a pipeline that send to each other; one role where there is no
 pipeline. Roles that meet in collectives wait for each other there. Ranks of one role do the same at the same time, so
-a role's times are those of each of its ranks, with the lag of the slowest (:mod:`predict.simulation.prepared`).
+a role's times are those of each of its ranks, as the slowest takes (:mod:`predict.simulation.prepared`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import StreamTimes
-from predict.simulation.lateness import lag_of, late_tasks, late_tasks_of
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulation.role_simulation import meeting_roles, role_alone
-from predict.simulation.simulator import AWAITED
+from predict.simulation.role_straggler import straggler_of, straggler_tasks, straggler_tasks_of
+from predict.simulation.simulator import BLOCKING
 from predict.timeline.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline.timeline_actions import PlacedActions, place_actions
 from predict.timeline.timeline_use import Use, use_of
@@ -38,7 +38,7 @@ class RoleTimeline:
         actions: which forward or backward of a micro-batch each task belongs to; None without a pipeline.
         rank: the slow one that this is of; None for all ranks of the role.
         apart: a slow rank of the role that has a timeline of its own; None without one.
-        awaited: works that go on beside what is in flight.
+        blocking: works that go on beside what is in flight.
     """
 
     plan: Plan
@@ -48,7 +48,7 @@ class RoleTimeline:
     actions: PlacedActions | None = None
     rank: int | None = None
     apart: int | None = None
-    awaited: frozenset[int] = frozenset()
+    blocking: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class RoleTimeline:
     @property
     def threads(self) -> Ints:
         """Per task, its stream, or one more for calls that go on beside what is in flight."""
-        return np.where(np.isin(self.of_plan.work, sorted(self.awaited)), np.int32(AWAITED), self.of_plan.stream)
+        return np.where(np.isin(self.of_plan.work, sorted(self.blocking)), np.int32(BLOCKING), self.of_plan.stream)
 
     def use(self, iteration_s: float) -> Use:
         """How the role's streams are used in an iteration of this length."""
@@ -145,7 +145,7 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
         check_drawn(plan, slow)
     if degree_of(plan.strategy, Trait.STAGES) > 1:
         simulation = PipelineSimulation(
-            plan, lag_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
+            plan, straggler_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
         )
         found = simulation.timelines(*_of_works(priced))
         lines = [
@@ -159,23 +159,23 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
 
 def _waiting_for_each_other(priced: PricedPlan) -> Iterator[RoleTimeline]:
     """All roles at once: a collective starts when the last role of its group has come to it."""
-    for index, times in enumerate(meeting_roles(priced, late_tasks(priced))):
-        yield RoleTimeline(plan=priced.plan, role=index, start_s=times[0], end_s=times[1], awaited=priced.awaited)
+    for index, times in enumerate(meeting_roles(priced, straggler_tasks(priced))):
+        yield RoleTimeline(plan=priced.plan, role=index, start_s=times[0], end_s=times[1], blocking=priced.blocking)
 
 
 def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None = None) -> RoleTimeline:
     start_s, end_s = role_alone(priced, priced.plan.roles[index], seconds)
-    return RoleTimeline(plan=priced.plan, role=index, start_s=start_s, end_s=end_s, rank=rank, awaited=priced.awaited)
+    return RoleTimeline(plan=priced.plan, role=index, start_s=start_s, end_s=end_s, rank=rank, blocking=priced.blocking)
 
 
 def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
     """The slow rank, and all others as they wait for it; roles that do not wait for it at their own pace."""
     plan, own = priced.plan, slow.role_in(priced.plan)
-    first = _simulated(priced, own, late_tasks_of(priced, plan.roles[own], priced.slower[own]), slow.rank)
+    first = _simulated(priced, own, straggler_tasks_of(priced, plan.roles[own], priced.slower[own]), slow.rank)
     yield first
     met = collectives_of(plan, first.of_plan)
     windows = StreamTimes(first.start_s[met], first.end_s[met])
-    late = late_tasks(priced)
+    late = straggler_tasks(priced)
     for index, role in enumerate(plan.roles):
         if index == own:
             if role.multiplicity > 1:
@@ -194,7 +194,7 @@ def _waiting(priced: PricedPlan, index: int, windows: StreamTimes, apart: int | 
     seconds, slowdown = (of_work[role.work] for of_work in _of_works(priced)[:2])
     times = waiting_times(plan, role, seconds, slowdown, windows)
     return RoleTimeline(
-        plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart, awaited=priced.awaited
+        plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart, blocking=priced.blocking
     )
 
 

@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import rank_at
 from paradl_bench.plan.tasks import Plan, Stream
-from predict.simulation.simulator import AWAITED
+from predict.simulation.simulator import BLOCKING
 from predict.timeline.timeline import IterationTimeline, RoleTimeline
 from predict.timeline.trace_arrows import (
     STAMP_NS,
@@ -164,7 +164,7 @@ def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspe
         yield _Metadata(
             "thread_name",
             rank,
-            {"name": "awaited communication" if stream == AWAITED else Stream(stream).name.lower()},
+            {"name": "blocking communication" if stream == BLOCKING else Stream(stream).name.lower()},
             tid,
         )
         yield _Metadata("thread_sort_index", rank, {"sort_index": stream}, tid)

@@ -15,7 +15,7 @@ from paradl_bench.plan.tasks import Communication, Phase, Plan, Transfer, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Source
 from predict.ledger.ledger import details_of
-from predict.simulation.lateness import lag_of
+from predict.simulation.role_straggler import straggler_of
 
 _MEMBERS_NAMED = 8
 
@@ -69,10 +69,10 @@ class WorkDescriptions:
 def describe_works(priced: PricedPlan) -> WorkDescriptions:
     """Descriptions of all works of a plan."""
     plan, costs = priced.plan, priced.costs
-    lag = lag_of(priced)
+    straggler = straggler_of(priced)
     errors = Z90 * costs.sd_s
     low, high = np.maximum(costs.seconds - errors, 0.0), costs.seconds + errors
-    times = np.column_stack([costs.seconds, low, high]) * lag[:, None] * 1e6
+    times = np.column_stack([costs.seconds, low, high]) * straggler[:, None] * 1e6
     sources = np.argmax(costs.source, axis=1)
     arguments = []
     for work, (alone_us, low_us, high_us), source in zip(plan.works, times.tolist(), sources.tolist(), strict=True):

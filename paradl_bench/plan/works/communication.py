@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from paradl_bench.plan.works.work import Communication
 
-Reach = Literal["group", "node", "between nodes"]
+Scope = Literal["group", "node", "between nodes"]
 
 
 class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
@@ -15,8 +15,8 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
     Attributes:
         message_bytes: as the operation defines it: the whole buffer of all_reduce and broadcast, a rank's own part of
             all_gather and reduce_scatter.
-        reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
-        per_node: ranks along the axes on a node, where ``reach`` is not the whole group.
+        scope: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
+        per_node: ranks along the axes on a node, where ``scope`` is not the whole group.
     """
 
     kind: ClassVar[str] = "collective"
@@ -25,7 +25,7 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
     operation: str
     message_bytes: int
     ranks: int
-    reach: Reach = "group"
+    scope: Scope = "group"
     per_node: int = 0
 
     @property
@@ -36,8 +36,8 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
     @property
     def details(self) -> dict[str, str | int]:
         """Bytes, ranks, and which of them where it is not all."""
-        reach = {} if self.reach == "group" else {"reach": self.reach}
-        return {"bytes": self.message_bytes, "ranks": self.ranks, **reach}
+        scope = {} if self.scope == "group" else {"reach": self.scope}
+        return {"bytes": self.message_bytes, "ranks": self.ranks, **scope}
 
     @property
     def is_of_layer(self) -> bool:
@@ -56,8 +56,8 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
 
     @property
     def group(self) -> tuple[tuple[int, ...], str, int]:
-        """With its reach."""
-        return self.axes, self.reach, self.per_node
+        """With its scope."""
+        return self.axes, self.scope, self.per_node
 
     @property
     def messages(self) -> tuple[tuple[str, int], ...]:

@@ -118,7 +118,7 @@ class _Chain:
     def _exchange(self, steps: Sequence[Step], sent: torch.Tensor) -> None:
         segment = sent
         for step in steps:
-            part, group = sent[step.start : step.start + step.elements], self._groups[step.reach]
+            part, group = sent[step.start : step.start + step.elements], self._groups[step.scope]
             if step.operation == "reduce":
                 dist.reduce(part, dst=self._members[step.leader], group=group)
             elif step.operation == "broadcast":

@@ -24,7 +24,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, place_of, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, Reach
+from paradl_bench.plan.tasks import Collective, Scope
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     """
 
     operation: str
-    reach: Reach
+    scope: Scope
     elements: int
     start: int = 0
     leader: int = 0
@@ -59,8 +59,8 @@ class NodeGroups(NamedTuple):
     per_node: int
     leaders: int
 
-    def duty(self, local: int) -> int:
-        """What a rank does, by its place in the node: ranks of one duty issue the same; leaders come first."""
+    def leader_index(self, local: int) -> int:
+        """What a rank does, by its place in the node: ranks of one leader index issue the same; leaders come first."""
         return min(local, self.leaders) if self.leaders else 0
 
     def steps(self, elements: int, local: int) -> tuple[Step, ...]:
@@ -89,9 +89,9 @@ class NodeGroups(NamedTuple):
             Collective(
                 operation=step.operation,
                 message_bytes=step.elements * element_bytes,
-                ranks=self.per_node if step.reach == "node" else self.nodes,
+                ranks=self.per_node if step.scope == "node" else self.nodes,
                 axes=self.axes,
-                reach=step.reach,
+                scope=step.scope,
                 per_node=self.per_node,
             )
             for step in self.steps(elements, local)
@@ -159,7 +159,7 @@ class Placed(NamedTuple):
     """Ranks by what they do: leaders and others issue unlike things.
 
     Attributes:
-        roles: (what a rank runs of the layers, its duty): how many ranks.
+        roles: (what a rank runs of the layers, its leader index): how many ranks.
         positions: index of the role, per place on the node and, of each, per position in the replica.
         per_node: places on the node.
     """
@@ -184,7 +184,7 @@ def place_roles(strategy: Strategy, shares: Sequence[int], groups: NodeGroups | 
     for members in all_groups(strategy, groups.axes):
         for index, rank in enumerate(members):
             local, place = index % groups.per_node, place_of(strategy, rank)
-            at[local, place] = shares[place], groups.duty(local)
+            at[local, place] = shares[place], groups.leader_index(local)
             found[at[local, place]] += 1
     roles = {role: found[role] for role in sorted(found)}
     number = {role: index for index, role in enumerate(roles)}

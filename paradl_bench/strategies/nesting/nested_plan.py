@@ -92,15 +92,15 @@ class NestedPlanner:
         nodes = node_groups(strategy, settings)
         once = _Once(settings, nodes)
         placed = place_roles(strategy, shares.positions, nodes)
-        for (index, duty), multiplicity in placed.roles.items():
+        for (index, leader_index), multiplicity in placed.roles.items():
             shared = shares.distinct[index]
             buckets = exchange_axes and zero_stage(strategy) < 2
             exchanged = once.exchanged(shared.network).buckets.notes if buckets else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
             number = f" {index}" if len(shares.distinct) > 1 else ""
             if nodes is not None and nodes.leaders:
-                number += f", leader {duty}" if duty < nodes.leaders else ", led"
-            roles.append(self._build_role(shared, strategy, once, works, number, multiplicity, duty))
+                number += f", leader {leader_index}" if leader_index < nodes.leaders else ", led"
+            roles.append(self._build_role(shared, strategy, once, works, number, multiplicity, leader_index))
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -182,9 +182,9 @@ class NestedPlanner:
         works: dict[Work, int],
         number: str,
         multiplicity: int,
-        duty: int,
+        leader_index: int,
     ) -> Role:
-        """What ``multiplicity`` ranks of one duty on their nodes each do."""
+        """What ``multiplicity`` ranks of one leader index on their nodes each do."""
         network, axes = shared.network, group_axes(strategy, Trait.REPLICATES)
         builder, settings = RoleBuilder(works), once.settings
         updating = [planner for planner in self._planners if isinstance(planner, UpdatingPlanner)]
@@ -202,7 +202,7 @@ class NestedPlanner:
         buckets, setup = once.exchanged(network)
         received = add_buffer_broadcasts(builder, network, ranks, axes)
         steps.add_but_last(received)
-        nodes = None if once.nodes is None else (once.nodes, duty)
+        nodes = None if once.nodes is None else (once.nodes, leader_index)
         exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
         last_task = -1
         for layer, last_task in steps.add_last(received):

@@ -217,7 +217,7 @@ class _RankPlan:
         add_weight_update(update, weight_update(held, self._settings), self._settings)
         # It follows all that the actions are done with.
         rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
-        awaited = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
+        blocking = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
         return Role(
             name=name,
             multiplicity=multiplicity,
@@ -225,7 +225,7 @@ class _RankPlan:
             stream=np.append(tasks.stream, np.array(update.stream, np.int32)),
             work=np.append(tasks.work, np.array(update.work, np.int32)),
             dependency_start=np.append(tasks.dependency_start, rows),
-            dependencies=np.concatenate([tasks.dependencies, tasks.done, awaited]),
+            dependencies=np.concatenate([tasks.dependencies, tasks.done, blocking]),
             action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
             setup=self._setup(),
             handshake=self._handshake(),

@@ -50,8 +50,8 @@ class ActionTasks:
             computed, done: as the attributes, but numbered as the builder does.
         """
         bounds = np.array(builder.dependency_start[start:], np.int32)
-        awaited = np.array(builder.dependencies[bounds[0] :], np.int32)
-        before, own = awaited == BEFORE, awaited >= start
+        blocking = np.array(builder.dependencies[bounds[0] :], np.int32)
+        before, own = blocking == BEFORE, blocking >= start
         base = np.where(before, np.int32(_BEFORE), np.where(own, np.int32(_OWN), np.int32(_FORWARD)))
         return cls(
             phase=np.array(builder.phase[start:], np.int32),
@@ -59,7 +59,7 @@ class ActionTasks:
             work=np.array(builder.work[start:], np.int32),
             waits=np.diff(bounds),
             base=base,
-            offset=np.where(before, np.int32(0), np.where(own, awaited - np.int32(start), awaited)),
+            offset=np.where(before, np.int32(0), np.where(own, blocking - np.int32(start), blocking)),
             computed=computed - start,
             done=np.array(done, np.int32) - np.int32(start),
         )
@@ -90,17 +90,17 @@ def repeat(distinct: Sequence[ActionTasks], kinds: NDArray[np.integer], forwards
     # Nothing stands before the first action, which waits for nothing there.
     bases = np.stack([starts, starts[forwards], np.append(0, computed[:-1])])
     tasks = _rows([len(action.phase) for action in distinct], kinds)
-    awaited = _rows([len(action.base) for action in distinct], kinds)
+    blocking = _rows([len(action.base) for action in distinct], kinds)
     done = _rows([len(action.done) for action in distinct], kinds)
     waits = _joined([action.waits for action in distinct])[tasks.items]
-    base, offset = (_joined([getattr(action, name) for action in distinct])[awaited.items] for name in _DEPENDENCY)
+    base, offset = (_joined([getattr(action, name) for action in distinct])[blocking.items] for name in _DEPENDENCY)
     phase, stream, work = (_joined([getattr(action, name) for action in distinct])[tasks.items] for name in _TASK)
     return Repeated(
         phase=phase,
         stream=stream,
         work=work,
         dependency_start=np.concatenate([[0], np.cumsum(waits)]).astype(np.int32),
-        dependencies=(bases[base, awaited.action] + offset).astype(np.int32),
+        dependencies=(bases[base, blocking.action] + offset).astype(np.int32),
         action=tasks.action.astype(np.int32),
         done=(starts[done.action] + _joined([action.done for action in distinct])[done.items]).astype(np.int32),
     )

@@ -34,10 +34,10 @@ def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     sharded = zero_stage(plan.strategy) > 0
     if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, Trait.STAGES) > 1:
         return np.zeros(len(plan.works), bool)
-    return np.array([_is_awaited(plan, index) for index in range(len(plan.works))], bool)
+    return np.array([_is_blocking(plan, index) for index in range(len(plan.works))], bool)
 
 
-def _is_awaited(plan: Plan, work: int) -> bool:
+def _is_blocking(plan: Plan, work: int) -> bool:
     if not (plan.works[work].is_of_layer and plan.works[work].meets):
         return False
     phases = {int(phase) for role in plan.roles for phase in np.unique(role.phase[role.work == work])}
@@ -46,12 +46,12 @@ def _is_awaited(plan: Plan, work: int) -> bool:
 
 def _taking_part(plan: Plan, work: Work) -> float:
     """Share of the ranks that take part in all-reduces between nodes: of some leaders of a node, they alone do."""
-    if not isinstance(work, Collective) or work.reach != "between nodes":
+    if not isinstance(work, Collective) or work.scope != "between nodes":
         return 1.0
     alike = [
         index
         for index, other in plan.of_kind(Collective).items()
-        if (other.operation, other.axes, other.reach) == (work.operation, work.axes, work.reach)
+        if (other.operation, other.axes, other.scope) == (work.operation, work.axes, work.scope)
     ]
     ranks = sum(role.multiplicity for role in plan.roles if np.isin(role.work, alike).any())
     return ranks / plan.strategy.ranks
@@ -78,7 +78,7 @@ def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool
     """Per task of a role, likewise, but for what is sent."""
     found = np.zeros(role.tasks, bool)
     stream, phase = role.stream.tolist(), role.phase.tolist()
-    starts, awaited = role.dependency_start.tolist(), role.dependencies.tolist()
+    starts, blocking = role.dependency_start.tolist(), role.dependencies.tolist()
     last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
     run: list[int] = []
     waited_for = False
@@ -89,7 +89,7 @@ def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool
             found[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
 
     for task in _communicating_or_waiting_for_it(role):
-        waits_for = awaited[starts[task] : starts[task + 1]]
+        waits_for = blocking[starts[task] : starts[task + 1]]
         if stream[task] == Stream.COMPUTE:
             waited_for = waited_for or any(other in run for other in waits_for)
             continue

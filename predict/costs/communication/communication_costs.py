@@ -146,7 +146,7 @@ class CommunicationCosts:
         found = CommunicationCost(cost, modes)
         if call.after_compute:
             return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
-        if work.reach != "group":
+        if work.scope != "group":
             # One of several in turn: it finds what the one before has left.
             return self._in_turn(found, work, level, seconds_of)
         return found
@@ -269,7 +269,7 @@ class CommunicationCosts:
     def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""
         span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
-        if work.reach == "node":
+        if work.scope == "node":
             members = members_of(strategy, work, 0)
             span = members[-1] - members[0] + 1
         outermost = self.cluster.levels[-1]
@@ -292,7 +292,7 @@ class CommunicationCosts:
 
     def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
         """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
-        if work.reach != "group":
+        if work.scope != "group":
             of_node = self.cluster.ranks_per_node
             return sum(rank < of_node for rank in members_of(strategy, work, 0))
         stride = math.prod(axis.degree for axis in strategy.axes[max(work.axes) + 1 :])

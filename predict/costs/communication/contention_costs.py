@@ -75,7 +75,7 @@ class ContentionCosts:
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""
-        key = work.axes, work.reach, work.per_node, level.name, strategy
+        key = work.axes, work.scope, work.per_node, level.name, strategy
         if key not in self._groups:
             self._groups[key] = self._count(work, level, strategy)
         return self._groups[key]
@@ -90,7 +90,7 @@ class ContentionCosts:
         for rank in range(min(unit, strategy.ranks)):
             place = strategy.coordinates(rank)
             group = tuple(place[i] for i in apart)
-            if work.reach == "between nodes":
+            if work.scope == "between nodes":
                 # Ranks at unlike places of a node are in groups of their own.
                 group += (group_of(strategy, work.axes, rank).index(rank) % work.per_node,)
             found.add(group)

@@ -20,4 +20,4 @@ def beside(priced: Priced, operation: str, work: Communication, known: KnownCost
         return priced._replace(cost=cost)
     factor, sd = found
     # Compute stands still while it is waited for: there is nothing else that it is slowed beside.
-    return priced._replace(cost=cost, slowdown=(1.0, factor), slowdown_sd=(0.0, sd), awaited=True)
+    return priced._replace(cost=cost, slowdown=(1.0, factor), slowdown_sd=(0.0, sd), blocking=True)

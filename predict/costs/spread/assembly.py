@@ -14,8 +14,8 @@ class Priced(NamedTuple):
     """A part with its cost, how often it occurs, which measurement it shares, and its own modes.
 
     Attributes:
-        slowdown: of compute and of communication side by side; of what is awaited the latter beside an all-reduce.
-        awaited: a call that goes on beside an all-reduce in flight instead of queueing behind it.
+        slowdown: of compute and of communication side by side; of what is blocking the latter beside an all-reduce.
+        blocking: a call that goes on beside an all-reduce in flight instead of queueing behind it.
     """
 
     cost: Cost
@@ -25,7 +25,7 @@ class Priced(NamedTuple):
     modes: tuple[tuple[str, float], ...] = ()
     slowdown: tuple[float, float] = (1.0, 1.0)
     slowdown_sd: tuple[float, float] = (0.0, 0.0)
-    awaited: bool = False
+    blocking: bool = False
 
 
 def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:

@@ -53,20 +53,20 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         quantiles: of an iteration over the median, at evenly spaced probabilities from 0 to 1.
         samples: how many iterations they rest on.
-        tied_share: omega, of the variance: from 0 (events are slow by themselves) to 1 (the whole iteration is).
+        common_variance: omega, of the variance: from 0 (events are slow by themselves) to 1 (the whole iteration is).
         own_weight: what the square of an event's own relative deviation counts for.
     """
 
     quantiles: tuple[float, ...] = (1.0, 1.0)
     samples: int = 1
-    tied_share: float = 1.0
+    common_variance: float = 1.0
     own_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.quantiles) < 2:
             raise ValueError("quantiles has to hold at least two numbers")
-        if not 0 <= self.tied_share <= 1:
-            raise ValueError(f"tied_share has to lie between 0 and 1, not {self.tied_share}")
+        if not 0 <= self.common_variance <= 1:
+            raise ValueError(f"common_variance has to lie between 0 and 1, not {self.common_variance}")
 
     @cached_property
     def _pulled_in(self) -> Floats:
@@ -132,9 +132,9 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         return np.asarray(own_relative_sd * self.relative_sd * math.sqrt(self.own_weight))
 
-    def tied_deviation(self, probabilities: Floats) -> Floats:
+    def common_deviation(self, probabilities: Floats) -> Floats:
         """By how much all of a rank's compute is slower than in the mean, at probabilities."""
-        return np.asarray(self.deviation(probabilities) * math.sqrt(self.tied_share))
+        return np.asarray(self.deviation(probabilities) * math.sqrt(self.common_variance))
 
     def deviation(self, probabilities: Floats) -> Floats:
         """By how much an iteration is slower than the mean one, at probabilities."""
@@ -146,17 +146,17 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What to say of the wait for so many ranks."""
         if ranks <= 1:
             return ()
-        found = [Remark("the slowest rank's lag takes ranks as slow independently of each other", False)]
+        found = [Remark("the straggler factor takes ranks as slow independently of each other", False)]
         if self.samples < ranks:
-            text = f"lag of the slowest rank beyond {self.samples} ranks: as many iterations were measured"
+            text = f"straggler factor beyond {self.samples} ranks: as many iterations were measured"
             found.append(Remark(text, True))
         return tuple(found)
 
 
 class Parting(NamedTuple):
-    """How a spread parts: ``tied_share`` and ``own_weight`` as of :class:`RankSpread`."""
+    """How a spread parts: ``common_variance`` and ``own_weight`` as of :class:`RankSpread`."""
 
-    tied_share: float
+    common_variance: float
     own_weight: float
 
 

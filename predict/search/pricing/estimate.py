@@ -1,7 +1,7 @@
 """Seconds of every candidate, estimated from below with arrays: to choose which of them to predict exactly.
 
 With f_i and b_i forward and backward of a micro-batch on rank i of p (layers' seconds by the share of their FLOPs,
-times the least lag of the last rank, and what compute waits for; what is computed again is backward's), S
+times the least straggler factor of the last rank, and what compute waits for; what is computed again is backward's), S
 micro-batches, t what is sent over a cut, and X_i the last backward with the exchange of gradients that it hides,
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
@@ -278,8 +278,8 @@ class Estimates:
     def _work(self, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
-        lag = self._whole.lags(self._space.meshes, rows.mesh, rows.samples)
-        share = self._share[rows.shared] * lag[:, None]
+        straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
+        share = self._share[rows.shared] * straggler[:, None]
         sent_forward, sent_backward = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
         forward = forward * share + sent_forward
         backward = backward * share + sent_backward
@@ -287,7 +287,7 @@ class Estimates:
             own = rows.again == which
             backward[own] = self._again[which].added(forward[own], backward[own])
         parted = np.array([self._ranks if mesh.zero else 1 for mesh in self._space.meshes])
-        return _Work(forward, backward, update * lag * self._updated[rows.shared] / parted[rows.mesh])
+        return _Work(forward, backward, update * straggler * self._updated[rows.shared] / parted[rows.mesh])
 
     def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
         key = ranks, stages_per_rank

@@ -127,7 +127,7 @@ class WholeLayers:
         forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
         return forward[place], backward[place], np.array([row.update for row in rows])[place]
 
-    def lags(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
+    def stragglers(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
         """:func:`least_lag` of ranks of the meshes with those indices."""
         first, kind = alike(mesh, samples)
         spreads = [self._model.rank_spread(self._place(number)) for number in samples[first].tolist()]
@@ -144,9 +144,9 @@ def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:
 
     Of a pipeline's stages, each of the last of the ranks that share its layers, the slowest of all replicas is late in
     the measure of how far replicas come apart: least where every stage has an equal part in that (as in
-    :mod:`predict.simulation.pipelines.pipeline_lateness`, whose draws may fall below it).
+    :mod:`predict.simulation.pipelines.pipeline_straggler`, whose draws may fall below it).
     """
-    tied = math.sqrt(spread.tied_share)
+    tied = math.sqrt(spread.common_variance)
     if mesh.stages == 1:
         return 1.0 + tied * spread.wait(ranks)
     sharing = mesh.shared.degree if mesh.shared else 1

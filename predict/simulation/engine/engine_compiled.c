@@ -40,7 +40,7 @@ typedef struct {
     Beside *beside;
     double now;
     int32_t width, compute, communication; /* lanes of a role, and which of them slow each other */
-    int32_t awaited;                       /* the one whose tasks are slowed beside those of communication */
+    int32_t blocking;                       /* the one whose tasks are slowed beside those of communication */
     int32_t active, finished;
 } Run;
 
@@ -99,7 +99,7 @@ static void take_out(Run *run, int32_t index) {
 static void count_beside(Run *run, int32_t role) {
     const Lane *lanes = run->lanes + (size_t)role * run->width;
     Beside *beside = &run->beside[role];
-    if (lanes[run->communication].task >= 0 || lanes[run->awaited].task >= 0) {
+    if (lanes[run->communication].task >= 0 || lanes[run->blocking].task >= 0) {
         double passed = run->now - beside->since;
         if (lanes[run->compute].task >= 0) beside->overlap += passed;
         else beside->exposed += passed;
@@ -120,9 +120,9 @@ static void stretch_to(Run *run, int32_t index, double stretch) {
 
 static void set_rates(Run *run, int32_t role) {
     int32_t compute = role * run->width + run->compute, other = role * run->width + run->communication;
-    int32_t awaited = role * run->width + run->awaited;
-    int32_t exchange = run->lanes[other].task, call = run->lanes[awaited].task;
-    if (call >= 0) stretch_to(run, awaited, exchange >= 0 ? run->slow_communication[call] : 1.0);
+    int32_t blocking = role * run->width + run->blocking;
+    int32_t exchange = run->lanes[other].task, call = run->lanes[blocking].task;
+    if (call >= 0) stretch_to(run, blocking, exchange >= 0 ? run->slow_communication[call] : 1.0);
     if (exchange >= 0 && run->lanes[compute].task >= 0) {
         stretch_to(run, compute, run->slow_compute[exchange]);
         stretch_to(run, other, run->slow_communication[exchange]);
@@ -227,7 +227,7 @@ static int lengths_agree(const Py_ssize_t *length, Py_ssize_t lanes, Py_ssize_t 
     return length[OVERLAP] == lanes / width && length[EXPOSED] == lanes / width;
 }
 
-static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication, int awaited) {
+static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication, int blocking) {
     Py_ssize_t length[ARRAYS], lanes, tasks;
     Run run = {0};
     PyObject *result = NULL;
@@ -258,7 +258,7 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
         run.width = width;
         run.compute = compute;
         run.communication = communication;
-        run.awaited = awaited;
+        run.blocking = blocking;
         start_all(&run, views[LANE_START].buf, (int32_t)lanes);
         while (run.active) finish_first(&run);
         for (Py_ssize_t role = 0; role < lanes / width; role++) {
@@ -280,20 +280,20 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
 static PyObject *run_events(PyObject *module, PyObject *arguments) {
     PyObject *objects[ARRAYS], *result;
     Py_buffer views[ARRAYS];
-    int width, compute, communication, awaited;
+    int width, compute, communication, blocking;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
                           &objects[4], &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10],
-                          &objects[11], &width, &compute, &communication, &awaited))
+                          &objects[11], &width, &compute, &communication, &blocking))
         return NULL;
     if (width < 1 || compute < 0 || compute >= width || communication < 0 || communication >= width
-        || awaited < 0 || awaited >= width || compute == communication || awaited == compute
-        || awaited == communication) {
+        || blocking < 0 || blocking >= width || compute == communication || blocking == compute
+        || blocking == communication) {
         PyErr_SetString(PyExc_ValueError, "a role has no three such lanes");
         return NULL;
     }
     if (!open_arrays(objects, views)) return NULL;
-    result = simulate_arrays(views, width, compute, communication, awaited);
+    result = simulate_arrays(views, width, compute, communication, blocking);
     for (int i = 0; i < ARRAYS; i++) PyBuffer_Release(&views[i]);
     return result;
 }

@@ -56,19 +56,19 @@ def run_events(
     lanes_per_role: int,
     compute: int,
     communication: int,
-    awaited: int,
+    blocking: int,
 ) -> int:
     """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when.
 
     Args:
         start_s, end_s: written, per task. overlap_s, exposed_s: written, per role.
-        lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. awaited: the
+        lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. blocking: the
             one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
 
     Returns:
         How many tasks ended: fewer than all where they wait for each other in a circle.
     """
-    lanes = compute, communication, awaited
+    lanes = compute, communication, blocking
     run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes)
     run.prepare(seconds, compute_slowdown, communication_slowdown)
     finished = run.to_the_end()
@@ -153,10 +153,10 @@ class _Run:
         return True
 
     def _set_rates(self, role: int) -> None:
-        compute, other, awaited = self._slowed[role]
-        exchange, call = self._lanes[other].task, self._lanes[awaited].task
+        compute, other, blocking = self._slowed[role]
+        exchange, call = self._lanes[other].task, self._lanes[blocking].task
         if call != _IDLE:
-            self._stretch_to(awaited, 1.0 if exchange == _IDLE else self._slow_communication[call])
+            self._stretch_to(blocking, 1.0 if exchange == _IDLE else self._slow_communication[call])
         if exchange != _IDLE and self._lanes[compute].task != _IDLE:
             self._stretch_to(compute, self._slow_compute[exchange])
             self._stretch_to(other, self._slow_communication[exchange])
@@ -175,8 +175,8 @@ class _Run:
 
     def _count_beside(self, role: int) -> None:
         """Count the time since the role's lanes last changed, before they change again."""
-        compute, other, awaited = self._slowed[role]
-        if self._lanes[other].task != _IDLE or self._lanes[awaited].task != _IDLE:
+        compute, other, blocking = self._slowed[role]
+        if self._lanes[other].task != _IDLE or self._lanes[blocking].task != _IDLE:
             beside = self.exposed if self._lanes[compute].task == _IDLE else self.overlap
             beside[role] += self._now - self._counted_s[role]
         self._counted_s[role] = self._now

@@ -1,1 +1,1 @@
-"""Pipelines, whose stages wait for each other: their simulation, their lateness, stages that share a host."""
+"""Pipelines, whose stages wait for each other: their simulation, their stragglers, stages that share a host."""

@@ -5,7 +5,7 @@ communication stream, beside compute. ParaDL's closed form assumes otherwise: st
 computed while a transfer is under way. ``overlapped=False`` puts in the second assumption; with equal stages both then
 agree.
 
-Replicas of a stage are one role: what slows the slowest of them is in the lag, as without a pipeline. Where an axis
+Replicas of a stage are one role: the straggler factor slows the slowest of them, as without a pipeline. Where an axis
 shares layers, ranks at one position along it form a line of roles from the first stage to the last, which receive from
 and send to each other alone; lines that differ are simulated each by itself, the slowest is the answer. Communication
 for layers waits on the rank's communication stream behind what it sends.
@@ -28,7 +28,7 @@ from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.phases import PhasedTasks, timing_of_stages
-from predict.simulation.simulator import LANES, Timeline, condense, couple, simulate
+from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
 
 Places = NDArray[np.intp]
@@ -44,10 +44,10 @@ def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 class PipelineSimulation:
-    """A pipeline's plan, condensed and joined once, to be run under many costs of its works.
+    """A pipeline's plan, coalesced and joined once, to be run under many costs of its works.
 
     Args:
-        lag: per work, how much longer the slowest rank takes.
+        straggler: per work, how much longer the slowest rank takes.
         overlapped: false lets a rank compute nothing while it sends.
         merge: false keeps every task a segment of its own.
         slower: per role, how many times longer its rank computes; empty for all alike. slow_copies: whether it copies
@@ -57,14 +57,14 @@ class PipelineSimulation:
     def __init__(
         self,
         plan: Plan,
-        lag: Floats,
+        straggler: Floats,
         *,
         overlapped: bool = True,
         merge: bool = True,
         slower: Sequence[float] = (),
         slow_copies: bool = True,
     ) -> None:
-        self._lines = [line.with_lag(lag) for line in _coupled(Same(plan), overlapped, merge)]
+        self._lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
         for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
@@ -119,10 +119,10 @@ class Computing(NamedTuple):
     task_segment: NDArray[np.integer]
 
 
-# What ranks of a host take from each other, the lag and the answer are all simulated of one plan.
+# What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan.
 @functools.lru_cache(maxsize=1)
-def _coupled(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
-    """The lines of a plan, without lag."""
+def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
+    """The lines of a plan, without straggler factor."""
     plan = same.thing
     transfers = _Transfers(plan)
     return tuple(
@@ -145,24 +145,24 @@ class _Line:
     ) -> None:
         roles = [role if overlapped else transfers.with_blocking_sends(role) for role in stages]
         ends = [transfers.ends(role) for role in roles]
-        condensed = [
-            condense(role, merge=merge, waiting=_chosen(own, "receive"), waited_for=_chosen(own, "send"))
+        coalesced = [
+            coalesce(role, merge=merge, waiting=_chosen(own, "receive"), waited_for=_chosen(own, "send"))
             for role, own in zip(roles, ends, strict=True)
         ]
         segments = [
-            {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(condensed, ends, strict=True)
+            {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(coalesced, ends, strict=True)
         ]
-        self._graph = couple([each.graph for each in condensed], _matches(segments))
+        self._graph = merge_graphs([each.graph for each in coalesced], _matches(segments))
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
-        self._task_lag = np.ones(len(self.task_work))
+        self._task_straggler = np.ones(len(self.task_work))
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
-        starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
+        starts = np.cumsum([0, *(each.graph.tasks for each in coalesced)])
         self._segment = _as_places(
-            np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
+            np.concatenate([each.segment + start for each, start in zip(coalesced, starts, strict=False)])
         )
-        first = [each.first for each in condensed]
+        first = [each.first for each in coalesced]
         self._segment_work = _as_places(
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         )
@@ -170,26 +170,26 @@ class _Line:
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
         names = names_of_layer_communication(plan.works)
         self._phased = PhasedTasks(
-            phase=np.concatenate([each.phase for each in condensed]),
+            phase=np.concatenate([each.phase for each in coalesced]),
             computes=self._on_compute,
             names=tuple(names[work] for work in self._segment_work.tolist()),
             stage=self._role,
         )
 
-    def with_lag(self, lag: Floats) -> _Line:
+    def with_straggler(self, straggler: Floats) -> _Line:
         """The same line, whose works take so much longer each."""
         other = copy.copy(self)
-        other._task_lag = lag[self.task_work]
+        other._task_straggler = straggler[self.task_work]
         return other
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
         """Let each stage compute, and copy where copies take longer too, so many times longer."""
         longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
-        self._task_lag *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
+        self._task_straggler *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
 
     def task_seconds(self, seconds: Floats) -> Floats:
         """Per task, from seconds per work."""
-        return np.asarray(seconds[self.task_work] * self._task_lag)
+        return np.asarray(seconds[self.task_work] * self._task_straggler)
 
     def run(
         self,

@@ -358,8 +358,8 @@ def test_input_tasks_gate_the_first_task_of_every_stream(
     free, ends = dict.fromkeys(Stream, 0.0), []
     rows = itertools.pairwise(role.dependency_start.tolist())
     for task, (begin, end) in enumerate(rows):
-        awaited = [ends[other] for other in role.dependencies[begin:end].tolist()]
-        start = max([free[Stream(int(role.stream[task]))], *awaited])
+        blocking = [ends[other] for other in role.dependencies[begin:end].tolist()]
+        start = max([free[Stream(int(role.stream[task]))], *blocking])
         ends.append(start + float(lasting[task]))
         free[Stream(int(role.stream[task]))] = ends[-1]
     assert line.end_s == pytest.approx(ends)

@@ -102,8 +102,8 @@ def test_arrivals_at_collectives_are_those_of_one_clock(measured: Path) -> None:
         assert aligned.clock_error_s is not None
         # Of the other host both ranks are off alike, by what was known to be possible.
         np.testing.assert_allclose(aligned.arrivals_s, truth, rtol=0, atol=aligned.clock_error_s)
-        lags = truth.max(axis=0) - truth.min(axis=0)
-        np.testing.assert_allclose(aligned.lags_s(), lags, rtol=0, atol=2 * aligned.clock_error_s)
+        stragglers = truth.max(axis=0) - truth.min(axis=0)
+        np.testing.assert_allclose(aligned.lags_s(), stragglers, rtol=0, atol=2 * aligned.clock_error_s)
 
 
 def test_the_late_rank_and_the_drifting_clock_are_named(measured: Path) -> None:

@@ -27,7 +27,7 @@ from predict.costs.communication.context_costs import ContextCosts, Wanted
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.prepared import price
-from predict.simulation.simulator import condense, simulate, task_graph
+from predict.simulation.simulator import coalesce, simulate, task_graph
 from predict.timeline.timeline import timeline_of
 from predict.workload import Configuration, evaluator_named
 
@@ -154,13 +154,13 @@ def test_a_call_is_slowed_only_while_an_all_reduce_runs() -> None:
     builder.add(halo, Phase.WU, Stream.COMPUTE, (call,))
     role = builder.build("role", 2)
     costs = np.array([1.0, 4.0, 2.0, 2.0, 1.0]), np.array([1.0, 2.0, 1.0, 1.0, 1.0]), np.array([1.0, 4.0, 1, 4.0, 1])
-    awaited = np.arange(5) == 3
-    line = simulate(task_graph(role, awaited=awaited), *costs)
+    blocking = np.arange(5) == 3
+    line = simulate(task_graph(role, blocking=blocking), *costs)
     assert line.end_s.tolist() == pytest.approx([1.0, 8.0, 5.0, 9.25, 10.25])
     assert (line.overlap_s, line.exposed_communication_s) == pytest.approx((4.0, 4.25))
     # On the stream of the all-reduce it waits for all of it.
     assert simulate(task_graph(role), *costs).end_s.tolist() == pytest.approx([1.0, 8.0, 5.0, 10.0, 11.0])
-    merged = condense(role, awaited=awaited)
+    merged = coalesce(role, blocking=blocking)
     segments = simulate(merged.graph, merged.sum_seconds(costs[0]), *(each[merged.first] for each in costs[1:]))
     assert segments.iteration_s == pytest.approx(10.25)
 
@@ -247,7 +247,7 @@ def test_a_timeline_shows_halos_beside_the_exchange_without_double_counting() ->
     point = Configuration(strategy=parse_strategy("s2"), settings=settings)
     (line, *_) = timeline_of(price(model, point), settings.of(PipelineOptions).schedule).lines
     (role,) = line.roles
-    halos = np.isin(role.of_plan.work, sorted(role.awaited))
+    halos = np.isin(role.of_plan.work, sorted(role.blocking))
     exchange = role.of_plan.phase == Phase.GE
     beside = [
         np.any(exchange & (role.start_s < role.end_s[halo]) & (role.end_s > role.start_s[halo]))

@@ -164,7 +164,7 @@ def test_groups_at_once_are_those_that_share_a_link(
 def test_segments_leave_a_node_together_and_leaders_alone() -> None:
     found, parsed = costs(NODES), parse_strategy("d16")
     work = Collective(
-        operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,), reach="between nodes", per_node=4
+        operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,), scope="between nodes", per_node=4
     )
     level, _ = found.level(work, parsed)
     assert found.contention.groups_at_once(work, level, parsed) == 4

@@ -45,7 +45,7 @@ def plan(strategy: str, exchange: str, on_node: int | None, **options: Any) -> P
 def exchanged(found: Plan, role: int) -> list[tuple[str, str, int, int]]:
     """(operation, reach, bytes, ranks) of a role's exchange, in order."""
     works = [work for work in found.communication(role, phases=(Phase.GE,)) if isinstance(work, Collective)]
-    return [(work.operation, work.reach, work.message_bytes, work.ranks) for work in works]
+    return [(work.operation, work.scope, work.message_bytes, work.ranks) for work in works]
 
 
 def test_parts_of_a_bucket_have_a_leader_each() -> None:
@@ -57,7 +57,7 @@ def test_parts_of_a_bucket_have_a_leader_each() -> None:
             *(Step("all_reduce", "between nodes", count, start) for start, count in parts[local : local + 1]),
             *(Step("broadcast", "node", count, start, leader) for leader, (start, count) in enumerate(parts)),
         )
-    assert [groups.duty(local) for local in range(4)] == [0, 1, 2, 3]
+    assert [groups.leader_index(local) for local in range(4)] == [0, 1, 2, 3]
     # Of two elements the third leader gets none.
     assert [step.elements for step in groups.steps(2, 2)] == [1, 1, 1, 1]
 
@@ -69,7 +69,7 @@ def test_segments_are_padded() -> None:
         ("all_reduce", 3),
         ("all_gather", 3),
     ]
-    assert {groups.duty(local) for local in range(4)} == {0}
+    assert {groups.leader_index(local) for local in range(4)} == {0}
 
 
 def test_a_bucket_goes_through_its_chain_on_the_communication_stream() -> None:
@@ -116,15 +116,15 @@ def test_ranks_play_their_roles(strategy: str, on_node: int, leaders: int) -> No
             assert rank in members
             assert len(members) == work.ranks
             nodes = {member // on_node for member in members}
-            assert len(nodes) == (1 if work.reach == "node" else work.ranks)
-            if work.reach == "between nodes":
+            assert len(nodes) == (1 if work.scope == "node" else work.ranks)
+            if work.scope == "between nodes":
                 assert set(members) <= set(leading)
 
 
 def test_groups_stride_over_what_lies_inside() -> None:
     found = plan("d4f2", "leader", 4)
-    (first, *_) = [work for work in found.works if isinstance(work, Collective) and work.reach == "node"]
-    (between, *_) = [work for work in found.works if isinstance(work, Collective) and work.reach == "between nodes"]
+    (first, *_) = [work for work in found.works if isinstance(work, Collective) and work.scope == "node"]
+    (between, *_) = [work for work in found.works if isinstance(work, Collective) and work.scope == "between nodes"]
     assert members_of(found.strategy, first, 3) == (1, 3)
     assert members_of(found.strategy, first, 5) == (5, 7)
     assert members_of(found.strategy, between, 5) == (1, 5)

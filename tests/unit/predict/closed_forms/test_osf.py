@@ -221,8 +221,8 @@ def test_osf_overlaps_for_free_and_notes_both_scaling_factors() -> None:
     assert factors[0] > factors[1]
     text = "scaling factor (OSF) {:.4f}, without overlap (CSF) {:.4f}, weight update left out".format(*factors)
     assert text in osf.notes
-    # Neither has a lag, so neither speaks of one.
-    assert not any("lag" in note for note in (*osf.notes, *csf.notes))
+    # Neither has a straggler factor, so neither speaks of one.
+    assert not any("straggler factor" in note for note in (*osf.notes, *csf.notes))
     assert f"scaling factor (CSF) {factors[1]:.4f}, weight update left out" in csf.notes
 
 

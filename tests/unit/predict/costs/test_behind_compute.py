@@ -17,7 +17,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Reach, Stream, Transfer
+from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Scope, Stream, Transfer
 from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.calls import works_after_compute
@@ -255,7 +255,7 @@ def test_no_call_takes_less_than_a_sweeps() -> None:
     short = paired({1024: 0.25, 1 << 20: 0.25})
     assert behind_s(4096, measured("all_reduce", added_s=0.0, points=short)) == pytest.approx(swept_s(4096))
     costs = CommunicationCosts(profile_of(measured("all_reduce", points=short)), None, "gloo")
-    work = Collective(operation="all_reduce", message_bytes=4096, ranks=2, reach="node", per_node=2)
+    work = Collective(operation="all_reduce", message_bytes=4096, ranks=2, scope="node", per_node=2)
     assert costs.cost(work, parse_strategy("d2")).cost.seconds == pytest.approx(swept_s(4096))
 
 
@@ -268,13 +268,13 @@ def test_consecutive_calls_take_the_paired_ratio_without_added_latency() -> None
     """Segments of buckets: each is one of three operations, one after the other."""
     entry = measured("all_reduce", points=paired({1024: 3.0, 1 << 20: 3.0}))
     costs = CommunicationCosts(profile_of(entry), None, "gloo")
-    cases: tuple[tuple[Reach, str, int], ...] = (
+    cases: tuple[tuple[Scope, str, int], ...] = (
         ("group", "all_reduce", 1),
         ("node", "all_reduce", 3),
         ("node", "all_gather", 1),
     )
-    for reach, operation, ratio in cases:
-        work = Collective(operation=operation, message_bytes=1 << 18, ranks=2, reach=reach, per_node=2)
+    for scope, operation, ratio in cases:
+        work = Collective(operation=operation, message_bytes=1 << 18, ranks=2, scope=scope, per_node=2)
         alone = Collective(operation=operation, message_bytes=1 << 18, ranks=2)
         plain_s = costs.cost(alone, parse_strategy("d2")).cost.seconds
         assert costs.cost(work, parse_strategy("d2")).cost.seconds == pytest.approx(ratio * plain_s)

@@ -117,8 +117,8 @@ def test_drawn_iterations_spread_as_measured_for_any_tied_share(layer_iqr: float
     spread, _ = model.own_deviations(
         planner_for(parse_strategy("serial")).plan(CHAIN, parse_strategy("serial"), PlanSettings(batch=8))
     )
-    assert (spread.tied_share == 1) == (layer_iqr == 0)
-    assert (spread.tied_share == 0) == (layer_iqr == 2.0)
+    assert (spread.common_variance == 1) == (layer_iqr == 0)
+    assert (spread.common_variance == 0) == (layer_iqr == 2.0)
     slept = np.array(drawn_iterations(table, 0, 3000))
     role = table.of_rank(0)
     asked_s = role.update_s + sum(role.seconds(name, phase) for name, of in role.layers.items() for phase in of)

@@ -107,7 +107,7 @@ def test_each_bucket_point_reports_its_assumptions_and_omissions(profile: Path) 
     result = asked(profile, "--strategy", "data", "--ranks", "2,3,4", "--scaling", "strong", "--batch", "16")
     assert result.exit_code == 0, result.output
     assert "left out: batch 16 does not part over the 3 ranks of d3" in result.output
-    alike = "the slowest rank's lag takes ranks as slow independently of each other"
+    alike = "the straggler factor takes ranks as slow independently of each other"
     free = "osf takes overlap and copies as free and all ranks as equally fast"
     beyond = "extrapolated: all_reduce beyond 2 ranks"
     assert [result.stdout.count(line) for line in (alike, free, beyond)] == [2, 2, 1]

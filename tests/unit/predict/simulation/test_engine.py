@@ -21,7 +21,7 @@ from predict.simulation import simulator
 from predict.simulation.engine import engine_python
 from predict.simulation.simulator import LANES, TaskGraph, Timeline, simulate
 
-AWAITED = LANES - 1
+BLOCKING = LANES - 1
 
 
 class Case(NamedTuple):
@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn) -> Case:
     count, roles = draw(st.integers(0, 30)), draw(st.integers(1, 4))
     # No circles: a task waits for those before it alone, and lanes run in the order of numbers.
     lane = [
-        LANES * draw(st.integers(0, roles - 1)) + draw(st.sampled_from([0, 0, 1, 1, 2, AWAITED])) for _ in range(count)
+        LANES * draw(st.integers(0, roles - 1)) + draw(st.sampled_from([0, 0, 1, 1, 2, BLOCKING])) for _ in range(count)
     ]
     pairs = [(source, target) for target in range(count) for source in range(target) if lane[source] != lane[target]]
     edges = draw(st.sets(st.sampled_from(pairs), max_size=40)) if pairs else set()
@@ -69,7 +69,7 @@ def in_steps(case: Case) -> Timeline:
             break
         slow = dict.fromkeys(active, 1.0)
         for role in range(graph.roles):
-            compute, exchange, call = role * LANES, role * LANES + 1, role * LANES + AWAITED
+            compute, exchange, call = role * LANES, role * LANES + 1, role * LANES + BLOCKING
             if compute in active and exchange in active:
                 slow[compute] = case.compute[active[exchange]]
                 slow[exchange] = case.communication[active[exchange]]
@@ -78,7 +78,7 @@ def in_steps(case: Case) -> Timeline:
         passed = min(left[task] * slow[lane] for lane, task in active.items())
         now += passed
         for role in range(graph.roles):
-            if role * LANES + 1 in active or role * LANES + AWAITED in active:
+            if role * LANES + 1 in active or role * LANES + BLOCKING in active:
                 beside[role, int(role * LANES in active)] += passed
         for lane, task in list(active.items()):
             if left[task] * slow[lane] > passed:
@@ -157,7 +157,7 @@ def arrays(**changes: Ints) -> list[object]:
     }
     graph = {name: np.array(values, np.int32) for name, values in indices.items()} | changes
     ones, results = [np.ones(2) for _ in range(3)], [np.zeros(2), np.zeros(2), np.zeros(1), np.zeros(1)]
-    return [*graph.values(), *ones, *results, LANES, 0, 1, AWAITED]
+    return [*graph.values(), *ones, *results, LANES, 0, 1, BLOCKING]
 
 
 def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:

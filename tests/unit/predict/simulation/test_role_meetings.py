@@ -8,7 +8,7 @@ import pytest
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, FrameworkOverhead, Phase, Plan, Role, RoleBuilder, Stream, Work
 from predict.simulation.role_meetings import meetings
-from predict.simulation.simulator import couple, simulate, task_graph
+from predict.simulation.simulator import merge_graphs, simulate, task_graph
 
 COLLECTIVE_S = 0.5
 
@@ -53,7 +53,7 @@ def ends(plan: Plan, compute_s: list[list[float]]) -> list[float]:
         seconds += [next(computes) if stream == Stream.COMPUTE else COLLECTIVE_S for stream in role.stream]
     ones = np.ones(len(seconds))
     edges = list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))
-    line = simulate(couple(graphs, edges), np.array(seconds), ones, ones)
+    line = simulate(merge_graphs(graphs, edges), np.array(seconds), ones, ones)
     borders = np.cumsum([role.tasks for role in plan.roles])[:-1]
     return [float(own.max()) for own in np.split(line.end_s, borders)]
 

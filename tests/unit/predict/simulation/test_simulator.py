@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.plan.tasks import Collective, FrameworkOverhead, Phase, Role, RoleBuilder, Stream
 from predict.costs.sourced import Floats
-from predict.simulation.simulator import TaskGraph, Timeline, condense, simulate, task_graph
+from predict.simulation.simulator import TaskGraph, Timeline, coalesce, simulate, task_graph
 
 COMPUTE, EXCHANGE = Stream.COMPUTE, Stream.COMMUNICATION
 
@@ -85,14 +85,14 @@ def test_a_circle_is_refused() -> None:
 
 def test_compute_runs_merge_into_segments_up_to_each_wait() -> None:
     role = build([(COMPUTE, ()), (COMPUTE, (0,)), (COMPUTE, (1,)), (EXCHANGE, (1,)), (COMPUTE, (2,)), (COMPUTE, (3,))])
-    condensed = condense(role)
-    assert condensed.segment.tolist() == [0, 0, 1, 2, 1, 3]
-    assert condensed.sum_seconds(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).tolist() == [3.0, 8.0, 4.0, 6.0]
+    coalesced = coalesce(role)
+    assert coalesced.segment.tolist() == [0, 0, 1, 2, 1, 3]
+    assert coalesced.sum_seconds(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).tolist() == [3.0, 8.0, 4.0, 6.0]
 
 
 def test_segments_keep_phases_apart() -> None:
     role = build([(COMPUTE, ()), (COMPUTE, ())], [Phase.FW, Phase.BW])
-    assert condense(role).phase.tolist() == [Phase.FW, Phase.BW]
+    assert coalesce(role).phase.tolist() == [Phase.FW, Phase.BW]
 
 
 @st.composite
@@ -112,13 +112,13 @@ def roles(draw: st.DrawFn) -> tuple[Role, Floats, Floats, Floats]:
 def test_segments_take_what_their_tasks_take(case: tuple[Role, Floats, Floats, Floats]) -> None:
     role, seconds, compute, communication = case
     whole = simulate(task_graph(role), seconds, compute, communication)
-    condensed = condense(role)
-    first = np.unique(condensed.segment, return_index=True)[1]
-    parts = simulate(condensed.graph, condensed.sum_seconds(seconds), compute[first], communication[first])
+    coalesced = coalesce(role)
+    first = np.unique(coalesced.segment, return_index=True)[1]
+    parts = simulate(coalesced.graph, coalesced.sum_seconds(seconds), compute[first], communication[first])
     assert parts.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9, abs=1e-9)
     assert parts.overlap_s == pytest.approx(whole.overlap_s, rel=1e-9, abs=1e-9)
     for segment in range(len(first)):
-        members = np.flatnonzero(condensed.segment == segment)
+        members = np.flatnonzero(coalesced.segment == segment)
         assert parts.start_s[segment] == pytest.approx(whole.start_s[members[0]], rel=1e-9, abs=1e-9)
         assert parts.end_s[segment] == pytest.approx(whole.end_s[members[-1]], rel=1e-9, abs=1e-9)
 
@@ -127,10 +127,10 @@ def test_segments_take_what_their_tasks_take(case: tuple[Role, Floats, Floats, F
 def test_segments_across_phases_take_the_same_iteration(case: tuple[Role, Floats, Floats, Floats]) -> None:
     role, seconds, compute, communication = case
     whole = simulate(task_graph(role), seconds, compute, communication)
-    condensed = condense(role, across_phases=True)
-    first = np.unique(condensed.segment, return_index=True)[1]
-    parts = simulate(condensed.graph, condensed.sum_seconds(seconds), compute[first], communication[first])
-    assert len(first) <= len(condense(role).phase)
+    coalesced = coalesce(role, across_phases=True)
+    first = np.unique(coalesced.segment, return_index=True)[1]
+    parts = simulate(coalesced.graph, coalesced.sum_seconds(seconds), compute[first], communication[first])
+    assert len(first) <= len(coalesce(role).phase)
     assert parts.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9, abs=1e-9)
 
 

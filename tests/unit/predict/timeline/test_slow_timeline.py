@@ -73,8 +73,8 @@ def test_the_others_compute_at_their_pace_and_wait_in_collectives(text: str) -> 
     # Nobody comes to a collective after it began, and nothing ends behind the slow rank's.
     role, waits = others.of_plan, 0.0
     for task in met.tolist():
-        awaited = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
-        ready_s = float(others.end_s[awaited].max(initial=0.0))
+        blocking = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
+        ready_s = float(others.end_s[blocking].max(initial=0.0))
         assert ready_s <= others.start_s[task] + 1e-12
         waits = max(waits, others.start_s[task] - ready_s)
     assert waits > 0

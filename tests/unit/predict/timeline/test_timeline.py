@@ -99,8 +99,8 @@ def test_roles_that_differ_come_to_their_collectives_together(strategy: str, cha
         for task, index in enumerate(role.of_plan.work.tolist()):
             work = timeline.plan.works[index]
             # Each leader is in a group of its own between nodes.
-            if isinstance(work, Collective) and work.reach != "between nodes":
-                times.setdefault((work.operation, work.reach), []).append(float(role.start_s[task]))
+            if isinstance(work, Collective) and work.scope != "between nodes":
+                times.setdefault((work.operation, work.scope), []).append(float(role.start_s[task]))
         for kind, starts in times.items():
             for place, start_s in enumerate(starts):
                 met.setdefault((*kind, place), []).append(start_s)

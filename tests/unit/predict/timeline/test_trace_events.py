@@ -196,10 +196,10 @@ def test_arrows_lead_from_what_was_awaited(trace_of: Callable[..., dict[str, Any
     exchanged = [event for event in complete_events(trace) if event["name"] == "all_reduce"]
     assert len(starts) == len(ends) == len(exchanged) > 1
     for number, start in starts.items():
-        (awaited,), (collective,) = held_by(start, threads), held_by(ends[number], threads)
+        (blocking,), (collective,) = held_by(start, threads), held_by(ends[number], threads)
         assert collective["name"] == "all_reduce"
-        assert awaited["name"] == "copy into bucket"
-        assert awaited["ts"] + awaited["dur"] <= collective["ts"] + 1e-6
+        assert blocking["name"] == "copy into bucket"
+        assert blocking["ts"] + blocking["dur"] <= collective["ts"] + 1e-6
 
 
 @pytest.mark.parametrize("preset", ["naive", "pytorch", "caffe-mpi"])

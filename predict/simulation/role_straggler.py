@@ -42,7 +42,7 @@ class _Meeting(NamedTuple):
     at_end: int
 
 
-class RoleLateness:
+class RoleStraggler:
     """Seconds of a role's tasks with what the last rank is late, for any seconds of its tasks.
 
     Args:
@@ -72,7 +72,7 @@ class RoleLateness:
             copies = plan.of_sort(Sort.COPY)
             self._longer[copies[role.work[self._computing]]] = 1.0
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
-        self._tied = spread.tied_share
+        self._tied = spread.common_variance
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
         waits = np.diff([0.0, *(spread.wait(each.ranks, slower) for each in meetings)])
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
@@ -128,10 +128,10 @@ def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Flo
     called = _called_after(role, place)
     begins: dict[int, NDArray[np.integer]] = {}
     ends: dict[int, int] = {}
-    awaited = dict.fromkeys(np.flatnonzero(role.stream == Stream.COMMUNICATION).tolist(), -1)
+    blocking = dict.fromkeys(np.flatnonzero(role.stream == Stream.COMMUNICATION).tolist(), -1)
     for task, source in zip(*_waits_for_communication(role), strict=True):
-        awaited[source] = place[task] if awaited[source] < 0 else min(awaited[source], place[task])
-    for source, by in awaited.items():
+        blocking[source] = place[task] if blocking[source] < 0 else min(blocking[source], place[task])
+    for source, by in blocking.items():
         work = plan.works[role.work[source]]
         if not (isinstance(work, Communication) and work.meets):
             continue
@@ -159,13 +159,13 @@ def _called_after(role: Role, place: NDArray[np.integer]) -> list[int]:
     """Per task, how many compute tasks are done at the latest when it starts, as its own dependencies tell."""
     found = [0] * role.tasks
     last = [0] * len(Stream)
-    starts, awaited = role.dependency_start.tolist(), role.dependencies.tolist()
+    starts, blocking = role.dependency_start.tolist(), role.dependencies.tolist()
     streams, places = role.stream.tolist(), place.tolist()
     for task, stream in enumerate(streams):
         if stream == Stream.COMPUTE:
             found[task] = places[task] + 1
             continue
-        own = (found[other] for other in awaited[starts[task] : starts[task + 1]])
+        own = (found[other] for other in blocking[starts[task] : starts[task + 1]])
         found[task] = last[stream] = max(last[stream], *own, 0)
     return found
 
@@ -177,43 +177,43 @@ def _waits_for_communication(role: Role) -> tuple[list[int], list[int]]:
     return task[chosen].tolist(), role.dependencies[chosen].tolist()
 
 
-def late_tasks(priced: PricedPlan) -> list[Floats]:
+def straggler_tasks(priced: PricedPlan) -> list[Floats]:
     """Per role, seconds of its tasks as the last rank is expected to take for them."""
     plan, seconds = priced.plan, priced.costs.seconds
     if degree_of(plan.strategy, Trait.STAGES) > 1:
-        late = seconds * lag_of_works(priced)
+        late = seconds * straggler_of_works(priced)
         return [late[role.work] for role in plan.roles]
-    return [late_tasks_of(priced, role) for role in plan.roles]
+    return [straggler_tasks_of(priced, role) for role in plan.roles]
 
 
-def late_tasks_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> Floats:
+def straggler_tasks_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> Floats:
     """Seconds of a role's tasks as the last rank is expected to take for them, which is so many times slower or not."""
-    return lateness_of(priced, role, slower).of_tasks(priced.costs.seconds[role.work])
+    return role_straggler(priced, role, slower).of_tasks(priced.costs.seconds[role.work])
 
 
-def lag_of(priced: PricedPlan) -> Floats:
+def straggler_of(priced: PricedPlan) -> Floats:
     """Per work, how much longer the slowest rank takes, in the mean over the tasks of all roles."""
     plan = priced.plan
     late, alone = np.zeros(len(plan.works)), np.zeros(len(plan.works))
-    for role, seconds in zip(plan.roles, late_tasks(priced), strict=True):
+    for role, seconds in zip(plan.roles, straggler_tasks(priced), strict=True):
         late += np.bincount(role.work, weights=seconds, minlength=len(late))
         alone += np.bincount(role.work, weights=priced.costs.seconds[role.work], minlength=len(late))
     return np.divide(late, alone, out=np.ones(len(late)), where=alone > 0)
 
 
-def lag_of_works(priced: PricedPlan) -> Floats:
+def straggler_of_works(priced: PricedPlan) -> Floats:
     """Of a pipeline, per work: what computes is late."""
     punctual = priced.costs.is_communication | priced.plan.of_sort(Sort.INPUT)
-    return np.where(punctual, 1.0, priced.lag)
+    return np.where(punctual, 1.0, priced.straggler)
 
 
-def lateness_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLateness:
+def role_straggler(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleStraggler:
     """What the last rank of a role is late by, where its tasks end as they do when nobody is."""
     plan, spread, costs = priced.plan, priced.rank_spread, priced.costs
     end_s = np.zeros(role.tasks)
     if spread.wait(plan.strategy.ranks, slower):
         of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
-        graph = task_graph(role, awaited=priced.awaited_tasks(role))
+        graph = task_graph(role, blocking=priced.blocking_tasks(role))
         end_s = simulate(graph, *(of_work[role.work] for of_work in of_works)).end_s
     copies = priced.slow_copies
-    return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)
+    return RoleStraggler(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)

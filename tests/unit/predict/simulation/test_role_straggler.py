@@ -22,9 +22,9 @@ from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.costs.spread.stragglers import RankSpread, part_spread
-from predict.simulation.lateness import late_tasks, ranks_level
-from predict.simulation.pipelines import pipeline_lateness
+from predict.simulation.pipelines import pipeline_straggler
 from predict.simulation.prepared import price, workload_of
+from predict.simulation.role_straggler import ranks_level, straggler_tasks
 from predict.workload import Configuration
 
 CHAIN = make_network((64, 128, 256, 32))
@@ -107,8 +107,8 @@ def drawn_s(priced: PricedPlan, tied: np.ndarray, own_sd: np.ndarray) -> float:
     ends: list[np.ndarray] = []
     for task in range(role.tasks):
         work, stream = int(role.work[task]), Stream(int(role.stream[task]))
-        awaited = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
-        start = np.maximum.reduce([clock[stream], *(ends[other] for other in awaited)])
+        blocking = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
+        start = np.maximum.reduce([clock[stream], *(ends[other] for other in blocking)])
         seconds = priced.costs.seconds[work]
         described = plan.works[work]
         if isinstance(described, Communication):
@@ -166,9 +166,9 @@ def test_what_is_tied_follows_from_the_spread_of_events() -> None:
     for share in (0.0, 0.3, 1.0):
         own = 0.05**2 * (share + (1 - share) * 100)
         found = part_spread(quantiles, seconds, seconds * own**0.5, 1.0)
-        assert found.tied_share == pytest.approx(share, abs=0.01)
+        assert found.common_variance == pytest.approx(share, abs=0.01)
         # All of it adds up to the iteration's.
-        assert found.tied_share + found.own_weight * own / 100 == pytest.approx(1.0)
+        assert found.common_variance + found.own_weight * own / 100 == pytest.approx(1.0)
     assert part_spread(quantiles, seconds, seconds, 1.0) == (0.0, pytest.approx(100.0))
     assert part_spread((1.0, 1.0), seconds, seconds, 1.0) == part_spread(quantiles, seconds, 0 * seconds, 1.0) == (1, 0)
 
@@ -177,7 +177,7 @@ def test_what_is_tied_follows_from_the_spread_of_events() -> None:
     ("changes", "said"),
     [
         ({"quantiles": (1.0,)}, "at least two"),
-        ({"tied_share": 1.5}, "between 0 and 1"),
+        ({"common_variance": 1.5}, "between 0 and 1"),
         ({"quantiles": (1.0, np.inf)}, "finite"),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_expected_last_rank_equals_ranks_drawn_one_by_one(
     # What is measured of a single event holds its tied part as well.
     profile = profile_with(float(np.hypot(own_sd, LEVEL_SD * share**0.5)), normal_quantiles(LEVEL_SD))
     _, _, priced = priced_at(profile, text, **settings)  # type: ignore[arg-type]
-    assert priced.rank_spread.tied_share == pytest.approx(share, abs=0.02)
+    assert priced.rank_spread.common_variance == pytest.approx(share, abs=0.02)
     rng = np.random.default_rng(3)
     tied = LEVEL_SD * share**0.5 * rng.standard_normal((4000, priced.plan.strategy.ranks))
     # Shards' events are the whole layers' in size but for a factor, and spread by as much, relative to their time.
@@ -243,7 +243,7 @@ def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(
     replicas: int, stages: int, micro_batches: int, most_draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few of them are simulated."""
-    monkeypatch.setattr(pipeline_lateness, "_MOST_DRAWS", most_draws)
+    monkeypatch.setattr(pipeline_straggler, "_MOST_DRAWS", most_draws)
     network = make_network((64,) * (stages + 1))
     text = f"d{replicas}p{stages}" if replicas > 1 else f"p{stages}"
     settings = {"micro_batches": micro_batches}
@@ -281,19 +281,19 @@ def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(
 def test_draws_are_shifted_and_scaled_by_their_correlation() -> None:
     rng = np.random.default_rng(1)
     many, few = rng.normal(5.0, 2.0, 1000), rng.normal(5.0, 2.0, 6)
-    same = pipeline_lateness.steadied(3.0 + few, few, many)
+    same = pipeline_straggler.steadied(3.0 + few, few, many)
     assert same.mean() == pytest.approx(3.0 + many.mean())
     assert same.std(ddof=1) == pytest.approx(many.std())
-    half = pipeline_lateness.steadied(3.0 + 0.5 * few, few, many)
+    half = pipeline_straggler.steadied(3.0 + 0.5 * few, few, many)
     assert half.mean() == pytest.approx(3.0 + 0.5 * many.mean())
     # What falls where the likeness rises tells nothing, and neither does what never moves.
     for drawn, like in ((3.0 - few, few), (few, np.ones(6)), (np.ones(6), few)):
-        assert pipeline_lateness.steadied(drawn, like, many) == pytest.approx(drawn)
+        assert pipeline_straggler.steadied(drawn, like, many) == pytest.approx(drawn)
 
 
 def test_a_pipeline_whose_ranks_do_not_differ_has_no_lag() -> None:
     _, _, priced = priced_at(profile_with(0.0, (1.0, 1.0)), "p2", micro_batches=2)
-    assert priced.lag == 1.0
+    assert priced.straggler == 1.0
 
 
 # Where ranks meet
@@ -311,7 +311,7 @@ def test_a_stretch_is_as_late_as_measured_for_any_tie() -> None:
         _, _, priced = priced_at(profile_with(own, quantiles), "d4")
         (role,) = priced.plan.roles
         computes = role.stream == Stream.COMPUTE
-        alone, (late,) = priced.costs.seconds[role.work], late_tasks(priced)
+        alone, (late,) = priced.costs.seconds[role.work], straggler_tasks(priced)
         assert late[computes].sum() == pytest.approx((1 + wait) * alone[computes].sum())
         assert np.array_equal(late[~computes], alone[~computes])
 
@@ -343,5 +343,5 @@ def test_a_changed_profile_moves_the_lag_of_single_events() -> None:
             for time in even.layer_times
         ),
     )
-    (before,), (after,) = (late_tasks(priced_at(profile, "f4")[2]) for profile in (even, uneven))
+    (before,), (after,) = (straggler_tasks(priced_at(profile, "f4")[2]) for profile in (even, uneven))
     assert after.sum() < before.sum()

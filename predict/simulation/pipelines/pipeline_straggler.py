@@ -17,7 +17,7 @@ is known for many x at once, so the mean is T' = mean T + b (E g - mean g) over 
 var T + b^2 (Var g - var g); b, the slope of T on g, is kept between 0 and 1 (a control variate).
 
 Of d replicas the last one is late by wait(d) in the measure of how far draws of one replica come apart. Stretched to a
-factor on all compute this is the lag of the whole pipeline. The draws are the same each time.
+factor on all compute this is the straggler factor of the whole pipeline. The draws are the same each time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Line(NamedTuple):
     own_relative_sd: Floats
 
 
-def pipeline_lag(priced: PricedPlan) -> float:
+def pipeline_straggler(priced: PricedPlan) -> float:
     """The factor on all compute with which the pipeline takes as long as is expected; 1 where nothing spreads."""
     spread, plan = priced.rank_spread, priced.plan
     if not spread.wait(plan.strategy.ranks):
@@ -121,7 +121,7 @@ class _Chance:
         """Of shape (draws, stages)."""
         parts = [self._generator.permutation(draws) for _ in self._of_stages]
         chances = (np.column_stack(parts) + self._generator.random((draws, len(parts)))) / draws
-        return self._spread.tied_deviation(chances ** (1 / self._sharing))
+        return self._spread.common_deviation(chances ** (1 / self._sharing))
 
     def added_seconds(self) -> Iterator[Floats]:
         """Per draw, of each task."""
