@@ -178,7 +178,6 @@ def test_what_is_tied_follows_from_the_spread_of_events() -> None:
     [
         ({"quantiles": (1.0,)}, "at least two"),
         ({"common_variance": 1.5}, "between 0 and 1"),
-        ({"quantiles": (1.0, np.inf)}, "finite"),
     ],
 )
 def test_a_spread_that_can_not_be_is_refused(changes: dict[str, object], said: str) -> None:
