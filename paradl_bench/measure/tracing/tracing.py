@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.batch_dependence import refuse_dependence
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.tracing.layouts import laid_out_as_on_a_cpu
 from paradl_bench.measure.tracing.module_paths import RunningModule, following_modules
 from paradl_bench.measure.tracing.own_checkpoints import Repeats, reentrant_checkpoints_run_once
 from paradl_bench.measure.tracing.traced_call import TracedCall
@@ -33,7 +34,7 @@ from paradl_bench.measure.tracing.traced_values import (
     without_own_state,
 )
 from paradl_bench.measure.tracing.variable_lifetimes import held_by_variables
-from paradl_bench.measure.tracing.watched_memory import MemoryWatch, laid_out_as_on_a_cpu
+from paradl_bench.measure.tracing.watched_memory import MemoryWatch
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor, Value
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
@@ -57,7 +58,6 @@ _META_BATCH = 10007
 _CPU_BATCH = 7
 # So few come first that a loop over samples is short.
 _FEW = (2, 3)
-_ATTENTION = "scaled_dot_product_attention"
 
 
 class _TracingMode(TorchFunctionMode):
@@ -86,16 +86,14 @@ class _TracingMode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = versions_of(tensors_in((args, kwargs or {})))
-        name = function_name(function)[0]
-        if name in self._kinds:
+        if function_name(function)[0] in self._kinds:
             result, flops = function(*args, **(kwargs or {})), 0
-            if name == _ATTENTION:
-                result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
         else:
             with FlopCounterMode(display=False) as counter:
                 result = function(*args, **(kwargs or {}))
             flops = counter.get_total_flops() // self.batch
         if is_operation(function, result):
+            result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
             self._record(
                 function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
             )

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
+from paradl_bench.measure.tracing.layouts import laid_out_as_on_a_cpu
 from paradl_bench.measure.tracing.traced_values import tensors_in
 from paradl_bench.network.graph import NEXT_FORWARD, Layer
 from paradl_bench.network.models.catalog import LoadedModel
@@ -43,6 +44,7 @@ class _Deaths(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if is_operation(function, result):
+            result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
             self._follow(tuple(tensors_in(output_of(function, args, result))))
             self.functions.append(function_name(function)[0])
         return result

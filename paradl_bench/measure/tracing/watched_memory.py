@@ -19,6 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from paradl_bench.measure.tracing.layouts import (
+    FAILS_WITHOUT_VALUES,
+    addresses_of,
+    as_it_lay,
+    is_tensor,
+    storages_of,
+)
 from paradl_bench.measure.tracing.traced_call import GradientLayout, TracedCall
 from paradl_bench.network.graph import BatchBytes, LayerMemory
 from paradl_bench.strategies.running.operations import output_of
@@ -54,7 +61,7 @@ class MemoryWatch:
         if key not in self._known:
             try:
                 self._known[key] = _watch(call, self._batch, plain)
-            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            except FAILS_WITHOUT_VALUES:
                 self._known[key] = None
         return self._known[key]
 
@@ -75,21 +82,6 @@ class MemoryWatch:
             return None
         found = self.watch(call)
         return None if found == self.watch(call, plain=True) else found
-
-
-def laid_out_as_on_a_cpu(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: torch.Tensor
-) -> torch.Tensor:
-    """What an attention returned on the meta device, with the strides of the kernel that devices run."""
-    if result.device.type != "meta":
-        return result
-    with FakeTensorMode():
-        # Devices return heads behind positions, so that putting heads together copies nothing.
-        own_args, own_kwargs = tree_map_only(torch.Tensor, _as_it_was, (args, kwargs))
-        strides = function(*own_args, **own_kwargs).stride()
-    if strides == result.stride():
-        return result
-    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta").copy_(result)
 
 
 def _described(tensor: torch.Tensor) -> str:
@@ -133,7 +125,7 @@ class _Moments(TorchDispatchMode):
             dense = storage.nbytes() == args[0].numel() * args[0].element_size()
             self._sum = _SumOfGradients(weakref.ref(storage), dense)
         result = function(*args, **(kwargs or {}))
-        for storage in _storages(result):
+        for storage in storages_of(result):
             address = storage._cdata
             if address not in self.known and address not in self._sizes:
                 self._sizes[address] = self.size_of(storage)
@@ -171,7 +163,7 @@ class _Moments(TorchDispatchMode):
     def made(self, values: Any) -> BatchBytes:
         """Bytes of tensors that operators made, each storage once."""
         total: BatchBytes = (0, 0)
-        for address, storage in {storage._cdata: storage for storage in _storages(values)}.items():
+        for address, storage in {storage._cdata: storage for storage in storages_of(values)}.items():
             if address not in self.known:
                 total = _sum(total, self.size_of(storage))
         return total
@@ -189,14 +181,6 @@ class _Moments(TorchDispatchMode):
             self._given, self._let_go = None, size
 
 
-def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-
-
-def _addresses(values: Any) -> set[int]:
-    return {storage._cdata for storage in _storages(values)}
-
-
 def _sum(one: BatchBytes, other: BatchBytes, times: int = 1) -> BatchBytes:
     return one[0] + times * other[0], one[1] + times * other[1]
 
@@ -205,7 +189,7 @@ def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
     """One call, on fake tensors; for real, of few samples, where fake ones do not tell."""
     if call.function.__name__ not in _FOR_REAL:
         with FakeTensorMode():
-            return _watch_on(_contiguous if plain else _as_it_was, call, batch, plain)
+            return _watch_on(_contiguous if plain else as_it_lay, call, batch, plain)
 
     def few(count: int) -> LayerMemory:
         def shrunk(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,10 +205,6 @@ def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
     while count < _MANY and count * kept[0] + kept[1] < _PAGES_BYTES:
         count *= 2
     return _in_proportion(few(count), few(2 * count), count)
-
-
-def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -265,24 +245,24 @@ def _watch_on(
     saved: set[int] = set()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.update(_addresses(tensor))
+        saved.update(addresses_of(tensor))
         # The tensor itself would hold the operation that made it.
         return tensor.detach()
 
-    moments = _Moments(batch, _addresses([*own.values(), *leaves]))
+    moments = _Moments(batch, addresses_of([*own.values(), *leaves]))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
         result = output_of(call.function, own_args, call.function(*own_args, **own_kwargs))
-        outputs = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
+        outputs = [leaf for leaf in tree_leaves(result) if is_tensor(leaf)]
     held, most = moments.now, moments.peak
     first = moments.made(outputs[:1])
     # What nobody keeps of the others is let go by who called.
-    passing = [output for output in outputs[1:] if not _addresses(output) & (saved | _addresses(outputs[:1]))]
+    passing = [output for output in outputs[1:] if not addresses_of(output) & (saved | addresses_of(outputs[:1]))]
     kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
     backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
-    aliases = bool(_addresses(outputs[:1]) & _addresses(list(own.values())))
+    aliases = bool(addresses_of(outputs[:1]) & addresses_of(list(own.values())))
     return LayerMemory(
-        inputs=tuple(i for i, t in enumerate(call.activations) if _addresses(own[id(t)]) & saved),
-        output=bool(_addresses(outputs[:1]) & saved),
+        inputs=tuple(i for i, t in enumerate(call.activations) if addresses_of(own[id(t)]) & saved),
+        output=bool(addresses_of(outputs[:1]) & saved),
         width=outputs[0].element_size(),
         kept=kept,
         forward=_sum(_sum(most, first, -1), kept, -1),
@@ -308,10 +288,6 @@ class _Backward(NamedTuple):
     passes: bool = False
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _watch_backward(
     moments: _Moments, outputs: list[torch.Tensor], leaves: list[torch.Tensor], layout: GradientLayout | None
 ) -> _Backward:
@@ -320,7 +296,7 @@ def _watch_backward(
     if differentiable is None:
         return _Backward()
     whole = torch.zeros((), dtype=differentiable.dtype, device=differentiable.device).expand(differentiable.shape)
-    moments.known |= _addresses(whole)
+    moments.known |= addresses_of(whole)
     before = moments.now
     moments.begin_backward()
     arrived: list[Any] = []
@@ -333,7 +309,7 @@ def _watch_backward(
         else:
             gradient = torch.empty(shape, dtype=differentiable.dtype, device="cpu")
         moments.give(gradient)
-        arrived.append((weakref.ref(gradient.untyped_storage()), moments.made(gradient), _addresses(gradient)))
+        arrived.append((weakref.ref(gradient.untyped_storage()), moments.made(gradient), addresses_of(gradient)))
         return gradient
 
     # A hook on a view that was assigned to crashes torch, unless its node has been asked for and is held.
@@ -344,7 +320,7 @@ def _watch_backward(
         gradients = [g for g in torch.autograd.grad(differentiable, leaves, whole, allow_unused=True) if g is not None]
     moments.settle()
     ((alive, given, addresses),) = arrived
-    passes = alive() is not None and bool(gradients) and _addresses(gradients) == addresses
+    passes = alive() is not None and bool(gradients) and addresses_of(gradients) == addresses
     there = _sum(given, (0, 0) if passes else moments.made(gradients))
     there = _sum(there, before)
     return _Backward(_sum(moments.peak, there, -1), _sum(moments.peak_if_held, there, -1), passes)

@@ -34,10 +34,11 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 
 
 def saves(layer: Layer) -> Saved:
-    """The mask by which the output was multiplied: an element each, or one a channel."""
+    """The mask by which the output was multiplied: an element each, or one a channel; what drops all draws none."""
     by_channel = layer.attributes["function"] not in ("dropout", "alpha_dropout")
     drawn = layer.output_shape[0] if by_channel else layer.output_elements
-    return Saved(mask=drawn if layer.attributes["training"] and layer.attributes["p"] else 0)
+    draws = bool(layer.attributes["training"]) and 0 < float(layer.attributes["p"]) < 1
+    return Saved(mask=drawn if draws else 0)
 
 
 def operands(layer: Layer, batch: int) -> Operands | None:

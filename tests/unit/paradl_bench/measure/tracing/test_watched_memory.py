@@ -147,6 +147,10 @@ def mixed_channels(own: Function, x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(F.relu(torch.einsum("bc...,cd->bd...", x, own.mix.weight), inplace=True))
 
 
+def flattened_norm(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return own.norm(mixed_channels(own, x)).flatten(1).tanh().view(x.shape)
+
+
 def changed_part(own: Function, x: torch.Tensor) -> torch.Tensor:
     y = x + 1
     y[:, :12].mul_(0.5)
@@ -240,6 +244,10 @@ NETWORKS |= {
 }
 NETWORKS |= {
     "mixed channels": lambda: OnImages(Function(mixed_channels, mix=nn.Linear(16, 16, bias=False))),
+    "normalised mixed channels": lambda: OnImages(
+        Function(flattened_norm, mix=nn.Linear(16, 16, bias=False), norm=nn.GroupNorm(4, 16))
+    ),
+    "dropout of all": lambda: OnImages(nn.Dropout(1.0)),
     "changed part": lambda: OnImages(Function(changed_part)),
     "views of their own": lambda: OnImages(sum_of_parts(lambda x: x.tensor_split(4, 1))),
     "views of one node": lambda: OnImages(sum_of_parts(lambda x: x.split(4, 1))),
