@@ -18,7 +18,7 @@ def run_in_process(
     where: Path, *arguments: str, main: Callable[[], None] = paradl_bench, program: str = "paradl-bench"
 ) -> CompletedProcess[str]:
     """What ``python -m paradl_bench ARGUMENTS`` gives in a directory; ranks that it starts are processes."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code = 0
     with (
         _in_directory(where),
@@ -30,7 +30,12 @@ def run_in_process(
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return CompletedProcess(arguments, code, _text(out), _text(err))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
 
 
 @contextlib.contextmanager

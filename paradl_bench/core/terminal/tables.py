@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_NUMBER = re.compile(r"[-+±<x/ ]*\d")
+_NUMBER = re.compile(r"[-+±<x/ ]{0,4}\d")
 
 
 def table(

@@ -69,7 +69,10 @@ def test_options_that_do_not_go_together_are_refused(
     [
         ("--strategy serial --nodes 2", "--nodes 2: the run has 1 rank, fewer than nodes"),
         ("--strategy d2 --ranks-per-node 1", "--ranks-per-node is for --exchange leader"),
-        ("--strategy d2 --emulate .", "--emulate . is a directory; give the profile that calibrate fit wrote"),
+        (
+            "--strategy d2 --emulate .",
+            "--emulate . is a directory; give a file: what predict ghost wrote",
+        ),
     ],
 )
 def test_train_refuses_options_of_nodes_and_emulation_in_a_line(words: str, message: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -268,8 +269,8 @@ def test_compiled_layers_stand_apart_in_a_profile(workplace: Path, monkeypatch: 
         ),
     ],
 )
-def test_what_does_not_run_whole_is_refused(strategy: str, settings: dict[str, object], message: str) -> None:
-    planned = msgspec.structs.replace(PlanSettings(batch=8), **settings)
+def test_what_does_not_run_whole_is_refused(strategy: str, settings: dict[str, Any], message: str) -> None:
+    planned = plan_settings(batch=8, **settings)
     with pytest.raises(UserError, match=message):
         check_kernel_settings(parse_strategy(strategy), planned, "compile+tf32")
     check_kernel_settings(parse_strategy(strategy), planned, "tf32")
