@@ -37,9 +37,7 @@ def saves(layer: Layer) -> Saved:
     """The mask by which the output was multiplied: an element each, or one a channel; what drops all draws none."""
     by_channel = layer.attributes["function"] not in ("dropout", "alpha_dropout")
     drawn = layer.output_shape[0] if by_channel else layer.output_elements
-    probability = layer.attributes["p"]
-    assert isinstance(probability, int | float)
-    draws = bool(layer.attributes["training"]) and 0 < probability < 1
+    draws = layer.attributes["training"] and layer.attributes["p"] not in (0, 1)
     return Saved(mask=drawn if draws else 0)
 
 

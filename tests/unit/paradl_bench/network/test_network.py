@@ -20,6 +20,7 @@ from paradl_bench.network.graph import (
     operation_key,
     read_network,
 )
+from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.memory.peak import planned_memory
@@ -256,3 +257,10 @@ def test_digests_of_older_networks_stay_what_they_were() -> None:
     without_batch = msgspec.structs.replace(layer, batchless=True)
     assert msgspec.structs.replace(network, layers=(without_batch,)).digest != network.digest
     assert msgspec.structs.replace(network, input_dtype="int64").digest != network.digest
+
+
+@pytest.mark.parametrize(("p", "drawn"), [(0.0, 0), (0.5, 12), (1.0, 0)])
+def test_dropout_of_none_or_all_keeps_no_mask(p: float, drawn: int) -> None:
+    attributes: dict[str, Attribute] = {"function": "dropout", "training": True, "in_place": False, "p": p}
+    layer = Layer(name="drop", kind="dropout", attributes=attributes, input_shapes=((3, 4),), output_shape=(3, 4))
+    assert layer_kinds()["dropout"].saves(layer).mask == drawn

@@ -147,10 +147,6 @@ def mixed_channels(own: Function, x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(F.relu(torch.einsum("bc...,cd->bd...", x, own.mix.weight), inplace=True))
 
 
-def flattened_norm(own: Function, x: torch.Tensor) -> torch.Tensor:
-    return own.norm(mixed_channels(own, x)).flatten(1).tanh().view(x.shape)
-
-
 def changed_part(own: Function, x: torch.Tensor) -> torch.Tensor:
     y = x + 1
     y[:, :12].mul_(0.5)
@@ -212,9 +208,7 @@ NETWORKS = {
     "repetition": lambda: OnImages(Function(lambda own, x: x.repeat_interleave(2, dim=2))),
     "glu": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 32, 1), nn.GLU(1))),
     "instance norm": lambda: OnImages(nn.Sequential(nn.InstanceNorm2d(16, affine=True), nn.ReLU())),
-    "standard deviation": lambda: OnImages(
-        Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, keepdim=True)))
-    ),
+    "deviation": lambda: OnImages(Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, keepdim=True)))),
     "unit length": lambda: OnImages(Function(lambda own, x: F.normalize(x, dim=1))),
 }
 NETWORKS |= {
@@ -245,7 +239,11 @@ NETWORKS |= {
 NETWORKS |= {
     "mixed channels": lambda: OnImages(Function(mixed_channels, mix=nn.Linear(16, 16, bias=False))),
     "normalised mixed channels": lambda: OnImages(
-        Function(flattened_norm, mix=nn.Linear(16, 16, bias=False), norm=nn.GroupNorm(4, 16))
+        Function(
+            lambda own, x: own.norm(mixed_channels(own, x)).flatten(1).tanh().view(x.shape),
+            mix=nn.Linear(16, 16, bias=False),
+            norm=nn.GroupNorm(4, 16),
+        )
     ),
     "dropout of all": lambda: OnImages(nn.Dropout(1.0)),
     "changed part": lambda: OnImages(Function(changed_part)),
