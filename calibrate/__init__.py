@@ -1,1 +1,1 @@
-"""Fits: alpha/beta per level and library, layer statistics, interference -> one profile."""
+"""Fits: alpha/beta per level and library, layer statistics, contexts -> one profile."""

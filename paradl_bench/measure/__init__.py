@@ -1,1 +1,1 @@
-"""Measuring: timers, environment, process groups, layers, collectives, training runs."""
+"""Measuring: models traced and executed, layers, kernels, collectives, input, training runs, machines."""

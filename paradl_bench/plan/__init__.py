@@ -1,1 +1,1 @@
-"""Plans: what ranks do in an iteration, as tasks; strategy strings, meshes, schedules, collectives."""
+"""Plans: what ranks do in an iteration, as tasks; axes, works, meshes, schedules, collectives."""

@@ -1,1 +1,1 @@
-"""One folder a strategy: plan.py (torch-free) and, where it can run, module.py (torch)."""
+"""One folder an axis: what it declares, its plan (torch-free), its run (torch); and what axes share."""

@@ -1,1 +1,1 @@
-"""Closed forms of an iteration: ParaDL's, OSF's, fusion of gradients."""
+"""Closed forms of an iteration: ParaDL's, OSF's, and the ledgers of both."""

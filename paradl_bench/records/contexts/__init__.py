@@ -1,1 +1,1 @@
-"""Records of collectives that follow compute or run beside another collective."""
+"""Records of collectives in contexts: after compute, beside compute or an all-reduce."""
