@@ -89,7 +89,7 @@ def test_every_layer_and_phase_is_measured_and_resumed(workplace: Path) -> None:
     assert {p for o, p in isolated if o == twins[0].operation} == {"FW", "BW_input", "BW_weight"}
     assert len(iterations) == 4
     assert {(c.direction, c.bytes) for c in copies} == {
-        (direction, network.parameter_bytes) for direction in ("into", "out", "add")
+        (direction, network.parameter_bytes) for direction in ("into", "out", "add", "store", "fetch")
     }
     assert len(json.loads(done.stdout)) == len(closures(directory)) == 2
     manifest = read_manifest(directory)
@@ -158,7 +158,7 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
         assert {i.position for i in iterations if i.shard == text} == {"f4": {0, 2}, "c2": {0, 1}, "s2": {0}}[text]
     assert {s.layer for s in samples if not s.shard} == {layer.name for layer in network.layers}
     assert len(iterations) == 2 * (1 + 2 + 2 + 1)
-    assert len(copies) == 2 * 3
+    assert len(copies) == 2 * 5
     assert {c["shard"] for c in json.loads(done.stdout)} == {"", "f4", "c2", "s2"}
     again = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out")
     assert again.returncode == 0
