@@ -78,7 +78,7 @@ class Communication(Work, frozen=True, kw_only=True):
 
     @property
     def group(self) -> tuple[tuple[int, ...], str, int]:
-        """Axes, reach and ranks along them on a node: equal for works among the same ranks."""
+        """Axes, scope and ranks along them on a node: equal for works among the same ranks."""
         return self.axes, "group", 0
 
     @property
