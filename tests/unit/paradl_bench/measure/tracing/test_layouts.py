@@ -45,7 +45,7 @@ def test_all_that_a_function_returns_is_laid_out() -> None:
     assert [tensor.stride() for tensor in rest] == [(4, 1), (4, 1)]
 
 
-def test_what_lies_in_memory_that_was_read_stays_as_it_is() -> None:
+def test_what_was_read_keeps_its_layout_in_memory() -> None:
     given = channels_last("meta")
     for function in (torch.relu_, lambda x: x.flatten(2), lambda x: x[:, 1:]):
         made = function(given)
