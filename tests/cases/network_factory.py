@@ -206,3 +206,15 @@ def pooled_convolutions() -> ModelGraph:
     factory.linear("fc", 6)
     factory.loss()
     return factory.network("convolutional")
+
+
+def small_cnn(convolutions: int, classes: int) -> ModelGraph:
+    """Convolutions of 8 filters, a pool and a linear layer."""
+    factory = NetworkFactory(4, 16, 16)
+    for index in range(convolutions):
+        factory.conv(f"conv{index}", 8)
+    factory.pool("pool", 2)
+    factory.flatten("flatten")
+    factory.linear("fc", classes)
+    factory.loss()
+    return factory.network("small")

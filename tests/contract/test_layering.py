@@ -125,6 +125,11 @@ def test_a_folder_has_at_most_twelve_entries(folder: str) -> None:
     assert {path: count for path, count in found.items() if count > 12 and path not in ONE_FILE_A_THING} == {}
 
 
+def test_a_file_has_at_most_400_lines() -> None:
+    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in SOURCES}
+    assert {path: count for path, count in lines.items() if count > 400} == {}
+
+
 def test_every_package_is_typed_for_those_who_import_it() -> None:
     assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from predict.costs.sourced import Ints
 from predict.search.candidates.factorings import divisors, factorings, placements
+from predict.search.candidates.mesh import Mesh, axis_along
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
@@ -50,44 +51,9 @@ _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
 
 
-class Mesh(NamedTuple):
-    """What a rank works on, wherever it stands.
-
-    Attributes:
-        shared: the axis that shares layers; None without one.
-        stages: ranks along the pipeline, 1 without one. replicas: along data. zero: the stage of that.
-    """
-
-    shared: Axis | None
-    stages: int
-    replicas: int
-    zero: int = 0
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """Those of more than one rank, data first."""
-        found = [_axis(Trait.DIVIDES_BATCH, self.replicas, self.zero)] if self.replicas > 1 else []
-        found += [_axis(Trait.STAGES, self.stages)] if self.stages > 1 else []
-        return (*found, *([self.shared] if self.shared else []))
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether ranks hold the same parameters and exchange their gradients."""
-        return self.replicas > 1 or (self.shared is not None and self.shared.has(Trait.REPLICATES))
-
-    @property
-    def computes_again(self) -> bool:
-        """Whether ranks can compute activations again instead of keeping them."""
-        return self.stages == 1 and self.zero < 2
-
-
 def _zero_stages() -> range:
     prefix = kinds_with(Trait.DIVIDES_BATCH)[0].prefix
     return range(1, prefix.most + 1) if prefix else range(0)
-
-
-def _axis(trait: Trait, degree: int, prefix: int = 0) -> Axis:
-    return Axis(kind=kinds_with(trait)[0].name, extents=(degree,), prefix=prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +286,7 @@ class _Finder:
         return True
 
     def _can_shard(self, stage: int) -> bool:
-        strategy = Strategy(axes=(_axis(Trait.DIVIDES_BATCH, self._ranks, stage),))
+        strategy = Strategy(axes=(axis_along(Trait.DIVIDES_BATCH, self._ranks, stage),))
         try:
             check_zero(self._network, strategy, self._settings)
         except UserError as error:

@@ -17,7 +17,7 @@ from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
 from predict.costs.spread.stragglers import RankSpread
 from predict.search.candidates.factorings import alike
-from predict.search.candidates.space import Mesh
+from predict.search.candidates.mesh import Mesh
 
 
 class LayerSeconds(NamedTuple):

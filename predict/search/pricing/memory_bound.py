@@ -28,7 +28,8 @@ from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.factorings import alike
-from predict.search.candidates.space import Held, Mesh, Space
+from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.space import Held, Space
 from predict.search.pricing.shared_work import SharedWorks
 
 _ENOUGH = 4

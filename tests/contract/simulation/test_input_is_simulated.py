@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from network_factory import NetworkFactory
+from network_factory import small_cnn
 from profile_factory import (
     affine_seconds,
     free_copies,
@@ -46,18 +46,7 @@ CHAIN = make_network([32, 48, 24])
 seconds = st.sampled_from([0.0, 1e-4, 1e-3, 4e-3, 0.1]) | st.floats(1e-6, 0.2)
 
 
-def cnn() -> ModelGraph:
-    factory = NetworkFactory(4, 16, 16)
-    for index in range(4):
-        factory.conv(f"conv{index}", 8)
-    factory.pool("pool", 2)
-    factory.flatten("flatten")
-    factory.linear("fc", 6)
-    factory.loss()
-    return factory.network("small")
-
-
-CNN = cnn()
+CNN = small_cnn(convolutions=4, classes=6)
 
 
 def late_profile(network: ModelGraph) -> Profile:

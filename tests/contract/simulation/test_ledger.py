@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from network_factory import NetworkFactory
+from network_factory import small_cnn
 from profile_factory import (
     affine_seconds,
     free_copies,
@@ -22,7 +22,6 @@ from profile_factory import (
 )
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -38,18 +37,7 @@ from predict.workload import Configuration, PreparedEvaluation, evaluator_named,
 CLOSE = 1e-9
 
 
-def cnn() -> ModelGraph:
-    factory = NetworkFactory(4, 16, 16)
-    for index in range(8):
-        factory.conv(f"conv{index}", 8)
-    factory.pool("pool", 2)
-    factory.flatten("flatten")
-    factory.linear("fc", 8)
-    factory.loss()
-    return factory.network("small")
-
-
-CNN = cnn()
+CNN = small_cnn(convolutions=8, classes=8)
 QUANTILES = tuple(0.75 + 0.05 * i for i in range(11))
 """Of an iteration, over its median."""
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast", "reduce")
