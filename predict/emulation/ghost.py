@@ -71,6 +71,8 @@ def make_table(asked: TableRequest) -> GhostTable:
 
 
 def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path, *, spread: bool) -> GhostTable:
+    if settings.offload != "none":
+        raise UserError(f"ghosts have no optimizer's state to copy: leave out --offload {settings.offload}")
     table = table_of(model, plan, settings, profile=str(profile), sha256=profile_hash(profile))
     return with_spread(table, model, plan) if spread else table
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.errors import unknown_choice
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.plan.settings import PlanSettings
 
@@ -54,11 +54,11 @@ def optimizer_of(
         group: as :func:`build_optimizer` takes it. twin: of an emulated run, whose weight update sleeps.
 
     Raises:
-        UserError: unknown name; an emulated run with its state in host memory.
+        UserError: unknown name.
     """
     if twin is not None:
-        if settings.offload != "none":
-            raise UserError(f"--emulate has no state to copy: leave out --offload {settings.offload}")
+        # A request refuses both together.
+        assert settings.offload == "none"
         return twin.optimizer(parameters, group)
     optimizer = build_optimizer(settings.optimizer, parameters, group)
     if settings.offload != "none":

@@ -123,6 +123,8 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
         if self.dtype != "fp32":
             raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
+        if self.offload != "none":
+            raise UserError(f"--emulate has no state to copy: leave out --offload {self.offload}")
         if self.kernel_settings.label:
             flags = " ".join(map(flag_of, self.kernel_settings.label.split("+")))
             raise UserError(f"--emulate runs no kernels that {flags} could change: leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -117,11 +118,17 @@ def test_requests_say_it_and_default_runs_do_not() -> None:
         msgspec.convert({"batch": 2, "offload": "gradients"}, PlanSettings)
 
 
-def test_layers_that_sleep_have_no_state() -> None:
-    pytest.importorskip("torch")
-    from paradl_bench.emulation.twin import GhostTwin
-    from paradl_bench.measure.execution.optimizers import optimizer_of
-
-    twin = GhostTwin.__new__(GhostTwin)
+def test_layers_that_sleep_have_no_state(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    table.touch()
+    request = TrainingRequest(
+        model="m",
+        input_shape=None,
+        strategy=parse_strategy("d2"),
+        batch=2,
+        device="cpu",
+        emulate=str(table),
+        offload="optimizer",
+    )
     with pytest.raises(UserError, match="--emulate has no state to copy: leave out --offload optimizer"):
-        optimizer_of(PlanSettings(batch=1, offload="optimizer"), [], None, twin)
+        request.check()

@@ -84,6 +84,17 @@ def test_every_rank_has_a_role_holding_its_own_parts(tmp_path: Path) -> None:
     assert shared.sources["scaled"] > 0
 
 
+def test_a_state_in_host_memory_is_refused(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", PROFILE)
+    words = ("--from-profile", "p.json", "--model", "chain", "--strategy", "d2", "--batch", "4")
+    result = run_in_process(
+        tmp_path, "ghost", *words, "--offload", "optimizer", "-o", "t.json", main=predict, program="predict"
+    )
+    assert result.returncode == 2
+    assert "no optimizer's state to copy: leave out --offload optimizer" in result.stderr
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_several_points_are_refused(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.json", PROFILE)
     words = "ghost --from-profile p.json --model chain --strategy serial,d2 --batch 8 -o -"
