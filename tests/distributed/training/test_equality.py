@@ -143,7 +143,7 @@ def test_sharded_is_serial(tmp_path: Path, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
-    "count", [pytest.param(4), pytest.param(16, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "count", [pytest.param(4), pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_layers_that_were_drawn(tmp_path: Path, ranks: int, count: int) -> None:
     cases = [
