@@ -287,6 +287,23 @@ def _try_batches(
     refuse_dependence(tried, lambda count: make_batch(tried, count), samples)
 
 
+def refuse_single_sample(model: LoadedModel) -> None:
+    """Refuse a model that trains on several samples at once, as tracing tries them, and fails on a single one.
+
+    Batch norms of one value a channel do, and a ``squeeze`` that takes the batch's dim away.
+
+    Raises:
+        UserError: forward or the loss fails; the message says what torch says.
+    """
+    try:
+        _try_batches(model, _batch_on_meta, (1,), "meta")
+    except (NotImplementedError, RuntimeError):
+        try:
+            _try_batches(model, lambda tried, samples: tried.make_batch(samples, 0), (1,), "cpu")
+        except RuntimeError as error:
+            raise UserError(f"model {model.name!r} does not train on a single sample: {error}") from error
+
+
 def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
     module = model.module
     mode = _TracingMode(module, batch)

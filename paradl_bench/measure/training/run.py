@@ -18,7 +18,7 @@ from paradl_bench.measure.execution.compiled import Compiling
 from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
-from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
 from paradl_bench.measure.training.ghost_host import host_seconds
 from paradl_bench.measure.training.ghosts import Ghost, emulate
 from paradl_bench.measure.training.proof import verify_training
@@ -32,6 +32,7 @@ from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.writer import TrainingWriter, keep_shortage
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.records.training.compile_record import CompileRecord
@@ -55,6 +56,13 @@ def check_limits(request: TrainingRequest) -> None:
     refuse_changed_input(network)
     request = with_measured_stages(request, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    if samples_at_once(request.strategy, request.settings) == 1:
+        try:
+            refuse_single_sample(model)
+        except UserError as error:
+            raise UserError(
+                f"{error}; {request.strategy} on batch {request.batch} computes one at a time: give a larger --batch"
+            ) from error
     rehearse(model.module, network, request.strategy, request.settings)
 
 

@@ -79,8 +79,8 @@ def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
         second = task(tmp_path / "out", 1, port)
         failed = first_to_fail([first, second])
     assert not marker.exists()
-    # The real rank 1 comes in, or what the stranger did in its place ends the run: rank 0 sees that it is not of the run
-    # or loses its connection, or rank 1 finds its place taken. Which is first depends on the machine.
+    # The real rank 1 comes in, or what the stranger did in its place ends the run: rank 0 sees that it is not of the
+    # run or loses its connection, or rank 1 finds its place taken. Which is first depends on the machine.
     if failed is not None:
         errors = failed.communicate()[1]
         assert failed.returncode == 3, errors

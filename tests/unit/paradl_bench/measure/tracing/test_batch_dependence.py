@@ -180,3 +180,35 @@ def test_a_model_that_changes_its_input_is_refused(module, layer: str, strategy:
 
 def test_in_place_work_on_a_copy_of_the_input_passes() -> None:
     refuse_changed_input(trace_network(load_model(name_of(InPlaceOnCopy))))
+
+
+class NormOfOneValue(nn.Sequential):
+    input_shape = (6,)
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+class Squeezed(nn.Module):
+    input_shape = (6,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x).unsqueeze(1)).squeeze().flip(1)
+
+
+def request_on(module, strategy: str, batch: int) -> TrainingRequest:
+    return TrainingRequest(
+        model=name_of(module), input_shape=None, strategy=parse_strategy(strategy), batch=batch, device="cpu"
+    )
+
+
+@pytest.mark.parametrize("module", [NormOfOneValue, Squeezed])
+@pytest.mark.parametrize("strategy", ["d2", "p2"])
+def test_a_model_that_fails_on_one_sample_is_refused(module, strategy: str) -> None:
+    with pytest.raises(UserError, match=f"does not train on a single sample.*{strategy} on batch 2 computes one"):
+        check_limits(request_on(module, strategy, 2))
+    check_limits(request_on(module, strategy, 4))
