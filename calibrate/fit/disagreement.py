@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fit.reading import Measurements
-from calibrate.statistics.blocks import Floats
+from paradl_bench.core.statistics import Floats
 
 LEAST_RATIO = 1.5
 """Of the slowest to the fastest that is said: shared cores change their speed by less from one second to the next."""

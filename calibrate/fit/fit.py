@@ -15,7 +15,7 @@ from calibrate.fit.copy_fit import fit_copies
 from calibrate.fit.disagreement import disagreements
 from calibrate.fit.input_fit import fit_input
 from calibrate.fit.kernels.kernel_fit import fit_kernels
-from calibrate.fit.layer_fit import layer_times, model_times, rates_reached, shard_times
+from calibrate.fit.layer_fit import layer_times, model_times, rates_reached
 from calibrate.fit.memory.memory_fit import fit_memory
 from calibrate.fit.memory.memory_runs import read_memory_runs
 from calibrate.fit.reading import Measurements, read_measurements
@@ -69,7 +69,7 @@ def fit_profile(
         network=measured.networks,
         layer_times=times,
         model_times=model_times(measured.iterations),
-        shard_times=shard_times(measured.iterations),
+        shard_times=model_times(measured.iterations, shards=True),
         copies=fit_copies(measured.copies),
         memory_runs=of_memory.runs,
         memory_factors=memory.factors,

@@ -20,18 +20,17 @@ from typing import cast
 import msgspec
 
 from calibrate.fit.memory.memory_fit import fit_memory
-from calibrate.fit.reading import same_work, unlike_nearest
+from calibrate.fit.reading import first_few, same_work, unlike_nearest
 from calibrate.fit.roofline_fit import merged_devices
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
 from calibrate.profile.memory_factors import MemoryRun
 from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
 from calibrate.profile.unlike_parts import unlike_parts
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import Environment
-
-_SHOWN = 3
 
 
 def merge_profiles(
@@ -52,7 +51,7 @@ def merge_profiles(
     notes += _check_alike(profiles, names, force=force)
     _check_networks(profiles, names)
 
-    environments = _distinct_environments(profiles)
+    environments = tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
     placed = [_placed(profile, environments) for profile in profiles]
     special: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
@@ -96,10 +95,6 @@ def with_archives_beside(profile: Profile, output: str) -> Profile:
     return msgspec.structs.replace(profile, kernel_models=tuple(copied))
 
 
-def _distinct_environments(profiles: Sequence[Profile]) -> tuple[Environment, ...]:
-    return tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
-
-
 def _hashable(environment: Environment) -> bytes:
     return msgspec.json.encode(environment, order="deterministic")
 
@@ -125,12 +120,11 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     first = profiles[0].environments
     for profile, name in zip(profiles[1:], names[1:], strict=True):
         # Layers and collectives record settings of their own: each is held against the one that it is most like.
-        found = [unlike_nearest(first, other) for other in profile.environments if first]
-        worst = max(found, key=len, default=[])
+        differences = [unlike_nearest(first, other) for other in profile.environments if first]
+        worst = max(differences, key=len, default=[])
         if not worst:
             continue
-        shown = ", ".join(worst[:_SHOWN]) + (f" and {len(worst) - _SHOWN} more" if len(worst) > _SHOWN else "")
-        text = f"{names[0]} and {name} were measured in unlike environments ({shown})"
+        text = f"{names[0]} and {name} were measured in unlike environments ({first_few(worst)})"
         if not force:
             raise UserError(f"{text}; give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
@@ -154,9 +148,7 @@ def _joined(field: str, parts: Sequence[object], names: Sequence[str], *, force:
     owners: dict[tuple[object, ...], tuple[str, list[msgspec.Struct]]] = {}
     notes = []
     for entries, name in zip(parts, names, strict=True):
-        groups: dict[tuple[object, ...], list[msgspec.Struct]] = {}
-        for entry in cast(tuple[msgspec.Struct, ...], entries):
-            groups.setdefault(identity(field, entry), []).append(entry)
+        groups = grouped(cast(tuple[msgspec.Struct, ...], entries), lambda entry: identity(field, entry))
         for key, group in groups.items():
             owner, kept = owners.setdefault(key, (name, group))
             if kept != group:

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paradl_bench.core.statistics import Floats
 from paradl_bench.network.kernel import KernelShape
-
-Floats = NDArray[np.float64]
 
 _TILES = (32, 64, 128)
 _TILE_PAIRS = ((64, 64), (128, 64), (64, 128), (128, 128), (128, 32), (256, 128), (128, 256))

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.kernels.features import Floats
-
-Arrays = dict[str, NDArray[Any]]
+from calibrate.kernels.files import Arrays
+from paradl_bench.core.statistics import Floats
 
 _LEARN_FROM = 600
 """Kernels that length scales are found on: each step of the search takes the cube of their number."""

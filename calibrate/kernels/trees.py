@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.kernels.features import Floats
-
-Arrays = dict[str, NDArray[Any]]
+from calibrate.kernels.files import Arrays
+from paradl_bench.core.statistics import Floats
 
 ROUNDS = 600
 PARAMETERS: dict[str, Any] = {

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paradl_bench.core.statistics import MAD_TO_SD, Z90
-
-Floats = NDArray[np.float64]
+from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats
 
 _OUTLIER = 5.0
 _FEWEST_FOR_OUTLIERS = 4

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.statistics.blocks import quantile_covariance, student_90
-from paradl_bench.core.statistics import Z90
+from paradl_bench.core.statistics import Z90, Floats
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DRAWS = 400
@@ -63,12 +62,12 @@ def draw_pairs(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> D
         np.stack([_resampled_medians(values, generator) for values in (pair.alone_s, pair.condition_s)])
         for pair in pairs
     ]
-    blocks = sorted({pair.block for pair in pairs})
-    members = [[index for index, pair in enumerate(pairs) if pair.block == block] for block in blocks]
+    block_of = np.array([pair.block for pair in pairs])
+    members = [np.flatnonzero(block_of == block) for block in np.unique(block_of)]
     rows = []
     for _ in range(draws):
-        taken = generator.integers(len(blocks), size=len(blocks))
-        picked = np.concatenate([np.array(members[block])[_places(len(members[block]), generator)] for block in taken])
+        taken = generator.integers(len(members), size=len(members))
+        picked = np.concatenate([generator.choice(members[block], size=len(members[block])) for block in taken])
         # Blocks of unlike length: a draw holds as many pairs as there are.
         rows.append(np.resize(picked, len(pairs)))
     chosen = np.stack(rows)
@@ -93,10 +92,6 @@ def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
         return covariance
     between = np.atleast_2d(np.cov(of_blocks, rowvar=False))
     return np.asarray((covariance + between) * (student_90(count - 1) / Z90) ** 2)
-
-
-def _places(count: int, generator: np.random.Generator) -> Ints:
-    return np.asarray(generator.integers(count, size=count))
 
 
 def _resampled_medians(values: Floats, generator: np.random.Generator) -> Floats:

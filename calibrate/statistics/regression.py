@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.statistics import MAD_TO_SD
+from paradl_bench.core.statistics import MAD_TO_SD, Floats
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HUBER_K = 1.345
@@ -136,6 +135,21 @@ def told_apart(design: Floats, seconds: Floats) -> bool:
         return False
     singular = np.linalg.svd(scaled / norms, compute_uv=False)
     return bool(singular[-1] > 1e-6 * singular[0])
+
+
+def fit_line(design: Floats, seconds: Floats) -> tuple[float, float, int]:
+    """Non-negative (alpha, beta) of a design of two columns by relative errors, and how many of them were fitted.
+
+    All of it is beta where the points do not tell the two apart.
+    """
+    apart = told_apart(design, seconds)
+    alpha, beta = map(float, fit_relative(design if apart else design * [0, 1], seconds))
+    return alpha, beta, 2 if apart else 1
+
+
+def deviation(residuals: Floats, freedom: int) -> float:
+    """Standard deviation of residuals with so many degrees of freedom, which are taken as one at least."""
+    return float(np.sqrt(np.sum(np.square(residuals)) / max(freedom, 1)))
 
 
 def relative_covariance(design: Floats, seconds: Floats, variance: float, free: NDArray[np.bool_]) -> Floats:

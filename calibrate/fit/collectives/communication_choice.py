@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask
-from calibrate.fit.collectives.communication_segments import Fitted, Method, Segments
+from calibrate.fit.collectives.communication_curve import Curve, Mask
+from calibrate.fit.collectives.communication_segments import Fitted, Form, Segments
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
+from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import told_apart
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 MAX_PIECES = 4
@@ -27,48 +29,6 @@ MAX_FOLDS = 24
 """Each size is left out in turn; of longer sweeps every 24th size at once."""
 _ARITHMETIC = 1e-6
 """Relative errors closer than this differ by rounding."""
-
-
-class Form(NamedTuple):
-    """What is tried.
-
-    Attributes:
-        algorithms: each piece takes the one of these that fits it best (libraries use trees for small messages and
-            rings for large ones).
-        pieces: over sizes.
-        logarithmic: whether the first piece grows with the logarithm of bytes.
-        reduction: whether gamma_r is fitted apart from beta.
-        of_step: whether the pieces are ranges of the bytes that one step of the one algorithm sends.
-    """
-
-    algorithms: tuple[Algorithm, ...]
-    pieces: int = 1
-    logarithmic: bool = False
-    reduction: bool = False
-    of_step: bool = False
-
-    @property
-    def cutter(self) -> Algorithm | None:
-        """The algorithm whose steps' bytes the pieces are ranges of; None where they are of the whole message's."""
-        return self.algorithms[0] if self.of_step else None
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers it has to find, the algorithm of a piece counting as one where there is a choice."""
-        each = 4 if any(algorithm.hierarchical for algorithm in self.algorithms) else 2
-        return self.pieces * (each + self.reduction + (len(self.algorithms) > 1)) + self.pieces - 1
-
-    @property
-    def name(self) -> str:
-        """In words: ``ring, 2 pieces, the first logarithmic``."""
-        algorithm = self.algorithms[0].name
-        if len(self.algorithms) > 1:
-            hierarchical = any(each.hierarchical for each in self.algorithms)
-            algorithm = f"each piece its own{', of all' if hierarchical else ''}"
-        words = [algorithm, f"{self.pieces} piece{'s' if self.pieces > 1 else ''}"]
-        words[1] += " over a step's bytes" * self.of_step
-        words += ["the first logarithmic"] * self.logarithmic + ["reduction apart"] * self.reduction
-        return ", ".join(words)
 
 
 class Choice(NamedTuple):
@@ -212,18 +172,16 @@ class _Splits:
         self.curve = curve
         cutters = dict.fromkeys(form.cutter for form in candidates)
         self._segments = {cutter: Segments(curve, trainings, cutter) for cutter in cutters}
-        self._counts: dict[Form, list[int]] = {}
-        for form in candidates:
-            self._counts.setdefault(form._replace(pieces=0), []).append(form.pieces)
+        of_any_count = grouped(candidates, lambda form: form._replace(pieces=0))
+        self._counts = {kin: [form.pieces for form in forms] for kin, forms in of_any_count.items()}
         self._found: dict[tuple[Form, int], dict[int, list[Fitted] | None]] = {}
 
     def of(self, form: Form, training: int) -> list[Fitted] | None:
         """The best pieces of a form on a set of training points."""
         kin = form._replace(pieces=0)
         if (kin, training) not in self._found:
-            rest = Method(form.algorithms, form.reduction)
             counts = self._counts[kin]
-            best = self._segments[form.cutter].best(training, rest, rest._replace(logarithmic=form.logarithmic), counts)
+            best = self._segments[form.cutter].best(training, form, counts)
             self._found[kin, training] = dict(zip(counts, best, strict=True))
         return self._found[kin, training][form.pieces]
 

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.statistics.blocks import far_from_the_rest, quantile_covariance
-from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD, Floats
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 DRAWS = 200

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.collectives.communication_choice import Choice, Form, choose, tried
-from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask, Point, build_curve
+from calibrate.fit.collectives.communication_choice import Choice, choose, tried
+from calibrate.fit.collectives.communication_curve import Curve, Mask, Point, build_curve
 from calibrate.fit.collectives.communication_points import Key, read_points
-from calibrate.fit.collectives.communication_segments import MIN_SIZES_OF_PIECE
+from calibrate.fit.collectives.communication_segments import MIN_SIZES_OF_PIECE, Form
 from calibrate.fit.collectives.communication_spread import with_comparable_scaling
 from calibrate.fit.collectives.outliers import outliers_of
 from calibrate.profile.collectives.communication import (
@@ -20,10 +20,11 @@ from calibrate.profile.collectives.communication import (
     CommunicationPoint,
     InnerLevel,
 )
-from calibrate.profile.collectives.communication_time import Piece, coefficients, piecewise_seconds
+from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from calibrate.statistics.blocks import between_block_sd, block_sd, quantile_covariance, student_90
+from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import fit_relative_many, relative_covariance
-from paradl_bench.core.statistics import MAD_TO_SD, Z90
+from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats
 from paradl_bench.core.terminal.command_line import progress
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
@@ -75,15 +76,12 @@ def fit_communication(
 
 def _unscaled(fits: Sequence[CommunicationFit]) -> list[str]:
     """Where no algorithm's scaling holds between the rank counts measured."""
-    counts: dict[Key, dict[int, float | None]] = {}
-    for fit in fits:
-        if fit.by_ranks:
-            of_key = counts.setdefault((fit.library, fit.operation, fit.level), {})
-            of_key[fit.ranks_range[0]] = max(
-                of_key.get(fit.ranks_range[0]) or 0, fit.held_out_ranks_relative_error or 0
-            )
     notes = []
-    for key, errors in counts.items():
+    for key, of_key in grouped((fit for fit in fits if fit.by_ranks), lambda fit: fit.key).items():
+        errors: dict[int, float] = {}
+        for fit in of_key:
+            count = fit.ranks_range[0]
+            errors[count] = max(errors.get(count, 0), fit.held_out_ranks_relative_error or 0)
         off = ", ".join(f"{count} ranks by {error:.0%}" for count, error in errors.items() if error)
         notes.append(
             f"{' '.join(key)}: no algorithm's scaling does as well as fitting {', '.join(map(str, errors))} ranks each"
@@ -248,13 +246,7 @@ def _regime(pieces: tuple[Piece, ...], piece: Piece) -> str:
 def _covariance(curve: Curve, reduction: bool, piece: Piece, inside: Mask) -> Floats:
     """(5, 5) covariance of a piece's parameters: refits of resampled times, and what the form misses beyond them."""
     inside = inside if piece.algorithm.hierarchical else inside & curve.own
-    design = coefficients(
-        piece.algorithm,
-        curve.ranks[inside],
-        curve.message_bytes[inside],
-        curve.ranks_per_node[inside],
-        piece.low_bytes if piece.doubling_s else None,
-    )
+    design = piece.terms(curve.ranks[inside], curve.message_bytes[inside], curve.ranks_per_node[inside])
     if not reduction:
         design[:, 2] = 0.0
     precision, seconds, drawn_s = curve.precision[inside], curve.seconds[inside], curve.drawn[:, inside]

@@ -22,14 +22,14 @@ from calibrate.profile.collectives.communication import (
     ComparableScaling,
 )
 from calibrate.profile.collectives.communication_time import (
-    Floats,
     communication_seconds,
     nearest_fit,
     outside,
     pieces_of,
 )
 from calibrate.statistics.blocks import next_block_stretch, student_90
-from paradl_bench.core.statistics import Z90
+from calibrate.statistics.grouping import grouped
+from paradl_bench.core.statistics import Z90, Floats
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
@@ -164,19 +164,18 @@ def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[Communica
 
     The median over the rank counts left out of them: one whose scaling fails altogether says little of the others.
     """
-    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
+    errors = {key: scaling_errors(group) for key, group in grouped(fits, lambda fit: fit.key).items()}
+    informed = []
     for fit in fits:
-        groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
-    errors = {key: scaling_errors(group) for key, group in groups.items()}
-    found = []
-    for fit in fits:
-        key = fit.library, fit.operation, fit.level
-        others = [error for other, of in errors.items() if other != key and other[2] == fit.level for error in of]
+        others: list[float] = []
+        for key, of_key in errors.items():
+            if key != fit.key and key[2] == fit.level:
+                others += of_key
         comparable = None
         if others:
             comparable = ComparableScaling(relative_sd=math.sqrt(float(np.median(others))), counts=len(others))
-        found.append(msgspec.structs.replace(fit, comparable_scaling=comparable))
-    return tuple(found)
+        informed.append(msgspec.structs.replace(fit, comparable_scaling=comparable))
+    return tuple(informed)
 
 
 def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fit.reading import Placed
-from calibrate.statistics.pair_draws import Floats
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.context import Context, ContextSamples
 from paradl_bench.records.emulation import GHOSTS

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.kernels.features import Floats
+from paradl_bench.core.statistics import Floats
 
 KNOTS = 9
 _ROUNDS = 3

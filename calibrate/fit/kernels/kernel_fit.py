@@ -50,8 +50,6 @@ def fit_kernels(records: Sequence[KernelSamples], *, seed: int = 0) -> KernelFit
     Raises:
         WorkError: LightGBM is missing.
     """
-    if not records:
-        return KernelFit()
     if importlib.util.find_spec("lightgbm") is None:
         raise WorkError("fitting regressors of kernels needs LightGBM: pip install 'paradl[kernels]'")
     with_mlp = importlib.util.find_spec("torch") is not None

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from calibrate.fit.kernels.kernel_drift import fit_drift, hats
 from calibrate.fit.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
 from calibrate.kernels.features import (
-    Floats,
     Kernels,
     kernels_of,
     log_sizes,
@@ -38,6 +37,7 @@ from calibrate.kernels.model import (
 )
 from calibrate.kernels.process import fit_process
 from calibrate.kernels.trees import PARAMETERS, UNTUNED, UNTUNED_ROUNDS, evaluate_trees, grow_trees
+from paradl_bench.core.statistics import Floats
 from paradl_bench.network.kernel import KernelSamples, KernelShape
 
 Ints = NDArray[np.int64]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication import CommunicationFit
-from calibrate.profile.collectives.communication_time import Floats
+from paradl_bench.core.statistics import Floats
 
 
 class SizeRatios(NamedTuple):
