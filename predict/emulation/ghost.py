@@ -73,17 +73,8 @@ def make_table(asked: TableRequest) -> GhostTable:
 def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path, *, spread: bool) -> GhostTable:
     if settings.offload != "none":
         raise UserError(f"ghosts have no optimizer's state to copy: leave out --offload {settings.offload}")
-    table = table_of(model, plan, settings, profile=str(profile), sha256=profile_hash(profile))
+    table = table_of(model, plan, settings, profile=str(profile), sha256=hash_of_file(profile, what="profile"))
     return with_spread(table, model, plan) if spread else table
-
-
-def profile_hash(path: Path) -> str:
-    """SHA-256 of a profile's file.
-
-    Raises:
-        UserError: unreadable.
-    """
-    return hash_of_file(path, what="profile")
 
 
 def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: str, sha256: str) -> GhostTable:
@@ -167,13 +158,13 @@ def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
 
 def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
     """Share of all that ranks sleep by where its seconds come from."""
-    found = dict.fromkeys(Source, 0.0)
+    seconds_of = dict.fromkeys(Source, 0.0)
     for role in plan.roles:
         for index in role.work.tolist():
             if index in costs:
-                found[costs[index].source] += role.multiplicity * costs[index].seconds
-    whole = sum(found.values())
-    return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in found.items()}
+                seconds_of[costs[index].source] += role.multiplicity * costs[index].seconds
+    whole = sum(seconds_of.values())
+    return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in seconds_of.items()}
 
 
 def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None = None) -> dict[str, float]:
@@ -183,16 +174,15 @@ def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None =
         costs: by index of the plan's works, of what computes.
         slow: a rank that sleeps longer than the others.
     """
-    found = [_slept(plan, role, costs) for role in plan.roles]
+    of_ranks = [_slept(plan, role, costs) for role in plan.roles]
     if slow is not None:
-        own = found[slow.role_in(plan)]
-        found.append({phase: slow.factor * seconds for phase, seconds in own.items()})
-    return max(found, key=lambda phases: sum(phases.values()))
+        of_ranks.append({phase: slow.factor * seconds for phase, seconds in of_ranks[slow.role_in(plan)].items()})
+    return max(of_ranks, key=lambda phases: sum(phases.values()))
 
 
 def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float]:
-    found = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
+    phases = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
     for index in role.work.tolist():
         if way := plan.works[index].way:
-            found[way] += costs[index].seconds
-    return found
+            phases[way] += costs[index].seconds
+    return phases

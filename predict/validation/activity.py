@@ -98,9 +98,10 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
     except UserError as error:
         return str(error)
     records = read_records(run.path, TRAINING_FILE, TrainingIterations)
-    measured = {rank: _of_rank(records, rank) for rank in range(about.ranks)}
+    ordered = sorted(records, key=lambda record: record.first_iteration)
+    measured = {rank: [record for record in ordered if record.rank == rank] for rank in range(about.ranks)}
     roles = [_role_of(timeline, rank) for rank in measured]
-    predicted = [simulated_units(timeline, role, schedule) for role in roles]
+    predicted = [simulated_units(role) for role in roles]
     found = {
         rank: _as_predicted(measured_units(own), units, _losses(timeline, role, schedule))
         for (rank, own), units, role in zip(measured.items(), predicted, roles, strict=True)
@@ -146,10 +147,6 @@ def _rank_activity(
         worst_error=errors[worst],
         worst_unit=f"{name}{place}" if several else name,
     )
-
-
-def _of_rank(records: Sequence[TrainingIterations], rank: int) -> list[TrainingIterations]:
-    return sorted((each for each in records if each.rank == rank), key=lambda each: each.first_iteration)
 
 
 def _role_of(timeline: IterationTimeline, rank: int) -> RoleTimeline:
@@ -212,7 +209,7 @@ def _as_predicted(measured: list[Unit] | None, predicted: Sequence[Unit], losses
     return found if [unit.name for unit in found] == [unit.name for unit in predicted] else None
 
 
-def simulated_units(timeline: IterationTimeline, role: RoleTimeline, schedule: str) -> list[Unit]:
+def simulated_units(role: RoleTimeline) -> list[Unit]:
     """Units of a role as simulated; the exchange alone where the role has one."""
     of_plan = role.of_plan
     computes = of_plan.stream == Stream.COMPUTE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from predict.validation.activity import Activity
@@ -75,6 +77,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     activity: Activity | None = None
     idle: PhasePair | None = None
+
+
+def pairs_of(pairs: Iterable[Pair], evaluator: str) -> list[Pair]:
+    """Those of one evaluator."""
+    return [pair for pair in pairs if pair.evaluator == evaluator]
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

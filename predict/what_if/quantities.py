@@ -57,7 +57,8 @@ def parse_varied(text: str) -> Varied:
     if at and (quantity not in OF_LEVELS or not level):
         raise UserError(f"--vary {text!r}: only bandwidth and latency are of a level, as bandwidth@node=1,2,4")
     if not given or not values.strip():
-        raise UserError(f"--vary {text!r} has no values: write {quantity}=1,2,4, or a range as {_example(quantity)}")
+        example = f"{quantity}=0.1:10:log" if quantity in FACTORS else f"{quantity}=2:64:x2"
+        raise UserError(f"--vary {text!r} has no values: write {quantity}=1,2,4, or a range as {example}")
     parse = _parse_factors if quantity in FACTORS else _parse_whole
     return Varied(quantity=quantity, level=level, values=parse(values.strip(), f"--vary {text!r}"))
 
@@ -101,10 +102,6 @@ def hardware_of(setting: Setting) -> Hardware:
     )
 
 
-def _example(quantity: str) -> str:
-    return f"{quantity}=0.1:10:log" if quantity in FACTORS else f"{quantity}=2:64:x2"
-
-
 def _parse_factors(text: str, where: str) -> tuple[float, ...]:
     if ":" not in text:
         return tuple(dict.fromkeys(_factor(part, where) for part in text.split(",")))
@@ -137,8 +134,8 @@ def _parts(text: str, where: str) -> tuple[str, str, str, str]:
     parts = text.split(":")
     if len(parts) not in (3, 4):
         raise UserError(f"{where}: write first:last:log, first:last:log:points, first:last:x2, or a list as 1,2,4")
-    first, last, spacing, points = (*parts, "")[:4]
-    return first, last, spacing, points
+    first, last, spacing, *points = parts
+    return first, last, spacing, "".join(points)
 
 
 def _points_of(spacing: str, points: str, where: str) -> int:
