@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -56,7 +55,8 @@ def fit_profile(
     of_memory = read_memory_runs(memory_runs, measured.environments, measured.networks, force=force)
     memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
-    communication, communication_notes = _communication(measured)
+    fitted = fit_communication((record for _, record in measured.collectives), operations())
+    contexts, context_notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
     kernel_models, regressor_notes = _kernel_models(measured, beside)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
@@ -76,16 +76,18 @@ def fit_profile(
         memory_reuse=memory.reuse,
         input_side=fit_input(measured.input),
         kernel_models=kernel_models,
-        **communication,
+        communication=fitted.fits,
+        communication_choices=fitted.choices,
+        contexts=contexts,
         notes=(
             *measured.notes,
             *disagreements(measured),
-            *communication_notes,
+            *fitted.notes,
+            *context_notes,
             *regressor_notes,
             *of_memory.notes,
             *memory.notes,
-            *_untraced(measured),
-            *_without_iterations(measured),
+            *_incomplete(measured),
         ),
     )
     profile = msgspec.structs.replace(profile, notes=(*profile.notes, *unlike_parts(profile)))
@@ -94,14 +96,6 @@ def fit_profile(
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile
-
-
-def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The profile's fields on communication, and notes."""
-    fitted = fit_communication((record for _, record in measured.collectives), operations())
-    contexts, notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
-    fields = {"communication": fitted.fits, "communication_choices": fitted.choices, "contexts": contexts}
-    return fields, (*fitted.notes, *notes)
 
 
 def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[KernelModel, ...], tuple[str, ...]]:
@@ -124,8 +118,8 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
     for index, environment in enumerate(measured.environments):
         if environment.device_name in devices:
             continue
-        own = {i for i, each in enumerate(measured.environments) if each.device_name == environment.device_name}
-        rates = fit_rates(record for place, record in measured.rates if measured.sources[place].environment in own)
+        alike = {i for i, other in enumerate(measured.environments) if other.device_name == environment.device_name}
+        rates = fit_rates(record for place, record in measured.rates if measured.sources[place].environment in alike)
         device = Device(
             name=environment.device_name,
             kind=environment.device,
@@ -162,17 +156,14 @@ def _cluster(measured: Measurements) -> Cluster:
     )
 
 
-def _untraced(measured: Measurements) -> list[str]:
-    models = {record.model for _, record in measured.layers} | {record.model for _, record in measured.iterations}
-    missing = sorted(models - set(measured.networks))
-    return [f"{model} was measured, but no network file describes it" for model in missing]
-
-
-def _without_iterations(measured: Measurements) -> list[str]:
+def _incomplete(measured: Measurements) -> list[str]:
+    """Models without a network, and imported ones without iterations."""
     timed = {record.model for _, record in measured.iterations}
-    models = {record.model for index, record in measured.layers if index in measured.imported}
-    return [
+    models = {record.model for _, record in measured.layers} | timed
+    imported = {record.model for index, record in measured.layers if index in measured.imported}
+    untraced = sorted(models - measured.networks.keys())
+    return [f"{model} was measured, but no network file describes it" for model in untraced] + [
         f"{model}: layer times were imported; the time between layers and the weight update were not: predict takes"
         " them as none, or from the memory's bandwidth, and says so"
-        for model in sorted(models - timed)
+        for model in sorted(imported - timed)
     ]

@@ -5,6 +5,7 @@ Nothing is fitted here: a profile holds medians of what was measured, so that a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
@@ -42,10 +43,7 @@ class LayerKey(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block on one rank; blocks of two directories are different ones.
-
-    ``position`` is of the rank of a strategy whose part was measured.
-    """
+    """One block on one rank, of a strategy the rank whose part was measured; blocks of two directories are two."""
 
     directory: int
     block: int
@@ -62,8 +60,6 @@ class Aligned(NamedTuple):
 
 Place = tuple[str, str]
 """(model, layer): where an operation occurs."""
-
-
 Alike = tuple[str, int, str, int, str, int, str]
 """(model, batch, dtype, ranks on host, shard, position, kernel settings)."""
 IterationKey = tuple[Alike, int, int, int]
@@ -115,21 +111,16 @@ def layer_times(
             chosen = typical.get((_alike(record), directory, record.block, record.rank))
             if chosen is None and directory not in imported:
                 continue
-            if chosen is not None:
-                _check_aligned(record, samples, chosen)
+            if chosen is not None and len(samples) != len(chosen):
+                raise UserError(
+                    f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
+                    f"of {len(chosen)} iterations; each iteration has one"
+                )
         key = LayerKey(*(getattr(record, field) for field in LayerKey._fields))
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
         # A block that was interrupted before its iterations were written was measured again: the later one counts.
         place[Block(directory, record.block, record.rank, record.position)] = Aligned(samples, chosen)
     return tuple(_layer_time(key, groups[key]) for key in sorted(groups))
-
-
-def _check_aligned(record: LayerSamples, samples: Floats, chosen: NDArray[np.bool_]) -> None:
-    if len(samples) != len(chosen):
-        raise UserError(
-            f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
-            f"of {len(chosen)} iterations; each iteration has one"
-        )
 
 
 def _summary_of(blocks: Mapping[Block, Aligned]) -> Summary:
@@ -162,16 +153,13 @@ def _counted(blocks: Iterable[tuple[int, int]]) -> int:
 
 
 def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mapping[Place, float]) -> float:
-    """Spread between blocks of what all places together take, relative to their medians.
-
-    A block that lacks some places is compared over those that it has.
-    """
-    measured: dict[Block, float] = {}
-    expected: dict[Block, float] = {}
+    """Spread between blocks of what the places that each has take together, relative to their medians."""
+    measured: dict[Block, float] = defaultdict(float)
+    expected: dict[Block, float] = defaultdict(float)
     for place, blocks in places.items():
         for block, aligned in blocks.items():
-            measured[block] = measured.get(block, 0.0) + float(np.median(aligned.samples))
-            expected[block] = expected.get(block, 0.0) + medians_s[place]
+            measured[block] += float(np.median(aligned.samples))
+            expected[block] += medians_s[place]
     if len(measured) == 1:
         return float(np.mean([between_block_sd([a.samples]) for blocks in places.values() for a in blocks.values()]))
     return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
@@ -244,11 +232,7 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
 
 
 def _stretches(directories: Sequence[int], blocks: Sequence[Floats]) -> list[Floats]:
-    """Samples of each stretch of time whose medians vary as those of runs do.
-
-    A prediction is for the median of a run, which lasts as long as a measurement, not as a block of it: with enough
-    measurements each is one stretch, else each block is.
-    """
+    """Samples of each stretch of time whose medians vary as those of runs do, which last as long as a measurement."""
     measurements = _by_directory(directories, blocks)
     return list(blocks) if len(measurements) < _FEWEST_MEASUREMENTS else measurements
 

@@ -1,13 +1,10 @@
 """Partial calibrations put together: profiles, where the measurements themselves are no longer at hand.
 
-Statistics of one thing from two profiles cannot be pooled without their samples. Where both hold the same model, fit or
-slow-down, with other numbers, this refuses: ``calibrate fit`` takes the directories of both. An operation's time that
-both hold is taken from the profile with more samples of it, since layers of equal shape occur in many models; copies,
-which a machine makes alike for all models, from the one that fitted them to more models. Memory factors are fitted anew
-to the runs of all. What several have of one measurement is the same in all, and kept once.
-
-Every list of a profile that is not named here is joined by what its entries are about
-(:mod:`calibrate.profile.entries`).
+Statistics of one thing from two profiles cannot be pooled without their samples, so that other numbers of the same
+model, fit or slow-down are refused. An operation's time that both hold is taken from the profile with more samples of
+it, since layers of equal shape occur in many models; copies, which a machine makes alike for all models, from the one
+that fitted them to more models. Memory factors are fitted anew to the runs of all. Every other list is joined by what
+its entries are about (:mod:`calibrate.profile.entries`).
 """
 
 from __future__ import annotations

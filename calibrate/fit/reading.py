@@ -82,7 +82,6 @@ class Measurements:
         environments: distinct ones; ``sources`` name theirs by index.
         networks: by model name.
         imported: numbers of the directories that were made of files of other tools.
-        notes: in words, what a reader of the profile should know.
     """
 
     sources: tuple[Source, ...]
@@ -296,18 +295,18 @@ def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[s
 
 
 def _networks(directories: Sequence[Path]) -> dict[str, ModelGraph]:
-    found: dict[str, tuple[ModelGraph, Path]] = {}
+    networks: dict[str, tuple[ModelGraph, Path]] = {}
     for directory in directories:
         for path in sorted(directory.glob("network*.json")):
             network = read_network(path)
-            known, where = found.setdefault(network.name, (network, path))
+            known, where = networks.setdefault(network.name, (network, path))
             if not same_work(known, network):
                 shapes = ["x".join(map(str, each.input_shape)) for each in (known, network)]
                 unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
                 raise UserError(
                     f"{where} and {path}: {network.name} was measured {unlike}; a profile holds one: fit two profiles"
                 )
-    return {name: network for name, (network, _) in sorted(found.items())}
+    return {name: network for name, (network, _) in sorted(networks.items())}
 
 
 def same_work(one: ModelGraph, other: ModelGraph) -> bool:

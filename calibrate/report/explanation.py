@@ -115,7 +115,11 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
     simulated = simulated_libraries(profile)
     measured = without_libraries(profile, simulated)
     found = [
-        *_incomplete(profile),
+        *(
+            Weakness(kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line))
+            for source in profile.sources
+            if not source.complete
+        ),
         *_weak_models(profile),
         *only_simulated(profile, simulated),
         *(_weak_communication(measured) if measured.communication or not simulated else ()),
@@ -123,14 +127,6 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
         *never_measured(measured),
     ]
     return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
-
-
-def _incomplete(profile: Profile) -> Iterator[Weakness]:
-    for source in profile.sources:
-        if not source.complete:
-            yield Weakness(
-                kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line)
-            )
 
 
 def _weak_models(profile: Profile) -> Iterator[Weakness]:

@@ -88,13 +88,9 @@ def quantities(profile: Profile, other: Profile) -> Named:
 
 def _layer_times(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
     for time in profile.layer_times:
-        yield _layer_name(time), Quantity(time.time.typical_s, time.block_relative_sd, blocks=time.blocks)
-
-
-def _layer_name(time: LayerTime) -> str:
-    shard = f" {time.shard}" if time.shard else ""
-    on = f"batch {time.batch} {_computed_in(time)} on {time.ranks_on_host}{shard}"
-    return f"{time.phase} {time.mode} {on}: {time.operation}"
+        on = f"batch {time.batch} {_computed_in(time)} on {time.ranks_on_host} {time.shard}".rstrip()
+        name = f"{time.phase} {time.mode} {on}: {time.operation}"
+        yield name, Quantity(time.time.typical_s, time.block_relative_sd, blocks=time.blocks)
 
 
 def _computed_in(time: LayerTime | ModelTime) -> str:
@@ -103,8 +99,7 @@ def _computed_in(time: LayerTime | ModelTime) -> str:
 
 def _whole_times(times: Sequence[ModelTime]) -> Iterator[tuple[str, Quantity]]:
     for whole in times:
-        shard = f" {whole.shard}" if whole.shard else ""
-        on = f"{whole.optimizer} on {whole.ranks_on_host}{shard}"
+        on = f"{whole.optimizer} on {whole.ranks_on_host} {whole.shard}".rstrip()
         where = f"{whole.model} batch {whole.batch} {_computed_in(whole)} {on}"
         parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
         for label, summary in (parts | {"BW between": whole.bw_between}).items():

@@ -20,7 +20,7 @@ _CHUNK_NUMBERS = 2_000_000
 """Numbers of a design that are worked on at once."""
 
 
-def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0, precision: Floats | None = None) -> Floats:
+def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floats:
     """Non-negative x that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
 
     Relative errors, because a message of 1 KiB has to count as much as one of 64 MiB; Huber's loss by iteratively
@@ -30,13 +30,12 @@ def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0, precisi
         design: (points, parameters) coefficients.
         seconds: (points,) measured, positive.
         noise: relative standard deviation of a point, where known; residuals below 1.345 of it are never weighted down.
-        precision: (points,) how much each point's squared residual counts; None for all alike.
 
     Returns:
         (parameters,) estimates, at least 0.
     """
-    weights = np.ones(len(seconds)) if precision is None else precision
-    return np.asarray(fit_relative_many(design[None], seconds[None], noise=noise, precision=weights[None])[0])
+    alike = np.ones((1, len(seconds)))
+    return np.asarray(fit_relative_many(design[None], seconds[None], noise=noise, precision=alike)[0])
 
 
 def fit_relative_many(design: Floats, seconds: Floats, *, noise: float, precision: Floats) -> Floats:
@@ -45,7 +44,7 @@ def fit_relative_many(design: Floats, seconds: Floats, *, noise: float, precisio
     Args:
         design: (problems, points, parameters); a few parameters, since every set of those held at 0 may be tried.
         seconds: (problems, points), positive, also where a problem has fewer points.
-        precision: (problems, points); 0 where a problem has fewer points.
+        precision: (problems, points) how much each squared residual counts; 0 where a problem has fewer points.
 
     Returns:
         (problems, parameters), at least 0.
@@ -93,13 +92,11 @@ def _medians(values: Floats, count: NDArray[np.int64]) -> Floats:
 
 
 def _least_squares(unit: Floats, weights: Floats, free: Bools) -> tuple[Floats, Bools]:
-    """Non-negative least squares of ``unit @ x = 1`` under weights, and which parameters are not held at 0.
-
-    What was free before is tried first; where that is not the solution (Karush, Kuhn, Tucker), every set is.
-    """
+    """Non-negative least squares of ``unit @ x = 1`` under weights, and which parameters are not held at 0."""
     weighted = (unit * weights[..., None]).transpose(0, 2, 1)
     gram, target = weighted @ unit, weighted.sum(axis=2)
     gram[:, range(gram.shape[1]), range(gram.shape[1])] += _RIDGE
+    # What was free before is tried first; where that is not the solution (Karush, Kuhn, Tucker), every set is.
     solution = _solve(gram, target, free)
     gradient = target - (gram @ solution[..., None])[..., 0]
     wrong = np.flatnonzero(((solution < 0) | (~free & (gradient > 1e-9))).any(axis=1))

@@ -131,9 +131,9 @@ def _considered(key: Key, choice: Choice, considered: Sequence[Choice], curve: C
         level=level,
         considered=len(considered),
         candidates=tuple(
-            Candidate(form=each.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
-            for each in kept
-            for sizes, ranks in [each.errors(curve)]
+            Candidate(form=form.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
+            for form in kept
+            for sizes, ranks in [form.errors(curve)]
         ),
     )
 
@@ -214,8 +214,7 @@ def _block(covariance: Floats, first: int, second: int) -> tuple[tuple[float, fl
 def _common_drift(points: Sequence[Point], precision: Floats) -> float:
     """Standard deviation between blocks of what all sizes share: their weighted mean time relative to their medians.
 
-    What each size has by itself is in the fit's covariance; as drift of everything it would count twice, and, where
-    single sizes jump between two modes, for far too much.
+    What each size has by itself is in the fit's covariance, and would count twice.
     """
     count = min(len(point.blocks) for point in points)
     if count < 2:

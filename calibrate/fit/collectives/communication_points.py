@@ -91,11 +91,7 @@ def _of_one_rank(samples: Iterable[CollectiveSamples]) -> list[str]:
 def _points(
     key: Key, samples: list[CollectiveSamples], operation: CollectiveOperation, node_ranks: int
 ) -> tuple[list[Point], list[str]]:
-    """Points of one tool, dtype and way of buffers: those that :func:`_preference` puts first.
-
-    Args:
-        node_ranks: how many ranks of a group share a node where the samples do not say.
-    """
+    """Points of the preferred variant; ``node_ranks`` share a node where the samples do not say how many."""
     variants = grouped(samples, lambda sample: Variant(sample.tool, sample.dtype, sample.buffers))
     chosen = min(variants, key=lambda name: _preference(name, len(variants[name]), operation))
     notes = [
@@ -136,7 +132,6 @@ def _other_way(
 
 
 def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
-    """What both ways of buffers say of the noise of one run's times."""
     noise = noise_between_ways([point for point in points if point.seconds > 0])
     if noise is None:
         return []
@@ -144,11 +139,7 @@ def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
 
 
 def _preference(variant: Variant, samples: int, operation: CollectiveOperation) -> tuple[object, ...]:
-    """What decides between variants, the smallest first.
-
-    torch's measurements before those of other tools, since they are made as a run's collectives are; the buffers that
-    such runs use; the most samples.
-    """
+    """What decides between variants, the smallest first: torch, whose collectives are a run's; its buffers; samples."""
     tool = _TOOLS.index(variant.tool) if variant.tool in _TOOLS else len(_TOOLS)
     usual = "in_place" if operation.in_place else "out_of_place"
     return tool, variant.buffers not in ("", usual), -samples, variant

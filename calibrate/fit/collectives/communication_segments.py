@@ -38,7 +38,7 @@ class Form(NamedTuple):
         algorithms: each piece takes the one of these that fits it best (libraries use trees for small messages and
             rings for large ones).
         pieces: over sizes.
-        logarithmic: whether the first piece grows with the logarithm of bytes.
+        logarithmic: whether the first piece grows with the logarithm of bytes (OSF eq. 18).
         reduction: whether gamma_r is fitted apart from beta.
         of_step: whether the pieces are ranges of the bytes that one step of the one algorithm sends.
     """

@@ -1,7 +1,6 @@
 """Training runs as memory factors are fitted to them: the peaks of their memory and nothing else.
 
-Predictions of times are never fitted to runs; a profile says of each run used here which it was, so that a validation
-leaves its memory out of the account.
+A profile says of each run used here which it was, so that a validation leaves its memory out of the account.
 """
 
 from __future__ import annotations
