@@ -14,15 +14,14 @@ from calibrate.fit.copy_fit import fit_copies
 from calibrate.fit.disagreement import disagreements
 from calibrate.fit.input_fit import fit_input
 from calibrate.fit.kernels.kernel_fit import fit_kernels
-from calibrate.fit.layer_fit import layer_times, model_times, rates_reached
+from calibrate.fit.layer_fit import Reached, layer_times, model_times, rates_reached
 from calibrate.fit.memory.memory_fit import fit_memory
 from calibrate.fit.memory.memory_runs import read_memory_runs
 from calibrate.fit.reading import Measurements, read_measurements
-from calibrate.fit.roofline_fit import rated
 from calibrate.kernels.files import archive_beside, write_arrays
 from calibrate.kernels.model import KernelModel
 from calibrate.profile.profile import SCHEMA_VERSION, Device, LayerTime, Profile
-from calibrate.profile.roofline_rates import fit_rates
+from calibrate.profile.roofline_rates import RatesFrom, fit_rates, rate_of
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.collectives.catalog import operations
@@ -128,8 +127,22 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
             rates=rates,
         )
         # Of devices merged by force nobody can say which of them layers reached it on.
-        devices[device.name] = rated(device, reached if index == 0 else None)
+        devices[device.name] = _rated(device, reached if index == 0 else Reached())
     return tuple(devices.values())
+
+
+def _rated(device: Device, reached: Reached) -> Device:
+    """The device with peak and bandwidth measured by doctor, else as its layers reached them; which of them is said."""
+    peak, bandwidth = (rate_of(device.rates, resource, "fp32", 1) for resource in ("compute", "memory"))
+    measured = peak is not None and bandwidth is not None
+    source: RatesFrom = "measured by doctor" if measured else "reached by layers" if any(reached) else ""
+    return msgspec.structs.replace(
+        device,
+        peak_flops=peak if measured else reached.peak_flops,
+        memory_bandwidth_bytes_per_s=bandwidth if measured else reached.memory_bandwidth_bytes_per_s,
+        rates_from=source,
+        layers_reached=tuple(reached),
+    )
 
 
 def _cluster(measured: Measurements) -> Cluster:

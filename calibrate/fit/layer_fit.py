@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.reading import Placed
+from calibrate.profile.entries import IDENTITIES
 from calibrate.profile.profile import LayerTime, ModelTime
 from calibrate.statistics.blocks import between_block_sd, block_sd, split_half_difference
 from calibrate.statistics.grouping import grouped
@@ -21,25 +22,15 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Floats, Summary, bootstrap_interval, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.records.measurement import Mode, PhaseName
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 
 _FEWEST_MEASUREMENTS = 3
 QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
-
-
-class LayerKey(NamedTuple):
-    """What decides an operation's time, by the names that records and the profile have for it."""
-
-    operation: str
-    phase: PhaseName
-    mode: Mode
-    batch: int
-    dtype: str
-    ranks_on_host: int
-    shard: str
-    kernel_settings: str
+_OF_LAYER, _OF_MODEL = IDENTITIES["layer_times"], IDENTITIES["model_times"]
+"""What decides a time; records have it by the names that the profile has."""
+Key = tuple[Any, ...]
+"""Values of these."""
 
 
 class Block(NamedTuple):
@@ -103,7 +94,7 @@ def layer_times(
     left out; those of ``imported`` directories never have one, and count all alike.
     """
     typical = typical_iterations(iterations)
-    groups: dict[LayerKey, dict[Place, dict[Block, Aligned]]] = {}
+    groups: dict[Key, dict[Place, dict[Block, Aligned]]] = {}
     for directory, record in records:
         samples = np.array(record.samples_s)
         chosen = None
@@ -116,7 +107,7 @@ def layer_times(
                     f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
                     f"of {len(chosen)} iterations; each iteration has one"
                 )
-        key = LayerKey(*(getattr(record, field) for field in LayerKey._fields))
+        key = tuple(getattr(record, field) for field in _OF_LAYER)
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
         # A block that was interrupted before its iterations were written was measured again: the later one counts.
         place[Block(directory, record.block, record.rank, record.position)] = Aligned(samples, chosen)
@@ -129,10 +120,10 @@ def _summary_of(blocks: Mapping[Block, Aligned]) -> Summary:
     return summarise(samples, typical=np.concatenate(chosen) if chosen else None)
 
 
-def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) -> LayerTime:
+def _layer_time(key: Key, places: Mapping[Place, Mapping[Block, Aligned]]) -> LayerTime:
     summaries = {place: _summary_of(blocks) for place, blocks in places.items()}
     return LayerTime(
-        **key._asdict(),
+        **dict(zip(_OF_LAYER, key, strict=True)),
         time=Summary(
             median_s=float(np.mean([summary.median_s for summary in summaries.values()])),
             typical_s=float(np.mean([summary.typical_s for summary in summaries.values()])),
@@ -165,18 +156,6 @@ def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mappin
     return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
 
 
-class ModelKey(NamedTuple):
-    """What decides the time of a whole iteration, by the names that records and the profile have for it."""
-
-    model: str
-    batch: int
-    dtype: str
-    optimizer: str
-    ranks_on_host: int
-    shard: str
-    kernel_settings: str
-
-
 def model_times(records: Iterable[Placed[IterationSamples]], *, shards: bool = False) -> tuple[ModelTime, ...]:
     """Whole iterations, the time between operations, weight update and closure of each model and local batch.
 
@@ -189,7 +168,7 @@ def model_times(records: Iterable[Placed[IterationSamples]], *, shards: bool = F
     asked = [placed for placed in records if bool(placed.record.shard) == shards]
     for _, record in asked:
         _check_timed(record)
-    groups = grouped(asked, lambda placed: ModelKey(*(getattr(placed.record, field) for field in ModelKey._fields)))
+    groups = grouped(asked, lambda placed: tuple(getattr(placed.record, field) for field in _OF_MODEL))
     return tuple(_model_time(key, groups[key]) for key in sorted(groups))
 
 
@@ -201,7 +180,7 @@ def _check_timed(record: IterationSamples) -> None:
         raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
 
 
-def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
+def _model_time(key: Key, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
     records = [record for _, record in placed]
     directories = [directory for directory, _ in placed]
     iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
@@ -215,7 +194,7 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
 
     remainder = [remainders([record]) for record in records]
     return ModelTime(
-        **key._asdict(),
+        **dict(zip(_OF_MODEL, key, strict=True)),
         fw=pooled("fw_s"),
         bw=pooled("bw_s"),
         wu=pooled("wu_s"),
@@ -252,8 +231,8 @@ def _relative_quantiles(directories: Sequence[int], iterations: Sequence[Floats]
 class Reached(NamedTuple):
     """Rates that measured layers reached: lower bounds of what the device can do."""
 
-    peak_flops: float | None
-    memory_bandwidth_bytes_per_s: float | None
+    peak_flops: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
 
 
 def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph]) -> Reached:

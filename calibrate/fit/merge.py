@@ -18,11 +18,10 @@ import msgspec
 
 from calibrate.fit.memory.memory_fit import fit_memory
 from calibrate.fit.reading import first_few, same_work, unlike_nearest
-from calibrate.fit.roofline_fit import merged_devices
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
 from calibrate.profile.memory_factors import MemoryRun
-from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
+from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, Profile
 from calibrate.profile.unlike_parts import unlike_parts
 from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
@@ -56,7 +55,7 @@ def merge_profiles(
         "command_line": command_line,
         "environments": environments,
         "sources": tuple({source.sha256: source for each in placed for source in reversed(each.sources)}.values()),
-        "devices": merged_devices([profile.devices for profile in profiles]),
+        "devices": _devices(profiles),
         "cluster": _cluster(profiles),
         "network": {name: network for profile in profiles for name, network in profile.network.items()},
         "layer_times": _layer_times(profiles),
@@ -169,6 +168,16 @@ def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
     if not force:
         raise UserError(f"{text}: fit their directories together (calibrate fit), or give --force")
     return f"{text}: taken from {owner} by --force"
+
+
+def _devices(profiles: Sequence[Profile]) -> tuple[Device, ...]:
+    """Each once: the first that doctor measured, else the first."""
+    devices: dict[str, Device] = {}
+    for device in (device for profile in profiles for device in profile.devices):
+        known = devices.setdefault(device.name, device)
+        if device.rates and not known.rates:
+            devices[device.name] = device
+    return tuple(devices.values())
 
 
 def _layer_times(profiles: Sequence[Profile]) -> tuple[LayerTime, ...]:

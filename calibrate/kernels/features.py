@@ -53,14 +53,8 @@ def log_sizes_and_flops(kernels: Kernels, names: Sequence[str]) -> Floats:
 
 
 def roofline_features(kernels: Kernels, names: Sequence[str]) -> tuple[tuple[str, ...], Floats]:
-    """Names and columns of everything that trees read.
-
-    Args:
-        names: sizes that differ between the kernels fitted on; the others teach nothing.
-    """
-    columns: dict[str, Floats] = {}
-    for name in names:
-        columns[f"log {name}"] = np.log1p(kernels.sizes[name])
+    """Names and columns of everything that trees read; ``names`` are of sizes that differ: others teach nothing."""
+    columns = {f"log {name}": np.log1p(kernels.sizes[name]) for name in names}
     columns["log flops"], columns["log bytes"] = np.log1p(kernels.flops), np.log1p(kernels.bytes)
     columns["log intensity"] = columns["log flops"] - columns["log bytes"]
     product = _matrix_product(kernels.sizes)

@@ -121,11 +121,7 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Estimate(NamedTuple):
-    """Seconds of one shape.
-
-    Attributes:
-        relative_sd: from the 90% interval. extrapolated: in words, which sizes lie beyond those fitted on.
-    """
+    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on."""
 
     seconds: float
     relative_sd: float
@@ -142,21 +138,18 @@ def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: f
 def log_times(
     model: Regressor, arrays: Mapping[str, NDArray[Any]], kernels: Kernels, names: Sequence[str], base_s: Floats
 ) -> Floats:
-    """log(seconds) as one regressor estimates it.
-
-    Args:
-        arrays: named as ``trees/leaf`` or ``mlp/weight0``. base_s: the roofline.
-    """
-    logs = []
+    """log(seconds) as one regressor estimates it; arrays are named as ``trees/leaf``, ``base_s`` is the roofline."""
     if model == "plain trees":
         return evaluate_trees(_within(arrays, "plain"), log_sizes_and_flops(kernels, names))
-    if model in ("trees", "trees and mlp", "trees and process"):
+    parts = model.split(" and ")
+    logs = []
+    if "trees" in parts:
         features = roofline_features(kernels, names)[1]
         logs.append(np.log(base_s) + evaluate_trees(_within(arrays, "trees"), features))
-    if model in ("process", "trees and process"):
+    if "process" in parts:
         features = process_features(kernels, names)
         logs.append(np.log(base_s) + evaluate_process(_within(arrays, "process"), features))
-    if model in ("mlp", "trees and mlp"):
+    if "mlp" in parts:
         logs.append(evaluate_mlp(_within(arrays, "mlp"), log_sizes(kernels, names)))
     return np.asarray(np.mean(logs, axis=0))
 

@@ -34,11 +34,7 @@ UNTUNED_ROUNDS = 100
 def grow_trees(
     features: Floats, target: Floats, *, seed: int, rounds: int = ROUNDS, parameters: Mapping[str, Any] = PARAMETERS
 ) -> Arrays:
-    """Fit trees. One thread, so that the same numbers give the same trees on every machine.
-
-    Args:
-        features: (kernels, features). target: what to predict, per kernel.
-    """
+    """Fit trees to a target per row of features; on one thread, so that they are the same on every machine."""
     import lightgbm
 
     settings = {**parameters, "seed": seed, "deterministic": True, "force_row_wise": True, "num_threads": 1}

@@ -27,8 +27,8 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
         group: the profile's field that it is of.
         unit: ``s``, ``times`` for slow-downs, ...; empty where there is none.
         relative: (second - first) / first.
-        interval_relative: half-width of the 90% interval of that difference by the spreads of both sides (Welch's, of
-            the medians where the profile says over how many blocks); None where one side has no spread.
+        interval_relative: half-width of that difference's 90% interval by the spreads of both sides (Welch's); None
+            where one side has no spread.
         deviations: difference in its own standard deviations.
         probability: of a difference at least as large by chance. stands_out: whether it does among all that were
             compared, so that of those which do a tenth is chance (Benjamini and Hochberg 1995).
@@ -93,14 +93,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Profile, second: Profile, *, order: Order = "sd") -> Difference:
-    """Compare every number that both profiles hold.
-
-    Collectives are compared at the sizes and rank counts measured in either, copies at the networks that both profiles
-    hold, lists that nothing is known of by their numbers.
-
-    Args:
-        order: worst first by how many standard deviations a number moved, or by how much of itself.
-    """
+    """Compare every number that both profiles hold, worst first by standard deviations or by how far it moved."""
     one, other = _positive(first, second), _positive(second, first)
     both = [_movement(*name, one[name], other[name]) for name in one if name in other]
     judged = _mark([m for m in both if m.deviations is not None])

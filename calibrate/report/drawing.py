@@ -1,9 +1,6 @@
 """Measured points, fit, 90% interval and residuals of every (library, operation, level), drawn as PNG.
 
-The interval is that of the line: of its parameters, and of what drifts between blocks. How far single sizes lie from
-it the residuals show, each beside what was predicted for it with its size left out.
-
-matplotlib comes with the extra ``paradl[plots]``; it is loaded when something is drawn.
+The interval is that of the line: of its parameters, and of what drifts between blocks.
 """
 
 from __future__ import annotations

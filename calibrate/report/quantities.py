@@ -74,11 +74,7 @@ Named = Iterator[tuple[str, str, Quantity]]
 
 
 def quantities(profile: Profile, other: Profile) -> Named:
-    """Every number of a profile that can be compared, by a name that says what it is.
-
-    Args:
-        other: whose measured points, networks and tensors' bytes are used beside the profile's own.
-    """
+    """Every number of a profile that can be compared, by name, also at points and for networks of the other profile."""
     for field in Profile.__struct_fields__:
         if field in _COMPARED:
             yield from ((field, *each) for each in _COMPARED[field](profile, other))

@@ -1,8 +1,4 @@
-"""Measured points, fit, 90% interval and residuals of a collective, in characters: 80 columns, no colour needed.
-
-Both axes of the upper panel are logarithmic. The lower one shows (predicted - measured) / measured of each size by a
-fit that had not seen it.
-"""
+"""Measured points, fit, 90% interval and residuals of a collective, in characters: 80 columns, no colour needed."""
 
 from __future__ import annotations
 

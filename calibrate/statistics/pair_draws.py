@@ -18,12 +18,7 @@ _OF_POINT = 60
 
 
 class Pair(NamedTuple):
-    """Times of one size in one block: alone, and under the condition; not necessarily equally many.
-
-    Attributes:
-        block: of whatever number; pairs of one block were measured at about the same time.
-        at: which size (and rank count) it is.
-    """
+    """Times of one size (``at``) in one block of time: alone, and under the condition; not necessarily equally many."""
 
     block: int
     at: int
@@ -79,12 +74,8 @@ def draw_pairs(pairs: Sequence[Pair]) -> Draws:
 def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
     """Covariance of parameters as a further block of time, such as a run, may have them.
 
-    What resampling leaves open of the parameters, and how blocks differ in them; both known from as few blocks as
-    there are (Student's t). Of one block, what resampling says.
-
-    Args:
-        drawn: (draws, parameters) of resampled pairs (:func:`draw_pairs`). of_blocks: (blocks, parameters), of each
-            block's own pairs.
+    What resampling leaves open (``drawn``), and how blocks differ (``of_blocks``), each a row of parameters; both known
+    from as few blocks as there are (Student's t). Of one block, what resampling says.
     """
     covariance = quantile_covariance(drawn)
     count = len(of_blocks)

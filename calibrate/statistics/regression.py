@@ -21,33 +21,26 @@ _CHUNK_NUMBERS = 2_000_000
 
 
 def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floats:
-    """Non-negative x that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
+    """Non-negative x, (parameters,), that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
 
     Relative errors, because a message of 1 KiB has to count as much as one of 64 MiB; Huber's loss by iteratively
     reweighted least squares, because a size measured in a slow spell has to count less.
 
     Args:
-        design: (points, parameters) coefficients.
-        seconds: (points,) measured, positive.
+        design: (points, parameters). seconds: (points,) positive.
         noise: relative standard deviation of a point, where known; residuals below 1.345 of it are never weighted down.
-
-    Returns:
-        (parameters,) estimates, at least 0.
     """
     alike = np.ones((1, len(seconds)))
     return np.asarray(fit_relative_many(design[None], seconds[None], noise=noise, precision=alike)[0])
 
 
 def fit_relative_many(design: Floats, seconds: Floats, *, noise: float, precision: Floats) -> Floats:
-    """:func:`fit_relative` of many problems at once.
+    """:func:`fit_relative` of many problems at once: (problems, parameters).
 
     Args:
         design: (problems, points, parameters); a few parameters, since every set of those held at 0 may be tried.
         seconds: (problems, points), positive, also where a problem has fewer points.
         precision: (problems, points) how much each squared residual counts; 0 where a problem has fewer points.
-
-    Returns:
-        (problems, parameters), at least 0.
     """
     step = max(1, _CHUNK_NUMBERS // max(design.shape[1] * design.shape[2], 1))
     parts = [
@@ -150,11 +143,7 @@ def deviation(residuals: Floats, freedom: int) -> float:
 
 
 def relative_covariance(design: Floats, seconds: Floats, variance: float, free: NDArray[np.bool_]) -> Floats:
-    """Covariance of least squares for points with one relative variance; rows of parameters held at 0 are 0.
-
-    Args:
-        design: (points, parameters). seconds: (points,). free: (parameters,) those not held at their bound.
-    """
+    """Covariance of least squares for points with one relative variance; rows of parameters not ``free`` are 0."""
     covariance = np.zeros((design.shape[1], design.shape[1]))
     if not np.any(free):
         return covariance

@@ -1,7 +1,6 @@
 """What ghost layers sleep, as ``paradl-bench train --emulate`` asks for it: a plan's compute by the cost model.
 
-The same cost model as a prediction's, so that sharded shapes, other batches and devices are slept as they would be
-predicted; and what is predicted of the run beside it holds its communication against the real one.
+It is that of a prediction, so that what is predicted of the run holds its communication against the real one.
 """
 
 from __future__ import annotations
@@ -78,11 +77,7 @@ def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path
 
 
 def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: str, sha256: str) -> GhostTable:
-    """The seconds of every rank of a plan.
-
-    Args:
-        settings: of the plan.
-        profile, sha256: that the model's costs are of.
+    """The seconds of every rank of a plan; ``profile`` and ``sha256`` name the file that the model's costs are of.
 
     Raises:
         UserError: the profile has no time for a layer, nor anything that tells of one.
@@ -123,8 +118,8 @@ def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
         for role, of_plan in zip(table.roles, plan.roles, strict=True)
     ]
     tied = spread.common_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
-    found = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
-    return msgspec.structs.replace(table, roles=tuple(roles), spread=found)
+    drawn = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
+    return msgspec.structs.replace(table, roles=tuple(roles), spread=drawn)
 
 
 def _with_deviations(
@@ -168,12 +163,7 @@ def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
 
 
 def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None = None) -> dict[str, float]:
-    """Seconds that the rank which sleeps most sleeps in an iteration, by phase (FW, BW, WU).
-
-    Args:
-        costs: by index of the plan's works, of what computes.
-        slow: a rank that sleeps longer than the others.
-    """
+    """Seconds that the rank which sleeps most, the slow one if any, sleeps in an iteration, by phase (FW, BW, WU)."""
     of_ranks = [_slept(plan, role, costs) for role in plan.roles]
     if slow is not None:
         of_ranks.append({phase: slow.factor * seconds for phase, seconds in of_ranks[slow.role_in(plan)].items()})

@@ -2,9 +2,8 @@
 
 A column shows what took most of its time. In a pipeline a row is what a stage computes, with the number of the
 micro-batch where there is room for it (an apostrophe for each stage of the rank before it), and collectives that it
-waits for. The parts of backward have letters of their own where they are actions of their own.
-Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
-in capitals where it is most of it: collectives for layers are many and short. Where input is fetched it has a row.
+waits for. Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
+in capitals where it is most of it: collectives for layers are many and short.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ class _Drawn(NamedTuple):
 
 
 def draw(timeline: IterationTimeline, width: int) -> Picture:
-    """The picture of a timeline.
-
-    Args:
-        width: characters of a line; at least ten columns of time are drawn, however narrow that is.
-    """
+    """The picture of a timeline in lines of so many characters; at least ten columns of time are drawn."""
     pipeline = timeline.is_pipeline
     rows_a_role = 1 if pipeline else 2 + any(map(_fetches, timeline.roles))
     shown = timeline.roles[: _MOST_ROWS // rows_a_role]

@@ -14,11 +14,7 @@ from predict.timeline.timeline_use import Use
 
 
 class RoleUse(Use, frozen=True, kw_only=True):
-    """How each of the ranks of a role spends the iteration.
-
-    Attributes:
-        role: its name. ranks: how many play it. finish_s: when its last task ends.
-    """
+    """How each of the ranks of a role spends the iteration; ``finish_s`` is when its last task ends."""
 
     role: str
     ranks: int

@@ -41,11 +41,7 @@ _FIELDS = ("fw_s", "bw_s", "exposed_ge_s", "wu_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A training run that was measured.
-
-    Attributes:
-        rank_times_s: of shape (iterations, ranks, 5): the whole iteration, FW, BW, exposed GE and WU.
-    """
+    """A training run that was measured; times are (iterations, ranks, 5): the whole, FW, BW, exposed GE and WU."""
 
     path: Path
     manifest: Manifest
@@ -71,19 +67,14 @@ class Run:
         return float(np.median(self.iteration_s))
 
     def phases_s(self, stage: int | None = None) -> dict[str, float]:
-        """Medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
-
-        Args:
-            stage: of a pipeline, whose ranks are to be looked at; None for all ranks.
-        """
+        """Medians of FW, BW, exposed GE and WU of the rank, of a stage if one is given, that finishes backward last."""
         medians = np.median(self._of_last(stage)[:, 1:], axis=0)
         return dict(zip(PHASES, map(float, medians), strict=True))
 
     def idle_s(self, stage: int) -> float | None:
         """Median of what the phases of the same ranks leave of an iteration: waiting for other stages of a pipeline.
 
-        Returns:
-            None where phases hold it, as in runs that did not time it by itself.
+        None where phases hold it, as in runs that did not time it by itself.
         """
         times = self._of_last(stage)
         idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
@@ -173,8 +164,7 @@ def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
 def noise_floor(run: Run, runs: Sequence[Run]) -> tuple[float, str]:
     """Run-to-run spread of the measurement, relative to it, and what it was taken from.
 
-    Of runs with one configuration: the median over pairs of the difference of their medians. Of a single run: the
-    difference of the medians of its halves.
+    Of a configuration's runs the median over pairs of how far their medians differ; of a single run, its halves'.
     """
     medians = [other.median_s for other in runs if other.configuration == run.configuration]
     if len(medians) > 1:

@@ -37,7 +37,7 @@ def what_if_command(**options: Any) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite, say
     from predict.prediction.request import read_request
-    from predict.what_if.presentation import draw_what_if, refuse_one_file, refuse_undrawable
+    from predict.what_if.presentation import draw_what_if, refuse_undrawable
     from predict.what_if.quantities import parse_varied, settings_of
     from predict.what_if.what_if import what_if
 
@@ -45,8 +45,7 @@ def what_if_command(**options: Any) -> None:
         raise UserError("--json and --csv exclude each other: give one")
     settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
     if options["plot"]:
-        refuse_undrawable(options["plot"])
-        refuse_one_file(options["output"], options["plot"])
+        refuse_undrawable(options["plot"], options["output"])
     for target in filter(None, (options["output"], options["plot"])):
         refuse_overwrite(target, force=options["force"])
     predicted = what_if(

@@ -87,11 +87,14 @@ def _value(setting: Setting, name: str) -> str:
     return shown_value(name, setting[name]) if name in setting else "-"
 
 
-def refuse_undrawable(target: str) -> None:
+def refuse_undrawable(target: str, output: str | None) -> None:
     """Refuse, before any work is done, a file that cannot be drawn.
 
+    Args:
+        output: where rows are written; None where they are not.
+
     Raises:
-        UserError: its name ends in nothing that is drawn, or matplotlib is missing.
+        UserError: its name ends in nothing that is drawn, matplotlib is missing, or rows go to the same file.
     """
     if Path(target).suffix.lower() not in DRAWN:
         raise UserError(f"--plot {target}: the name has to end in {', '.join(DRAWN)}")
@@ -99,16 +102,8 @@ def refuse_undrawable(target: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
-
-
-def refuse_one_file(output: str | None, drawing: str) -> None:
-    """Refuse, before any work is done, rows and a drawing that would replace each other.
-
-    Raises:
-        UserError: both go to one file.
-    """
-    if output not in (None, "-") and Path(output).resolve() == Path(drawing).resolve():
-        raise UserError(f"-o and --plot both write to {drawing}: give two names")
+    if output not in (None, "-") and Path(output).resolve() == Path(target).resolve():
+        raise UserError(f"-o and --plot both write to {target}: give two names")
 
 
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:

@@ -1,8 +1,4 @@
-"""What ``--vary`` takes: quantities and their values.
-
-``bandwidth``, ``latency`` (of all levels, or of one as ``bandwidth@node``), ``peak-flops`` and ``memory-bandwidth`` are
-factors on what was measured; ``ranks`` and ``batch`` are numbers of ranks and of samples of the global mini-batch.
-"""
+"""What ``--vary`` takes: factors on what was measured, or numbers of ranks and of samples of the global mini-batch."""
 
 from __future__ import annotations
 
@@ -126,8 +122,8 @@ def _parse_whole(text: str, where: str) -> tuple[float, ...]:
             raise UserError(f"{where}: write first:last:x2, first:last:step or first:last:log:points")
         return parse_ranks(text, where)
     low, high = parse_count(first, where), parse_count(last, where)
-    found = _logarithmic(low, high, _points_of(spacing, points, where))
-    return tuple(dict.fromkeys(round(value) for value in found))
+    values = _logarithmic(low, high, _points_of(spacing, points, where))
+    return tuple(dict.fromkeys(round(value) for value in values))
 
 
 def _parts(text: str, where: str) -> tuple[str, str, str, str]:

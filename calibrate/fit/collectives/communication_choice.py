@@ -258,8 +258,7 @@ def _errors_by_size(predicted: Floats, curve: Curve) -> Floats:
 def simplest(choices: Sequence[Choice], curve: Curve) -> int:
     """Index of the choice with the fewest parameters among those that noise keeps from being told from the best.
 
-    Differences are paired by size: that is how many there are of, where two or three rank counts are left out. Of as
-    many parameters the one with the least error is taken.
+    Differences are paired by size. Of as many parameters the one with the least error is taken.
     """
     errors = {index: choice.errors_by_size(curve) for index, choice in enumerate(choices)}
     tables = {index: table for index, table in errors.items() if table is not None}

@@ -95,8 +95,7 @@ def fit_points(
 ) -> tuple[list[CommunicationFit], CommunicationChoice]:
     """Fits of one (library, operation, level), one a regime, from at least three sizes; and what was considered.
 
-    Args:
-        inside: points of the level inside a node, which hierarchical algorithms are fitted to as well.
+    Hierarchical algorithms are fitted to the points inside a node as well.
     """
     points = _thinned(points)
     curve = build_curve(points, inside=_thinned(inside))

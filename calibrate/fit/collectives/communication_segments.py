@@ -203,9 +203,6 @@ class Segments:
         """The best split of a set of training points into each of these numbers of pieces; None where there is none.
 
         A split under which time would fall from one piece to the next, at a place that was measured, is no candidate.
-
-        Args:
-            form: of any number of pieces.
         """
         runs = self._runs[training]
         opening, following = self._table(runs, form), self._table(runs, form._replace(logarithmic=False))

@@ -101,8 +101,7 @@ def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
     """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
 
-    Beyond the sizes measured it grows with the distance in doublings: the last one left out was predicted from one
-    step away.
+    Beyond the sizes measured it grows with the distance in doublings.
     """
     points = _near(_points(fits), asked.message_bytes)
     if not points:
@@ -141,10 +140,7 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
 def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[float]:
     """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
 
-    What a size has by itself is taken off.
-
-    Args:
-        near_bytes: the size to look near of; None for all alike.
+    What a size has by itself is taken off. Only sizes near ``near_bytes`` are looked at, where that is given.
     """
     counts = _counts(fits)
     found = []

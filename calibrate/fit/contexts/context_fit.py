@@ -130,8 +130,7 @@ class Solver(NamedTuple):
     def solve(self, idle_s: Floats, in_context_s: Floats, at: np.ndarray) -> tuple[float, float]:
         """Those that minimise Huber's loss of (added + idle + (factor - 1) share idle - in context) / in context.
 
-        Args:
-            idle_s, in_context_s: (pairs,) positive seconds. at: which size each is of.
+        Seconds are positive, one a pair; ``at`` is the size that each is of.
         """
         if self.shares is not None:
             return 0.0, _phi(in_context_s / idle_s, self.shares[at])

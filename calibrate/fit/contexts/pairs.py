@@ -23,11 +23,7 @@ class NotFitted(Exception):
 
 
 class About(NamedTuple):
-    """What is fitted together.
-
-    Attributes:
-        ranks: 0 where all numbers of them are. ghosts: whether they stand for the compute beside.
-    """
+    """What is fitted together; ``ranks`` is 0 where all counts are, ``ghosts`` whether they stand for compute."""
 
     context: Context
     library: str

@@ -27,10 +27,7 @@ def hats(order: Floats) -> Floats:
 def fit_drift(order: Floats, seconds: Floats, fit_unseen: Callable[[Floats], Floats]) -> tuple[float, ...]:
     """Seconds added at evenly spaced places of a sweep, 0 at its beginning.
 
-    Regressor and drift are fitted in turn, each to what the other leaves.
-
-    Args:
-        fit_unseen: of kernels' times, an estimate of each by a regressor that had not seen it.
+    The regressor, which estimates each kernel unseen, and the drift are fitted in turn, each to what the other leaves.
     """
     shares = hats(order)
     least = float(np.quantile(seconds, 0.005))

@@ -52,8 +52,7 @@ _DRIFT_PAYS = 0.9
 class Timed:
     """Kernels of one kind, stage, settings and dtype, each shape once, in the order in which they were measured.
 
-    Attributes:
-        names: of the sizes that differ between them. order: place in the sweep, 0 to 1.
+    ``names`` are of the sizes that differ between them, ``order`` is the place in the sweep, 0 to 1.
     """
 
     shapes: Sequence[KernelShape]
@@ -212,11 +211,7 @@ def fit_trees(timed: Timed, drift_s: tuple[float, ...], seed: int) -> Fitted:
 
 
 def fit_smooth(timed: Timed, trees: Fitted, seed: int, *, known: Fitted | None = None) -> Arrays:
-    """The Gaussian process, over the roofline of trees fitted to the same kernels.
-
-    Args:
-        known: a fit to some of them, whose length scales are taken over.
-    """
+    """The Gaussian process over the roofline of trees; length scales are those of a ``known`` fit to some kernels."""
     learned = None if known is None else {name: known.arrays[f"process/{name}"] for name in ("length", "variances")}
     target = _log_ratio(timed, trees.roofline, trees.drift_s)
     features = process_features(timed.kernels, timed.names)

@@ -54,7 +54,10 @@ def read_memory_runs(
     runs: list[MemoryRun] = []
     notes: list[str] = []
     for directory in (run for path in paths for run in _runs_in(path)):
-        manifest, about = _read(directory)
+        manifest = read_manifest(directory)
+        if manifest.kind != "training":
+            raise UserError(f"{directory} holds {manifest.kind}, no training run: --memory-runs takes those alone")
+        about = read_run(directory) if (directory / RUN_NAME).exists() else None
         if about is not None and about.ghost is not None:
             raise UserError(f"{directory} is emulated: its layers slept, and held no memory of a real run's")
         if about is None or not about.memory:
@@ -78,13 +81,6 @@ def _runs_in(path: Path) -> list[Path]:
     if not runs:
         raise UserError(f"{path} is no training run and holds none: give directories of paradl-bench train")
     return runs
-
-
-def _read(directory: Path) -> tuple[Manifest, TrainingRun | None]:
-    manifest = read_manifest(directory)
-    if manifest.kind != "training":
-        raise UserError(f"{directory} holds {manifest.kind}, no training run: --memory-runs takes those alone")
-    return manifest, read_run(directory) if (directory / RUN_NAME).exists() else None
 
 
 def _check_alike(directory: Path, environment: Environment, known: Sequence[Environment], *, force: bool) -> list[str]:

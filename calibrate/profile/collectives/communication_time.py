@@ -5,13 +5,11 @@ rendezvous protocols, caches). Inside a piece the algorithm's cost terms hold. B
 and the smallest of the next nothing was measured: time runs straight from the one to the other, so that it is
 continuous in bytes. Beyond the first and the last piece their own lines go on. No bytes take no time.
 
-The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above): each doubling
-of the message beyond the smallest size measured adds the same. Below that size it stays at its latency, where eq. 18
-falls to minus infinity.
+The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above). Below the
+smallest size measured it stays at its latency, where eq. 18 falls to minus infinity.
 
-What a library does with a message, it decides by the bytes of that message: of one step of the algorithm. A ring over
-p ranks sends m / p a step, so that where it changes protocol grows, in bytes of the whole, with the ranks. Pieces of
-such an algorithm may be ranges of a step's bytes instead.
+A library changes protocol by the bytes of one step of the algorithm. A ring over p ranks sends m / p a step, so that
+pieces of such an algorithm may be ranges of a step's bytes instead.
 """
 
 from __future__ import annotations
