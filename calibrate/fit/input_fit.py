@@ -46,7 +46,7 @@ def _traced(model: str, records: Sequence[BatchSamples]) -> InputSide:
             BatchInput(
                 batch=batch,
                 median_s=float(np.median(np.concatenate(blocks))),
-                relative_sd=_relative_sd(_halved(blocks), [float(np.median(block)) for block in _halved(blocks)]),
+                relative_sd=_relative_sd([float(np.median(block)) for block in _halved(blocks)]),
                 samples=sum(len(block) for block in blocks),
             )
             for batch, blocks in by_batch.items()
@@ -62,9 +62,10 @@ def _halved(blocks: Sequence[Floats]) -> Sequence[Floats]:
     return [blocks[0][:half], blocks[0][half:]]
 
 
-def _relative_sd(blocks: Sequence[Floats], values: Sequence[float]) -> float:
+def _relative_sd(values: Sequence[float]) -> float:
+    """Of one value a block."""
     middle = float(np.median(values))
-    return block_sd(values) / middle if middle > 0 and len(blocks) > 1 else 0.0
+    return block_sd(values) / middle if middle > 0 else 0.0
 
 
 def _measured(source: str, records: InputRecords) -> InputSide:
@@ -94,7 +95,7 @@ def _part(blocks: Sequence[Sequence[float]]) -> PartTime | None:
     low, high = np.percentile(np.concatenate(arrays), [25, 75])
     return PartTime(
         mean_s=float(np.median(means)),
-        relative_sd=_relative_sd(arrays, means),
+        relative_sd=_relative_sd(means),
         iqr_s=float(high - low),
         samples=sum(len(array) for array in arrays),
     )
@@ -104,8 +105,7 @@ def _loader(records: Iterable[LoaderSamples]) -> tuple[LoaderRate, ...]:
     rates = []
     for (workers, batch), blocks in sorted(grouped(records, lambda record: (record.workers, record.batch)).items()):
         seconds = [sum(record.gaps_s) / (len(record.gaps_s) * batch) for record in blocks]
-        middle = float(np.median(seconds))
-        spread = block_sd(seconds) / middle if middle > 0 else 0.0
+        middle, spread = float(np.median(seconds)), _relative_sd(seconds)
         rates.append(LoaderRate(workers=workers, batch=batch, sample_s=middle, relative_sd=spread))
     return tuple(rates)
 
