@@ -44,8 +44,10 @@ from predict.validation.validation_scores import overall_score, repeated_of, rer
 from predict.workload import Configuration, evaluators
 
 _NO_BACKEND = "none"
-_OF_RUN = ("model", "input_shape", "strategy", "ranks", "batch", "dtype", "kernel_settings", "optimizer", "backend")
-_OF_RUN += ("bucket_cap_bytes", "first_bucket_bytes", "issued_equals_plan")
+_OF_RUN = (
+    *("model", "input_shape", "strategy", "ranks", "batch", "dtype", "kernel_settings", "optimizer", "backend"),
+    *("bucket_cap_bytes", "first_bucket_bytes", "issued_equals_plan"),
+)
 """What a pair takes over from the run as it is."""
 _SAME_SECONDS = 1e-6
 """Relative difference of sums of equal seconds, that were added up in other orders."""
