@@ -14,9 +14,10 @@ import numpy as np
 
 from calibrate.fit.kernels.kernel_drift import hats
 from calibrate.fit.kernels.kernel_trial import Ints, Timed, reached
-from calibrate.kernels.features import Floats, log_sizes, roofline_features
+from calibrate.kernels.features import log_sizes, roofline_features
 from calibrate.kernels.model import roofline_s
 from calibrate.kernels.trees import PARAMETERS, evaluate_trees, grow_trees
+from paradl_bench.core.statistics import Floats
 
 NEAR = 0.1
 """Euclid's distance in logarithms of sizes: a tenth in all of them together."""

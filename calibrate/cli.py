@@ -104,20 +104,20 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     from calibrate.profile.profile import read_profile
     from calibrate.report.show import explanation, print_profile
 
-    found = read_profile(profile)
+    shown = read_profile(profile)
     if output is not None:
         from calibrate.report.drawing import draw_profile
 
-        for path in draw_profile(found, output):
+        for path in draw_profile(shown, output):
             say(f"drew {path}")
     if as_json:
-        write_output("-", encode_pretty(explanation(found)))
+        write_output("-", encode_pretty(explanation(shown)))
     else:
-        print_profile(found, open_console())
+        print_profile(shown, open_console())
         if plot:
             from calibrate.report.terminal_plot import plots
 
-            for text in plots(found):
+            for text in plots(shown):
                 tell(f"\n{text}", lines=True)
 
 
@@ -136,16 +136,16 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
 
     names = [str(path) for path in profiles]
     command_line = ("calibrate", *sys.argv[1:])
-    found = merge_profiles([read_profile(path) for path in profiles], names, command_line=command_line, force=force)
-    if found.kernel_models:
-        found = with_archives_beside(found, output)
-    write_output(output, encode_profile(found), force=force)
-    for note in found.notes:
+    merged = merge_profiles([read_profile(path) for path in profiles], names, command_line=command_line, force=force)
+    if merged.kernel_models:
+        merged = with_archives_beside(merged, output)
+    write_output(output, encode_profile(merged), force=force)
+    for note in merged.notes:
         say(f"note: {note}")
     if output != "-":
         from paradl_bench.core.units import counted
 
-        held = f"{counted(len(found.sources), 'measurement')} of {counted(len(profiles), 'profile')}"
+        held = f"{counted(len(merged.sources), 'measurement')} of {counted(len(profiles), 'profile')}"
         say(f"wrote {output}: {held}")
 
 
@@ -173,12 +173,12 @@ def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code:
     from calibrate.report.diff import compare
     from calibrate.report.difference_table import print_difference
 
-    found = compare(read_profile(first), read_profile(second), order=order)
+    difference = compare(read_profile(first), read_profile(second), order=order)
     if as_json:
-        write_output("-", encode_pretty(found))
+        write_output("-", encode_pretty(difference))
     else:
-        print_difference(found, open_console(), shown=_SHOWN_MOVEMENTS)
-    if exit_code and found.stand_out:
+        print_difference(difference, open_console(), shown=_SHOWN_MOVEMENTS)
+    if exit_code and difference.stand_out:
         raise SystemExit(1)
 
 

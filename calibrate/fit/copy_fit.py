@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.reading import Placed
 from calibrate.profile.profile import CopyTime
 from calibrate.statistics.blocks import pull_in
-from calibrate.statistics.regression import fit_relative, told_apart
+from calibrate.statistics.grouping import grouped
+from calibrate.statistics.regression import deviation, fit_line
+from paradl_bench.core.statistics import Floats
 from paradl_bench.records.samples import CopySamples
-
-Floats = NDArray[np.float64]
 
 
 class _Model(NamedTuple):
@@ -28,43 +27,34 @@ def fit_copies(records: Iterable[Placed[CopySamples]]) -> tuple[CopyTime, ...]:
 
     Where the models do not tell the two apart (one model, or all with equal bytes a tensor), all of it is beta.
     """
-    groups: dict[tuple[str, int], dict[_Model, list[Floats]]] = {}
-    for _, record in records:
-        model = _Model(record.model, record.tensors, record.bytes)
-        group = groups.setdefault((record.direction, record.ranks_on_host), {})
-        group.setdefault(model, []).append(np.array(record.samples_s))
+    groups = grouped((record for _, record in records), lambda record: (record.direction, record.ranks_on_host))
     fits = (_fit(*key, groups[key]) for key in sorted(groups))
     return tuple(fit for fit in fits if fit is not None)
 
 
-def _fit(direction: str, ranks_on_host: int, models: dict[_Model, list[Floats]]) -> CopyTime | None:
+def _fit(direction: str, ranks_on_host: int, records: Sequence[CopySamples]) -> CopyTime | None:
+    models: dict[_Model, list[Floats]] = {}
+    for record in records:
+        model = _Model(record.model, record.tensors, record.bytes)
+        models.setdefault(model, []).append(np.array(record.samples_s))
     medians_s = {model: float(np.median(np.concatenate(blocks))) for model, blocks in models.items()}
     timed = {model: median_s for model, median_s in medians_s.items() if median_s > 0 and model.bytes > 0}
     if not timed:
         return None
     seconds = np.array(list(timed.values()))
     design = np.array([[model.tensors, model.bytes] for model in timed], float)
-    apart = told_apart(design, seconds)
-    solution = fit_relative(design if apart else design * [0, 1], seconds)
+    alpha_s, beta_s_per_byte, parameters = fit_line(design, seconds)
+    # How far the median of one block of one model lies from the fit: the fit's misses and the machine's drift.
+    residuals: list[float] = []
+    for model, blocks in models.items():
+        fitted_s = model.tensors * alpha_s + model.bytes * beta_s_per_byte
+        if fitted_s > 0:
+            residuals += [float(np.median(block)) / fitted_s - 1 for block in blocks]
     return CopyTime(
         direction=direction,
         ranks_on_host=ranks_on_host,
-        alpha_s=float(solution[0]),
-        beta_s_per_byte=float(solution[1]),
-        relative_sd=_relative_sd(models, solution, 2 if apart else 1),
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+        relative_sd=deviation(pull_in(residuals, middle=0.0), len(residuals) - parameters),
         models=tuple(sorted({model.name for model in timed})),
     )
-
-
-def _relative_sd(models: dict[_Model, list[Floats]], solution: Floats, parameters: int) -> float:
-    """How far the median of one block of one model lies from the fit: the fit's misses and the machine's drift.
-
-    Blocks that were held up count as in :func:`calibrate.statistics.blocks.block_sd`.
-    """
-    residuals = []
-    for model, blocks in models.items():
-        fitted = model.tensors * solution[0] + model.bytes * solution[1]
-        if fitted > 0:
-            residuals += [float(np.median(block)) / fitted - 1 for block in blocks]
-    spare = max(len(residuals) - parameters, 1)
-    return float(np.sqrt(np.sum(np.square(pull_in(residuals, middle=0.0))) / spare))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fit.reading import Measurements
-from calibrate.statistics.blocks import Floats
+from paradl_bench.core.statistics import Floats
 
 LEAST_RATIO = 1.5
 """Of the slowest to the fastest that is said: shared cores change their speed by less from one second to the next."""
@@ -28,11 +28,7 @@ class _Quartiles(NamedTuple):
 
 
 class _Apart(NamedTuple):
-    """Two that differ.
-
-    Attributes:
-        ratio: of the slower one's times to the faster one's, the median over what both measured.
-    """
+    """Two that differ, and the ratio of the slower one's times to the faster one's: the median over what both have."""
 
     slow: Hashable
     fast: Hashable
@@ -41,7 +37,7 @@ class _Apart(NamedTuple):
 
 def disagreements(measured: Measurements) -> tuple[str, ...]:
     """Notes: what differs beyond its spreads, by how much, and where it was measured."""
-    found = []
+    notes = []
     for what, blocks in _subjects(measured).items():
         directories: dict[Hashable, _Things] = defaultdict(lambda: defaultdict(list))
         for (directory, _), things in blocks.items():
@@ -49,15 +45,15 @@ def disagreements(measured: Measurements) -> tuple[str, ...]:
                 directories[directory][thing] += samples
         paths = {index: measured.sources[index].path for index, _ in blocks}
         if (apart := _apart(directories)) is not None:
-            slow, fast = (paths[int(str(each))] for each in (apart.slow, apart.fast))
-            found.append(_note(what, f"in {slow}", f"in {fast}", apart.ratio))
+            slow, fast = (paths[int(str(directory))] for directory in (apart.slow, apart.fast))
+            notes.append(_note(what, f"in {slow}", f"in {fast}", apart.ratio))
         for directory, path in paths.items():
             of_one: dict[Hashable, _Things] = {
                 block: things for (index, block), things in blocks.items() if index == directory
             }
             if (apart := _apart(of_one)) is not None:
-                found.append(_note(what, f"in block {apart.slow} of {path}", f"in block {apart.fast}", apart.ratio))
-    return tuple(found)
+                notes.append(_note(what, f"in block {apart.slow} of {path}", f"in block {apart.fast}", apart.ratio))
+    return tuple(notes)
 
 
 def _note(what: str, slow: str, fast: str, ratio: float) -> str:

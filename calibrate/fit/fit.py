@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,15 +14,14 @@ from calibrate.fit.copy_fit import fit_copies
 from calibrate.fit.disagreement import disagreements
 from calibrate.fit.input_fit import fit_input
 from calibrate.fit.kernels.kernel_fit import fit_kernels
-from calibrate.fit.layer_fit import layer_times, model_times, rates_reached, shard_times
+from calibrate.fit.layer_fit import Reached, layer_times, model_times, rates_reached
 from calibrate.fit.memory.memory_fit import fit_memory
 from calibrate.fit.memory.memory_runs import read_memory_runs
 from calibrate.fit.reading import Measurements, read_measurements
-from calibrate.fit.roofline_fit import rated
 from calibrate.kernels.files import archive_beside, write_arrays
 from calibrate.kernels.model import KernelModel
 from calibrate.profile.profile import SCHEMA_VERSION, Device, LayerTime, Profile
-from calibrate.profile.roofline_rates import fit_rates
+from calibrate.profile.roofline_rates import RatesFrom, fit_rates, rate_of
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.collectives.catalog import operations
@@ -56,7 +54,8 @@ def fit_profile(
     of_memory = read_memory_runs(memory_runs, measured.environments, measured.networks, force=force)
     memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
-    communication, communication_notes = _communication(measured)
+    fitted = fit_communication((record for _, record in measured.collectives), operations())
+    contexts, context_notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
     kernel_models, regressor_notes = _kernel_models(measured, beside)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
@@ -69,23 +68,25 @@ def fit_profile(
         network=measured.networks,
         layer_times=times,
         model_times=model_times(measured.iterations),
-        shard_times=shard_times(measured.iterations),
+        shard_times=model_times(measured.iterations, shards=True),
         copies=fit_copies(measured.copies),
         memory_runs=of_memory.runs,
         memory_factors=memory.factors,
         memory_reuse=memory.reuse,
         input_side=fit_input(measured.input),
         kernel_models=kernel_models,
-        **communication,
+        communication=fitted.fits,
+        communication_choices=fitted.choices,
+        contexts=contexts,
         notes=(
             *measured.notes,
             *disagreements(measured),
-            *communication_notes,
+            *fitted.notes,
+            *context_notes,
             *regressor_notes,
             *of_memory.notes,
             *memory.notes,
-            *_untraced(measured),
-            *_without_iterations(measured),
+            *_incomplete(measured),
         ),
     )
     profile = msgspec.structs.replace(profile, notes=(*profile.notes, *unlike_parts(profile)))
@@ -94,14 +95,6 @@ def fit_profile(
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile
-
-
-def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The profile's fields on communication, and notes."""
-    fitted = fit_communication((record for _, record in measured.collectives), operations())
-    contexts, notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
-    fields = {"communication": fitted.fits, "communication_choices": fitted.choices, "contexts": contexts}
-    return fields, (*fitted.notes, *notes)
 
 
 def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[KernelModel, ...], tuple[str, ...]]:
@@ -124,8 +117,8 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
     for index, environment in enumerate(measured.environments):
         if environment.device_name in devices:
             continue
-        own = {i for i, each in enumerate(measured.environments) if each.device_name == environment.device_name}
-        rates = fit_rates(record for place, record in measured.rates if measured.sources[place].environment in own)
+        alike = {i for i, other in enumerate(measured.environments) if other.device_name == environment.device_name}
+        rates = fit_rates(record for place, record in measured.rates if measured.sources[place].environment in alike)
         device = Device(
             name=environment.device_name,
             kind=environment.device,
@@ -134,8 +127,22 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
             rates=rates,
         )
         # Of devices merged by force nobody can say which of them layers reached it on.
-        devices[device.name] = rated(device, reached if index == 0 else None)
+        devices[device.name] = _rated(device, reached if index == 0 else Reached())
     return tuple(devices.values())
+
+
+def _rated(device: Device, reached: Reached) -> Device:
+    """The device with peak and bandwidth measured by doctor, else as its layers reached them; which of them is said."""
+    peak, bandwidth = (rate_of(device.rates, resource, "fp32", 1) for resource in ("compute", "memory"))
+    measured = peak is not None and bandwidth is not None
+    source: RatesFrom = "measured by doctor" if measured else "reached by layers" if any(reached) else ""
+    return msgspec.structs.replace(
+        device,
+        peak_flops=peak if measured else reached.peak_flops,
+        memory_bandwidth_bytes_per_s=bandwidth if measured else reached.memory_bandwidth_bytes_per_s,
+        rates_from=source,
+        layers_reached=tuple(reached),
+    )
 
 
 def _cluster(measured: Measurements) -> Cluster:
@@ -162,17 +169,14 @@ def _cluster(measured: Measurements) -> Cluster:
     )
 
 
-def _untraced(measured: Measurements) -> list[str]:
-    models = {record.model for _, record in measured.layers} | {record.model for _, record in measured.iterations}
-    missing = sorted(models - set(measured.networks))
-    return [f"{model} was measured, but no network file describes it" for model in missing]
-
-
-def _without_iterations(measured: Measurements) -> list[str]:
+def _incomplete(measured: Measurements) -> list[str]:
+    """Models without a network, and imported ones without iterations."""
     timed = {record.model for _, record in measured.iterations}
-    models = {record.model for index, record in measured.layers if index in measured.imported}
-    return [
+    models = {record.model for _, record in measured.layers} | timed
+    imported = {record.model for index, record in measured.layers if index in measured.imported}
+    untraced = sorted(models - measured.networks.keys())
+    return [f"{model} was measured, but no network file describes it" for model in untraced] + [
         f"{model}: layer times were imported; the time between layers and the weight update were not: predict takes"
         " them as none, or from the memory's bandwidth, and says so"
-        for model in sorted(models - timed)
+        for model in sorted(imported - timed)
     ]

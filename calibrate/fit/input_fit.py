@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.profile.input_side import BatchInput, HostCopy, InputSide, LoaderRate, PartTime
 from calibrate.statistics.blocks import block_sd
-from calibrate.statistics.regression import fit_relative, told_apart
+from calibrate.statistics.grouping import grouped
+from calibrate.statistics.regression import deviation, fit_line
+from paradl_bench.core.statistics import Floats
 from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
-
-Floats = NDArray[np.float64]
 
 
 class InputRecords(NamedTuple):
@@ -27,18 +26,19 @@ class InputRecords(NamedTuple):
 
 def fit_input(sources: Mapping[str, InputRecords]) -> tuple[InputSide, ...]:
     """The input side of every source, in the order of their names; those of traces apart by model."""
-    found: list[InputSide] = []
+    sides: list[InputSide] = []
     for source, records in sorted(sources.items()):
-        of_models = sorted({record.model for record in records.batches if record.stage == "io"})
-        found += [_traced(model, [r for r in records.batches if r.model == model]) for model in of_models]
-        if records.files or records.loader or any(record.stage != "io" for record in records.batches):
-            found.append(_measured(source, records))
-    return tuple(found)
+        traced = [record for record in records.batches if record.stage == "io"]
+        by_model = grouped(traced, lambda record: record.model)
+        sides += [_traced(model, by_model[model]) for model in sorted(by_model)]
+        if records.files or records.loader or len(traced) < len(records.batches):
+            sides.append(_measured(source, records))
+    return tuple(sides)
 
 
 def _traced(model: str, records: Sequence[BatchSamples]) -> InputSide:
-    own = [record for record in records if record.stage == "io"]
-    by_batch = {batch: [np.array(r.samples_s) for r in own if r.batch == batch] for batch in {r.batch for r in own}}
+    groups = grouped(records, lambda record: record.batch)
+    by_batch = {batch: [np.array(record.samples_s) for record in groups[batch]] for batch in sorted(groups)}
     return InputSide(
         source=model,
         model=model,
@@ -46,10 +46,10 @@ def _traced(model: str, records: Sequence[BatchSamples]) -> InputSide:
             BatchInput(
                 batch=batch,
                 median_s=float(np.median(np.concatenate(blocks))),
-                relative_sd=_relative_sd(_halved(blocks), [float(np.median(block)) for block in _halved(blocks)]),
+                relative_sd=_relative_sd([float(np.median(block)) for block in _halved(blocks)]),
                 samples=sum(len(block) for block in blocks),
             )
-            for batch, blocks in sorted(by_batch.items())
+            for batch, blocks in by_batch.items()
         ),
     )
 
@@ -62,9 +62,10 @@ def _halved(blocks: Sequence[Floats]) -> Sequence[Floats]:
     return [blocks[0][:half], blocks[0][half:]]
 
 
-def _relative_sd(blocks: Sequence[Floats], values: Sequence[float]) -> float:
+def _relative_sd(values: Sequence[float]) -> float:
+    """Of one value a block."""
     middle = float(np.median(values))
-    return block_sd(values) / middle if middle > 0 and len(blocks) > 1 else 0.0
+    return block_sd(values) / middle if middle > 0 else 0.0
 
 
 def _measured(source: str, records: InputRecords) -> InputSide:
@@ -94,51 +95,38 @@ def _part(blocks: Sequence[Sequence[float]]) -> PartTime | None:
     low, high = np.percentile(np.concatenate(arrays), [25, 75])
     return PartTime(
         mean_s=float(np.median(means)),
-        relative_sd=_relative_sd(arrays, means),
+        relative_sd=_relative_sd(means),
         iqr_s=float(high - low),
         samples=sum(len(array) for array in arrays),
     )
 
 
 def _loader(records: Iterable[LoaderSamples]) -> tuple[LoaderRate, ...]:
-    groups: dict[tuple[int, int], list[float]] = {}
-    for record in records:
-        per_sample = sum(record.gaps_s) / (len(record.gaps_s) * record.batch)
-        groups.setdefault((record.workers, record.batch), []).append(per_sample)
-    return tuple(
-        LoaderRate(
-            workers=workers,
-            batch=batch,
-            sample_s=float(np.median(values)),
-            relative_sd=block_sd(values) / float(np.median(values)) if np.median(values) > 0 else 0.0,
-        )
-        for (workers, batch), values in sorted(groups.items())
-    )
+    rates = []
+    for (workers, batch), blocks in sorted(grouped(records, lambda record: (record.workers, record.batch)).items()):
+        seconds = [sum(record.gaps_s) / (len(record.gaps_s) * batch) for record in blocks]
+        middle, spread = float(np.median(seconds)), _relative_sd(seconds)
+        rates.append(LoaderRate(workers=workers, batch=batch, sample_s=middle, relative_sd=spread))
+    return tuple(rates)
 
 
 def _copies(records: Sequence[BatchSamples]) -> tuple[HostCopy, ...]:
     """alpha + bytes beta by relative errors for each kind of host memory; all of it beta where one size is known."""
     fits = []
-    for how in sorted({record.how for record in records}):
-        blocks: dict[int, list[float]] = {}
-        for record in records:
-            if record.how == how and record.bytes and min(record.samples_s) > 0:
-                blocks.setdefault(record.bytes, []).append(float(np.median(record.samples_s)))
-        if not blocks:
-            continue
+    timed = [record for record in records if record.bytes and min(record.samples_s) > 0]
+    for how, of_memory in sorted(grouped(timed, lambda record: record.how).items()):
+        by_size = grouped(of_memory, lambda record: record.bytes)
+        blocks = {size: [float(np.median(r.samples_s)) for r in of_size] for size, of_size in by_size.items()}
         sizes = np.array(sorted(blocks), float)
         seconds = np.array([np.median(blocks[int(size)]) for size in sizes])
-        design = np.column_stack([np.ones_like(sizes), sizes])
-        apart = len(sizes) > 1 and told_apart(design, seconds)
-        alpha, beta = map(float, fit_relative(design if apart else design * [0, 1], seconds))
+        alpha, beta, parameters = fit_line(np.column_stack([np.ones_like(sizes), sizes]), seconds)
         misses = [value / (alpha + beta * size) - 1 for size, values in blocks.items() for value in values]
-        spare = max(len(misses) - (2 if apart else 1), 1)
         fits.append(
             HostCopy(
                 how=how,
                 alpha_s=alpha,
                 beta_s_per_byte=beta,
-                relative_sd=float(np.sqrt(np.sum(np.square(misses)) / spare)),
+                relative_sd=deviation(np.array(misses), len(misses) - parameters),
                 bytes_range=(int(sizes[0]), int(sizes[-1])),
             )
         )

@@ -5,47 +5,36 @@ Nothing is fitted here: a profile holds medians of what was measured, so that a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.reading import Placed
+from calibrate.profile.entries import IDENTITIES
 from calibrate.profile.profile import LayerTime, ModelTime
 from calibrate.statistics.blocks import between_block_sd, block_sd, split_half_difference
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import Summary, bootstrap_interval, middle_half, summarise
+from paradl_bench.core.statistics import Floats, Summary, bootstrap_interval, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.records.measurement import Mode, PhaseName
 from paradl_bench.records.samples import IterationSamples, LayerSamples
-
-Floats = NDArray[np.float64]
 
 _FEWEST_MEASUREMENTS = 3
 QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
-
-
-class LayerKey(NamedTuple):
-    """What decides an operation's time."""
-
-    operation: str
-    phase: PhaseName
-    mode: Mode
-    batch: int
-    dtype: str
-    ranks_on_host: int
-    shard: str
-    kernel_settings: str
+_OF_LAYER, _OF_MODEL = IDENTITIES["layer_times"], IDENTITIES["model_times"]
+"""What decides a time; records have it by the names that the profile has."""
+Key = tuple[Any, ...]
+"""Values of these."""
 
 
 class Block(NamedTuple):
-    """One block on one rank; blocks of two directories are different ones.
-
-    ``position`` is of the rank of a strategy whose part was measured.
-    """
+    """One block on one rank, of a strategy the rank whose part was measured; blocks of two directories are two."""
 
     directory: int
     block: int
@@ -62,8 +51,6 @@ class Aligned(NamedTuple):
 
 Place = tuple[str, str]
 """(model, layer): where an operation occurs."""
-
-
 Alike = tuple[str, int, str, int, str, int, str]
 """(model, batch, dtype, ranks on host, shard, position, kernel settings)."""
 IterationKey = tuple[Alike, int, int, int]
@@ -75,17 +62,14 @@ def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[Iter
 
     Layers of one iteration share its spells, so that the mean over typical iterations adds up over layers.
     """
-    groups: dict[Alike, list[tuple[IterationKey, Floats]]] = {}
-    for directory, record in records:
-        like = _alike(record)
-        groups.setdefault(like, []).append(((like, directory, record.block, record.rank), _probed_total(record)))
-    found: dict[IterationKey, NDArray[np.bool_]] = {}
-    for parts in groups.values():
-        chosen = middle_half(np.concatenate([total for _, total in parts]))
-        ends = np.cumsum([len(total) for _, total in parts])
-        for (key, total), end in zip(parts, ends, strict=True):
-            found[key] = chosen[end - len(total) : end]
-    return found
+    typical: dict[IterationKey, NDArray[np.bool_]] = {}
+    for like, placed in grouped(records, lambda placed: _alike(placed.record)).items():
+        totals = [_probed_total(record) for _, record in placed]
+        chosen = middle_half(np.concatenate(totals))
+        ends = np.cumsum([len(total) for total in totals])
+        for (directory, record), total, end in zip(placed, totals, ends, strict=True):
+            typical[like, directory, record.block, record.rank] = chosen[end - len(total) : end]
+    return typical
 
 
 def _alike(record: LayerSamples | IterationSamples) -> Alike:
@@ -110,7 +94,7 @@ def layer_times(
     left out; those of ``imported`` directories never have one, and count all alike.
     """
     typical = typical_iterations(iterations)
-    groups: dict[LayerKey, dict[Place, dict[Block, Aligned]]] = {}
+    groups: dict[Key, dict[Place, dict[Block, Aligned]]] = {}
     for directory, record in records:
         samples = np.array(record.samples_s)
         chosen = None
@@ -118,30 +102,16 @@ def layer_times(
             chosen = typical.get((_alike(record), directory, record.block, record.rank))
             if chosen is None and directory not in imported:
                 continue
-            if chosen is not None:
-                _check_aligned(record, samples, chosen)
-        key = LayerKey(
-            record.operation,
-            record.phase,
-            record.mode,
-            record.batch,
-            record.dtype,
-            record.ranks_on_host,
-            record.shard,
-            record.kernel_settings,
-        )
+            if chosen is not None and len(samples) != len(chosen):
+                raise UserError(
+                    f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
+                    f"of {len(chosen)} iterations; each iteration has one"
+                )
+        key = tuple(getattr(record, field) for field in _OF_LAYER)
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
         # A block that was interrupted before its iterations were written was measured again: the later one counts.
         place[Block(directory, record.block, record.rank, record.position)] = Aligned(samples, chosen)
     return tuple(_layer_time(key, groups[key]) for key in sorted(groups))
-
-
-def _check_aligned(record: LayerSamples, samples: Floats, chosen: NDArray[np.bool_]) -> None:
-    if len(samples) != len(chosen):
-        raise UserError(
-            f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
-            f"of {len(chosen)} iterations; each iteration has one"
-        )
 
 
 def _summary_of(blocks: Mapping[Block, Aligned]) -> Summary:
@@ -150,17 +120,10 @@ def _summary_of(blocks: Mapping[Block, Aligned]) -> Summary:
     return summarise(samples, typical=np.concatenate(chosen) if chosen else None)
 
 
-def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) -> LayerTime:
+def _layer_time(key: Key, places: Mapping[Place, Mapping[Block, Aligned]]) -> LayerTime:
     summaries = {place: _summary_of(blocks) for place, blocks in places.items()}
     return LayerTime(
-        operation=key.operation,
-        phase=key.phase,
-        mode=key.mode,
-        batch=key.batch,
-        dtype=key.dtype,
-        ranks_on_host=key.ranks_on_host,
-        shard=key.shard,
-        kernel_settings=key.kernel_settings,
+        **dict(zip(_OF_LAYER, key, strict=True)),
         time=Summary(
             median_s=float(np.mean([summary.median_s for summary in summaries.values()])),
             typical_s=float(np.mean([summary.typical_s for summary in summaries.values()])),
@@ -169,7 +132,7 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) 
             samples=sum(summary.samples for summary in summaries.values()),
         ),
         block_relative_sd=_block_sd(places, {place: summary.median_s for place, summary in summaries.items()}),
-        blocks=_counted({(block.directory, block.block) for blocks in places.values() for block in blocks}),
+        blocks=_counted((block.directory, block.block) for blocks in places.values() for block in blocks),
     )
 
 
@@ -181,59 +144,31 @@ def _counted(blocks: Iterable[tuple[int, int]]) -> int:
 
 
 def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mapping[Place, float]) -> float:
-    """Spread between blocks of what all places together take, relative to their medians.
-
-    A block that lacks some places is compared over those that it has.
-    """
-    measured: dict[Block, float] = {}
-    expected: dict[Block, float] = {}
+    """Spread between blocks of what the places that each has take together, relative to their medians."""
+    measured: dict[Block, float] = defaultdict(float)
+    expected: dict[Block, float] = defaultdict(float)
     for place, blocks in places.items():
         for block, aligned in blocks.items():
-            measured[block] = measured.get(block, 0.0) + float(np.median(aligned.samples))
-            expected[block] = expected.get(block, 0.0) + medians_s[place]
+            measured[block] += float(np.median(aligned.samples))
+            expected[block] += medians_s[place]
     if len(measured) == 1:
         return float(np.mean([between_block_sd([a.samples]) for blocks in places.values() for a in blocks.values()]))
     return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
 
 
-class ModelKey(NamedTuple):
-    """What decides the time of a whole iteration."""
-
-    model: str
-    batch: int
-    dtype: str
-    optimizer: str
-    ranks_on_host: int
-    shard: str
-    kernel_settings: str
-
-
-def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
+def model_times(records: Iterable[Placed[IterationSamples]], *, shards: bool = False) -> tuple[ModelTime, ...]:
     """Whole iterations, the time between operations, weight update and closure of each model and local batch.
+
+    Args:
+        shards: those of models as one rank of a strategy runs them, over all positions; else those of whole models.
 
     Raises:
         UserError: an iteration of 0 seconds, or one without the time between operations.
     """
-    return _model_times(placed for placed in records if not placed.record.shard)
-
-
-def shard_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
-    """What :func:`model_times` gives, of models as one rank of a strategy runs them, over all positions measured.
-
-    Raises:
-        UserError: as there.
-    """
-    return _model_times(placed for placed in records if placed.record.shard)
-
-
-def _model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
-    groups: dict[ModelKey, list[Placed[IterationSamples]]] = {}
-    for placed in records:
-        record = placed.record
+    asked = [placed for placed in records if bool(placed.record.shard) == shards]
+    for _, record in asked:
         _check_timed(record)
-        of_iteration = record.model, record.batch, record.dtype, record.optimizer
-        key = ModelKey(*of_iteration, record.ranks_on_host, record.shard, record.kernel_settings)
-        groups.setdefault(key, []).append(placed)
+    groups = grouped(asked, lambda placed: tuple(getattr(placed.record, field) for field in _OF_MODEL))
     return tuple(_model_time(key, groups[key]) for key in sorted(groups))
 
 
@@ -245,27 +180,21 @@ def _check_timed(record: IterationSamples) -> None:
         raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
 
 
-def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
+def _model_time(key: Key, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
     records = [record for _, record in placed]
-
+    directories = [directory for directory, _ in placed]
+    iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
     probed = middle_half(np.concatenate([_probed_total(record) for record in records]))
-    plain = middle_half(np.concatenate([np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]))
+    plain = middle_half(np.concatenate(iterations))
 
     def pooled(field: str, typical: NDArray[np.bool_] = plain) -> Summary:
         # Time between operations has the probes' own cost taken off, which noise can turn negative.
         values = np.maximum(np.concatenate([getattr(record, field) for record in records]), 0.0)
         return summarise(values, typical=typical)
 
-    iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
     remainder = [remainders([record]) for record in records]
     return ModelTime(
-        model=key.model,
-        batch=key.batch,
-        dtype=key.dtype,
-        optimizer=key.optimizer,
-        ranks_on_host=key.ranks_on_host,
-        shard=key.shard,
-        kernel_settings=key.kernel_settings,
+        **dict(zip(_OF_MODEL, key, strict=True)),
         fw=pooled("fw_s"),
         bw=pooled("bw_s"),
         wu=pooled("wu_s"),
@@ -275,30 +204,26 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         remainder_relative=float(np.median(np.concatenate(remainder))),
         remainder_interval=bootstrap_interval(remainder),
         noise_floor_relative=split_half_difference(iterations),
-        common_relative_sd=between_block_sd(_stretches([d for d, _ in placed], iterations)),
-        iteration_relative_quantiles=_relative_quantiles([d for d, _ in placed], iterations),
+        common_relative_sd=between_block_sd(_stretches(directories, iterations)),
+        iteration_relative_quantiles=_relative_quantiles(directories, iterations),
         blocks=_counted((directory, record.block) for directory, record in placed),
     )
 
 
 def _stretches(directories: Sequence[int], blocks: Sequence[Floats]) -> list[Floats]:
-    """Samples of each stretch of time whose medians vary as those of runs do.
+    """Samples of each stretch of time whose medians vary as those of runs do, which last as long as a measurement."""
+    measurements = _by_directory(directories, blocks)
+    return list(blocks) if len(measurements) < _FEWEST_MEASUREMENTS else measurements
 
-    A prediction is for the median of a run, which lasts as long as a measurement, not as a block of it: with enough
-    measurements each is one stretch, else each block is.
-    """
-    found = sorted(set(directories))
-    if len(found) < _FEWEST_MEASUREMENTS:
-        return list(blocks)
-    return [np.concatenate([part for d, part in zip(directories, blocks, strict=True) if d == own]) for own in found]
+
+def _by_directory(directories: Sequence[int], blocks: Sequence[Floats]) -> list[Floats]:
+    parts = grouped(sorted(zip(directories, blocks, strict=True), key=itemgetter(0)), itemgetter(0))
+    return [np.concatenate([block for _, block in placed]) for placed in parts.values()]
 
 
 def _relative_quantiles(directories: Sequence[int], iterations: Sequence[Floats]) -> tuple[float, ...]:
     """Quantiles of single iterations over the median of their own directory."""
-    relative = []
-    for directory in sorted(set(directories)):
-        own = np.concatenate([part for d, part in zip(directories, iterations, strict=True) if d == directory])
-        relative.append(own / np.median(own))
+    relative = [samples / np.median(samples) for samples in _by_directory(directories, iterations)]
     probabilities = np.linspace(0, 1, QUANTILES)
     return tuple(float(value) for value in np.quantile(np.concatenate(relative), probabilities))
 
@@ -306,8 +231,8 @@ def _relative_quantiles(directories: Sequence[int], iterations: Sequence[Floats]
 class Reached(NamedTuple):
     """Rates that measured layers reached: lower bounds of what the device can do."""
 
-    peak_flops: float | None
-    memory_bandwidth_bytes_per_s: float | None
+    peak_flops: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
 
 
 def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph]) -> Reached:

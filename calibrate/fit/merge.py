@@ -1,13 +1,10 @@
 """Partial calibrations put together: profiles, where the measurements themselves are no longer at hand.
 
-Statistics of one thing from two profiles cannot be pooled without their samples. Where both hold the same model, fit or
-slow-down, with other numbers, this refuses: ``calibrate fit`` takes the directories of both. An operation's time that
-both hold is taken from the profile with more samples of it, since layers of equal shape occur in many models; copies,
-which a machine makes alike for all models, from the one that fitted them to more models. Memory factors are fitted anew
-to the runs of all. What several have of one measurement is the same in all, and kept once.
-
-Every list of a profile that is not named here is joined by what its entries are about
-(:mod:`calibrate.profile.entries`).
+Statistics of one thing from two profiles cannot be pooled without their samples, so that other numbers of the same
+model, fit or slow-down are refused. An operation's time that both hold is taken from the profile with more samples of
+it, since layers of equal shape occur in many models; copies, which a machine makes alike for all models, from the one
+that fitted them to more models. Memory factors are fitted anew to the runs of all. Every other list is joined by what
+its entries are about (:mod:`calibrate.profile.entries`).
 """
 
 from __future__ import annotations
@@ -20,18 +17,16 @@ from typing import cast
 import msgspec
 
 from calibrate.fit.memory.memory_fit import fit_memory
-from calibrate.fit.reading import same_work, unlike_nearest
-from calibrate.fit.roofline_fit import merged_devices
+from calibrate.fit.reading import first_few, same_work, unlike_nearest
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
 from calibrate.profile.memory_factors import MemoryRun
-from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
+from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, Profile
 from calibrate.profile.unlike_parts import unlike_parts
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import Environment
-
-_SHOWN = 3
 
 
 def merge_profiles(
@@ -52,7 +47,7 @@ def merge_profiles(
     notes += _check_alike(profiles, names, force=force)
     _check_networks(profiles, names)
 
-    environments = _distinct_environments(profiles)
+    environments = tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
     placed = [_placed(profile, environments) for profile in profiles]
     special: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
@@ -60,7 +55,7 @@ def merge_profiles(
         "command_line": command_line,
         "environments": environments,
         "sources": tuple({source.sha256: source for each in placed for source in reversed(each.sources)}.values()),
-        "devices": merged_devices([profile.devices for profile in profiles]),
+        "devices": _devices(profiles),
         "cluster": _cluster(profiles),
         "network": {name: network for profile in profiles for name, network in profile.network.items()},
         "layer_times": _layer_times(profiles),
@@ -96,10 +91,6 @@ def with_archives_beside(profile: Profile, output: str) -> Profile:
     return msgspec.structs.replace(profile, kernel_models=tuple(copied))
 
 
-def _distinct_environments(profiles: Sequence[Profile]) -> tuple[Environment, ...]:
-    return tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
-
-
 def _hashable(environment: Environment) -> bytes:
     return msgspec.json.encode(environment, order="deterministic")
 
@@ -125,12 +116,11 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     first = profiles[0].environments
     for profile, name in zip(profiles[1:], names[1:], strict=True):
         # Layers and collectives record settings of their own: each is held against the one that it is most like.
-        found = [unlike_nearest(first, other) for other in profile.environments if first]
-        worst = max(found, key=len, default=[])
+        differences = [unlike_nearest(first, other) for other in profile.environments if first]
+        worst = max(differences, key=len, default=[])
         if not worst:
             continue
-        shown = ", ".join(worst[:_SHOWN]) + (f" and {len(worst) - _SHOWN} more" if len(worst) > _SHOWN else "")
-        text = f"{names[0]} and {name} were measured in unlike environments ({shown})"
+        text = f"{names[0]} and {name} were measured in unlike environments ({first_few(worst)})"
         if not force:
             raise UserError(f"{text}; give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
@@ -154,9 +144,7 @@ def _joined(field: str, parts: Sequence[object], names: Sequence[str], *, force:
     owners: dict[tuple[object, ...], tuple[str, list[msgspec.Struct]]] = {}
     notes = []
     for entries, name in zip(parts, names, strict=True):
-        groups: dict[tuple[object, ...], list[msgspec.Struct]] = {}
-        for entry in cast(tuple[msgspec.Struct, ...], entries):
-            groups.setdefault(identity(field, entry), []).append(entry)
+        groups = grouped(cast(tuple[msgspec.Struct, ...], entries), lambda entry: identity(field, entry))
         for key, group in groups.items():
             owner, kept = owners.setdefault(key, (name, group))
             if kept != group:
@@ -180,6 +168,16 @@ def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
     if not force:
         raise UserError(f"{text}: fit their directories together (calibrate fit), or give --force")
     return f"{text}: taken from {owner} by --force"
+
+
+def _devices(profiles: Sequence[Profile]) -> tuple[Device, ...]:
+    """Each once: the first that doctor measured, else the first."""
+    devices: dict[str, Device] = {}
+    for device in (device for profile in profiles for device in profile.devices):
+        known = devices.setdefault(device.name, device)
+        if device.rates and not known.rates:
+            devices[device.name] = device
+    return tuple(devices.values())
 
 
 def _layer_times(profiles: Sequence[Profile]) -> tuple[LayerTime, ...]:

@@ -13,6 +13,7 @@ import msgspec
 
 from calibrate.fit.input_fit import InputRecords
 from calibrate.profile.profile import Source
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import PIECE_BYTES, open_regular
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
@@ -81,7 +82,6 @@ class Measurements:
         environments: distinct ones; ``sources`` name theirs by index.
         networks: by model name.
         imported: numbers of the directories that were made of files of other tools.
-        notes: in words, what a reader of the profile should know.
     """
 
     sources: tuple[Source, ...]
@@ -100,10 +100,7 @@ class Measurements:
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
-    """Read directories of layers and collectives.
-
-    Args:
-        force: merge directories measured in unlike environments.
+    """Read directories of layers and collectives; ``force`` merges those measured in unlike environments.
 
     Raises:
         UserError: none given, not a measurement, a training run, the same twice, unlike environments, a wrong record.
@@ -171,19 +168,24 @@ def _manifest_of(directory: Path) -> Manifest:
 def _check_alike(directories: Sequence[Path], manifests: Sequence[Manifest], *, force: bool) -> list[str]:
     notes = []
     for directory, manifest in zip(directories[1:], manifests[1:], strict=True):
-        found = _differences(manifests[0], manifest)
-        if not found:
+        differences = _differences(manifests[0], manifest)
+        if not differences:
             continue
-        shown = ", ".join(found[:_SHOWN_DIFFERENCES])
-        more = f" and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
-        text = f"{directories[0]} and {directory} were measured in unlike environments ({shown}{more})"
+        text = f"{directories[0]} and {directory} were measured in unlike environments ({first_few(differences)})"
         if not force:
             # Logs of one cluster differ in hosts, for which a name can stand.
-            named = manifests[0].imported and manifest.imported and any(each.startswith("hostname ") for each in found)
+            of_hosts = any(difference.startswith("hostname ") for difference in differences)
+            named = manifests[0].imported and manifest.imported and of_hosts
             how = "import both with --cluster NAME where their nodes are alike" if named else "measure both in one"
             raise UserError(f"{text}; {how}, or give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
     return notes
+
+
+def first_few(differences: Sequence[str]) -> str:
+    """The first differences of environments, and how many more there are."""
+    more = len(differences) - _SHOWN_DIFFERENCES
+    return ", ".join(differences[:_SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _differences(one: Manifest, other: Manifest) -> list[str]:
@@ -273,9 +275,8 @@ def _contexts(directory: Path) -> list[ContextSamples]:
 
 def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, InputRecords]:
     """What was measured of the input side, by the source that samples were read from."""
-    found: dict[str, list[Path]] = {}
-    for directory, manifest in zip(directories, manifests, strict=True):
-        found.setdefault(manifest.arguments.get("source", ""), []).append(directory)
+    placed = zip(directories, manifests, strict=True)
+    of_sources = grouped(placed, lambda place: place[1].arguments.get("source", ""))
 
     def of(places: Sequence[Path], name: str, kind: type[T]) -> tuple[T, ...]:
         return tuple(record for _, record in _records(places, name, kind))
@@ -287,24 +288,25 @@ def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[s
             of(places, LOADER_FILE, LoaderSamples),
             of(places, UNREADABLE_FILE, UnreadableFile),
         )
-        for source, places in found.items()
+        for source, of_source in of_sources.items()
+        for places in [[directory for directory, _ in of_source]]
     }
     return {source: records for source, records in read.items() if any(records)}
 
 
 def _networks(directories: Sequence[Path]) -> dict[str, ModelGraph]:
-    found: dict[str, tuple[ModelGraph, Path]] = {}
+    networks: dict[str, tuple[ModelGraph, Path]] = {}
     for directory in directories:
         for path in sorted(directory.glob("network*.json")):
             network = read_network(path)
-            known, where = found.setdefault(network.name, (network, path))
+            known, where = networks.setdefault(network.name, (network, path))
             if not same_work(known, network):
                 shapes = ["x".join(map(str, each.input_shape)) for each in (known, network)]
                 unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
                 raise UserError(
                     f"{where} and {path}: {network.name} was measured {unlike}; a profile holds one: fit two profiles"
                 )
-    return {name: network for name, (network, _) in sorted(found.items())}
+    return {name: network for name, (network, _) in sorted(networks.items())}
 
 
 def same_work(one: ModelGraph, other: ModelGraph) -> bool:

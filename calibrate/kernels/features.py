@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paradl_bench.core.statistics import Floats
 from paradl_bench.network.kernel import KernelShape
-
-Floats = NDArray[np.float64]
 
 _TILES = (32, 64, 128)
 _TILE_PAIRS = ((64, 64), (128, 64), (64, 128), (128, 128), (128, 32), (256, 128), (128, 256))
@@ -55,14 +53,8 @@ def log_sizes_and_flops(kernels: Kernels, names: Sequence[str]) -> Floats:
 
 
 def roofline_features(kernels: Kernels, names: Sequence[str]) -> tuple[tuple[str, ...], Floats]:
-    """Names and columns of everything that trees read.
-
-    Args:
-        names: sizes that differ between the kernels fitted on; the others teach nothing.
-    """
-    columns: dict[str, Floats] = {}
-    for name in names:
-        columns[f"log {name}"] = np.log1p(kernels.sizes[name])
+    """Names and columns of everything that trees read; ``names`` are of sizes that differ: others teach nothing."""
+    columns = {f"log {name}": np.log1p(kernels.sizes[name]) for name in names}
     columns["log flops"], columns["log bytes"] = np.log1p(kernels.flops), np.log1p(kernels.bytes)
     columns["log intensity"] = columns["log flops"] - columns["log bytes"]
     product = _matrix_product(kernels.sizes)

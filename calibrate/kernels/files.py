@@ -81,11 +81,7 @@ def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """An array of numbers from a ``.npy`` file; memory is asked for only once it is seen to be there.
-
-    Raises:
-        ValueError: another content, or less or more than the header says.
-    """
+    """An array of numbers from a ``.npy`` file; memory is asked for only once it is seen to be there."""
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     if version != (1, 0):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.kernels.features import Floats
+from calibrate.kernels.files import Arrays
+from paradl_bench.core.statistics import Floats
 
 WIDTH, BLOCKS = 50, 5
 _BATCH = 32
@@ -25,7 +26,7 @@ _MOST_EPOCHS = 1000
 
 def train_mlp(
     inputs: Floats, target: Floats, validation_inputs: Floats, validation_target: Floats, *, seed: int
-) -> dict[str, NDArray[Any]]:
+) -> Arrays:
     """Train on one part, watch another.
 
     Returns:

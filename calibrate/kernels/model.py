@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.kernels.features import (
-    Floats,
     Kernels,
     kernels_of,
     log_sizes,
@@ -35,6 +34,7 @@ from calibrate.kernels.process import evaluate_process
 from calibrate.kernels.trees import check_trees, evaluate_trees
 from paradl_bench.core.bounds import Index, PositiveCount, Rate, Relative, Seconds, SignedRelative, SignedSeconds
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import Z90, Floats
 from paradl_bench.network.kernel import KernelShape, KernelStage
 
 Regressor = Literal["trees", "process", "trees and process", "mlp", "trees and mlp", "plain trees"]
@@ -45,8 +45,6 @@ ON_ROOFLINE: tuple[Regressor, ...] = ("trees", "process", "trees and process")
 
 REFUSED_BEYOND = 2
 """Times the largest size seen (or below the smallest by as much) at which a regressor no longer answers."""
-NORMAL_90 = 1.6448536269514722
-"""Half width of a normal distribution's 90% interval, in standard deviations."""
 
 
 class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,11 +121,7 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Estimate(NamedTuple):
-    """Seconds of one shape.
-
-    Attributes:
-        relative_sd: from the 90% interval. extrapolated: in words, which sizes lie beyond those fitted on.
-    """
+    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on."""
 
     seconds: float
     relative_sd: float
@@ -144,21 +138,18 @@ def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: f
 def log_times(
     model: Regressor, arrays: Mapping[str, NDArray[Any]], kernels: Kernels, names: Sequence[str], base_s: Floats
 ) -> Floats:
-    """log(seconds) as one regressor estimates it.
-
-    Args:
-        arrays: named as ``trees/leaf`` or ``mlp/weight0``. base_s: the roofline.
-    """
-    logs = []
+    """log(seconds) as one regressor estimates it; arrays are named as ``trees/leaf``, ``base_s`` is the roofline."""
     if model == "plain trees":
         return evaluate_trees(_within(arrays, "plain"), log_sizes_and_flops(kernels, names))
-    if model in ("trees", "trees and mlp", "trees and process"):
+    parts = model.split(" and ")
+    logs = []
+    if "trees" in parts:
         features = roofline_features(kernels, names)[1]
         logs.append(np.log(base_s) + evaluate_trees(_within(arrays, "trees"), features))
-    if model in ("process", "trees and process"):
+    if "process" in parts:
         features = process_features(kernels, names)
         logs.append(np.log(base_s) + evaluate_process(_within(arrays, "process"), features))
-    if model in ("mlp", "trees and mlp"):
+    if "mlp" in parts:
         logs.append(evaluate_mlp(_within(arrays, "mlp"), log_sizes(kernels, names)))
     return np.asarray(np.mean(logs, axis=0))
 
@@ -201,7 +192,7 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
             distance = float(distances(log_sizes(kernels, model.varied), arrays["seen"])[0])
             widening = max(1.0, distance / model.typical_distance) if model.typical_distance else 1.0
             seconds = float(with_typical_drift(kernel_s, model.drift_s)[0])
-        relative_sd = math.expm1(model.interval_log) * widening / NORMAL_90
+        relative_sd = math.expm1(model.interval_log) * widening / Z90
         if not (math.isfinite(seconds) and math.isfinite(relative_sd) and seconds > 0):
             raise ValueError(f"a time of {seconds:g} s")
     except (KeyError, IndexError, ValueError, OverflowError) as error:

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.kernels.features import Floats
-
-Arrays = dict[str, NDArray[Any]]
+from calibrate.kernels.files import Arrays
+from paradl_bench.core.statistics import Floats
 
 _LEARN_FROM = 600
 """Kernels that length scales are found on: each step of the search takes the cube of their number."""
@@ -77,10 +76,10 @@ def evaluate_process(arrays: Mapping[str, NDArray[Any]], features: Floats) -> Fl
     """
     scaled = (features - arrays["mean"]) / arrays["scale"]
     near = _matern(_squared(scaled / arrays["length"], arrays["points"])) @ arrays["weights"]
-    found = np.asarray(arrays["offset"][0] + near + scaled @ arrays["plane"][:-1] + arrays["plane"][-1], float)
-    if found.shape != (len(features),):
-        raise ValueError(f"a process that gives {found.shape} numbers for {len(features)} kernels")
-    return found
+    expected = np.asarray(arrays["offset"][0] + near + scaled @ arrays["plane"][:-1] + arrays["plane"][-1], float)
+    if expected.shape != (len(features),):
+        raise ValueError(f"a process that gives {expected.shape} numbers for {len(features)} kernels")
+    return expected
 
 
 def _squared(one: Floats, other: Floats) -> Floats:
@@ -96,8 +95,7 @@ def _matern(squared: Floats) -> Floats:
 def _learn(scaled: Floats, target: Floats) -> tuple[Floats, Floats]:
     """Length scales, and the variances of the smooth part, of noise and of the plane.
 
-    Searched again with those kernels counting less that are far off under the first: one of twice its time would
-    otherwise make all of them noise.
+    Searched again with kernels far off counting less: one of twice its time would make all of them noise.
     """
     from scipy.optimize import minimize
 
@@ -152,11 +150,7 @@ def _misfit(logs: Floats, apart: Floats, plane: Floats, target: Floats, kept: Fl
 
 
 def _robust(covariance: Floats, noise: float, target: Floats, rounds: int) -> tuple[Floats, Floats, float]:
-    """Weights of Student's t around what the others say of each kernel, in turn with the noise that they leave.
-
-    Returns:
-        Of every kernel what it adds to an estimate, and how much it counts; the noise.
-    """
+    """Of every kernel what it adds to an estimate and how much it counts, in turn with the noise; and the noise."""
     from scipy.linalg import cho_factor, cho_solve
 
     identity = np.eye(len(target))

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.kernels.features import Floats
-
-Arrays = dict[str, NDArray[Any]]
+from calibrate.kernels.files import Arrays
+from paradl_bench.core.statistics import Floats
 
 ROUNDS = 600
 PARAMETERS: dict[str, Any] = {
@@ -35,11 +34,7 @@ UNTUNED_ROUNDS = 100
 def grow_trees(
     features: Floats, target: Floats, *, seed: int, rounds: int = ROUNDS, parameters: Mapping[str, Any] = PARAMETERS
 ) -> Arrays:
-    """Fit trees. One thread, so that the same numbers give the same trees on every machine.
-
-    Args:
-        features: (kernels, features). target: what to predict, per kernel.
-    """
+    """Fit trees to a target per row of features; on one thread, so that they are the same on every machine."""
     import lightgbm
 
     settings = {**parameters, "seed": seed, "deterministic": True, "force_row_wise": True, "num_threads": 1}

@@ -1,9 +1,8 @@
 """The profile of emulated runs, made of the profile whose seconds their layers sleep (docs/emulation.md).
 
-A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, whatever the
-profile's own spread is, unless it was drawn as that has it. What a collective and sleeps side by side cost each other
-is what was measured of ghosts; what compute and collectives do is no part of an emulated run. What copies gradients
-does so for real, on the host that emulates, and stays as the profile has it.
+A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, unless it was
+drawn as the profile spreads. What a collective and sleeps side by side cost each other is what was measured of ghosts.
+What copies gradients does so for real, on the host that emulates, and stays as the profile has it.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ def emulated(profile: Profile, dilate: float, *, drawn: bool = False) -> Profile
         ),
     }
     if not drawn:
-        changes |= {name: tuple(map(_level, getattr(profile, name))) for name in ("model_times", "shard_times")}
+        for name in ("model_times", "shard_times"):
+            times: tuple[ModelTime, ...] = getattr(profile, name)
+            changes[name] = tuple(msgspec.structs.replace(time, iteration_relative_quantiles=_LEVEL) for time in times)
     return msgspec.structs.replace(profile, **changes)
-
-
-def _level(time: ModelTime) -> ModelTime:
-    return msgspec.structs.replace(time, iteration_relative_quantiles=_LEVEL)

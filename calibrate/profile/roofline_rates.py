@@ -8,14 +8,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.statistics.blocks import between_block_sd
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.bounds import PositiveBytes, Ranks, Rate, Relative
 from paradl_bench.core.checks import check_rises
 from paradl_bench.records.roofline_record import RateSamples, Resource
 
-Floats = NDArray[np.float64]
 RatesFrom = Literal["", "measured by doctor", "reached by layers"]
 
 
@@ -66,39 +65,31 @@ def fit_rates(records: Iterable[RateSamples]) -> tuple[DeviceRate, ...]:
     A kernel's rate is its work over the median of its samples in all blocks and on all ranks. Memory's is that of the
     largest working set that was tried, of which least is left in a cache from one call to the next.
     """
-    kernels: dict[tuple[_Group, str, int, float], list[RateSamples]] = {}
-    for record in records:
-        sizes = ", ".join(f"{name} {size}" for name, size in record.sizes.items())
-        cached = _power_of_two(record.working_set_bytes) if record.resource == "cache" else 0
-        group = _Group(record.resource, record.dtype, record.ranks_on_host, cached)
-        key = group, f"{record.kernel}, {sizes}", record.working_set_bytes, record.work
-        kernels.setdefault(key, []).append(record)
     groups: dict[_Group, list[_Rate]] = {}
-    for (group, name, working_set, work), own in kernels.items():
-        samples = [np.array(record.samples_s) for record in own]
+    for (group, name, working_set, work), of_kernel in grouped(records, _kernel_of).items():
+        samples = [np.array(record.samples_s) for record in of_kernel]
         seconds = float(np.median(np.concatenate(samples)))
         groups.setdefault(group, []).append(_Rate(work / seconds, between_block_sd(samples), name, working_set))
     return tuple(_best(group, groups[group]) for group in sorted(groups))
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
+def _kernel_of(record: RateSamples) -> tuple[_Group, str, int, float]:
+    """Group, kernel in words, working set and work."""
+    sizes = ", ".join(f"{name} {size}" for name, size in record.sizes.items())
+    cached_bytes = 1 << (record.working_set_bytes - 1).bit_length() if record.resource == "cache" else 0
+    group = _Group(record.resource, record.dtype, record.ranks_on_host, cached_bytes)
+    return group, f"{record.kernel}, {sizes}", record.working_set_bytes, record.work
 
 
 def _best(group: _Group, rates: Sequence[_Rate]) -> DeviceRate:
-    eligible = list(rates)
-    if group.resource == "memory":
-        largest = max(rate.working_set_bytes for rate in rates)
-        eligible = [rate for rate in rates if rate.working_set_bytes > 0.9 * largest]
-    best = max(eligible, key=lambda rate: rate.per_s)
+    largest = max(rate.working_set_bytes for rate in rates)
+    least_bytes = 0.9 * largest if group.resource == "memory" else 0
+    best = max((rate for rate in rates if rate.working_set_bytes > least_bytes), key=lambda rate: rate.per_s)
     return DeviceRate(
         resource=group.resource,
         dtype=group.dtype,
         ranks_on_host=group.ranks_on_host,
-        per_s=best.per_s,
-        relative_sd=best.relative_sd,
-        kernel=best.kernel,
-        working_set_bytes=best.working_set_bytes,
+        **best._asdict(),
         spread_over_kernels=(min(rate.per_s for rate in rates), max(rate.per_s for rate in rates)),
     )
 

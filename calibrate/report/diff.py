@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.profile.profile import Profile
 from calibrate.report.quantities import Quantity, quantities
+from calibrate.statistics.grouping import grouped
 from paradl_bench.records.emulation import kind_of_emulation
 from paradl_bench.records.measurement import Environment
 
@@ -26,8 +27,8 @@ class Movement(msgspec.Struct, frozen=True, kw_only=True):
         group: the profile's field that it is of.
         unit: ``s``, ``times`` for slow-downs, ...; empty where there is none.
         relative: (second - first) / first.
-        interval_relative: half-width of the 90% interval of that difference by the spreads of both sides (Welch's, of
-            the medians where the profile says over how many blocks); None where one side has no spread.
+        interval_relative: half-width of that difference's 90% interval by the spreads of both sides (Welch's); None
+            where one side has no spread.
         deviations: difference in its own standard deviations.
         probability: of a difference at least as large by chance. stands_out: whether it does among all that were
             compared, so that of those which do a tenth is chance (Benjamini and Hochberg 1995).
@@ -92,14 +93,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Profile, second: Profile, *, order: Order = "sd") -> Difference:
-    """Compare every number that both profiles hold.
-
-    Collectives are compared at the sizes and rank counts measured in either, copies at the networks that both profiles
-    hold, lists that nothing is known of by their numbers.
-
-    Args:
-        order: worst first by how many standard deviations a number moved, or by how much of itself.
-    """
+    """Compare every number that both profiles hold, worst first by standard deviations or by how far it moved."""
     one, other = _positive(first, second), _positive(second, first)
     both = [_movement(*name, one[name], other[name]) for name in one if name in other]
     judged = _mark([m for m in both if m.deviations is not None])
@@ -176,17 +170,14 @@ def _mark(movements: Sequence[Movement]) -> list[Movement]:
 
 
 def _groups(movements: Sequence[Movement]) -> Iterable[GroupDifference]:
-    by_group: dict[str, list[Movement]] = {}
-    for movement in movements:
-        by_group.setdefault(movement.group, []).append(movement)
-    for group, own in by_group.items():
+    for group, of_group in grouped(movements, lambda movement: movement.group).items():
         yield GroupDifference(
             group=group,
-            compared=len(own),
-            moved=sum(m.moved for m in own),
-            stand_out=sum(m.stands_out for m in own),
-            expected_by_chance=(1 - LEVEL) * len(own),
-            median_relative=float(np.median([m.relative for m in own])),
+            compared=len(of_group),
+            moved=sum(m.moved for m in of_group),
+            stand_out=sum(m.stands_out for m in of_group),
+            expected_by_chance=(1 - LEVEL) * len(of_group),
+            median_relative=float(np.median([m.relative for m in of_group])),
         )
 
 
@@ -201,27 +192,20 @@ def environment_changes(first: Profile, second: Profile) -> Iterable[Change]:
 
 def _facts(profile: Profile) -> dict[str, tuple[str, ...]]:
     """Values of every fact of the environments, sorted; several where environments were merged by force."""
-    found: dict[str, set[str]] = {}
     days = {source.created_utc[:10] for source in profile.sources} or {profile.created_utc[:10]}
-    found["measured on"] = days
+    facts: dict[str, set[str]] = {"measured on": days}
     for environment in profile.environments:
         for what, value in _facts_of(environment).items():
-            found.setdefault(what, set()).add(value)
-    return {what: tuple(sorted(values)) for what, values in found.items()}
+            facts.setdefault(what, set()).add(value)
+    return {what: tuple(sorted(values)) for what, values in facts.items()}
 
 
 def _facts_of(environment: Environment) -> dict[str, str]:
-    facts = {
-        label: str(getattr(environment, label))
-        for label in ("device", "device_name", "device_count", "memory_bytes", "hostname", "kernel", "commit")
-    }
-    named: dict[str, Mapping[str, str]] = {
-        "version of": environment.versions,
-        "setting": environment.settings,
-        "variable": environment.variables,
-    }
-    return {
-        **{label.replace("_", " "): value for label, value in facts.items()},
-        **{f"{kind} {name}": value for kind, values in named.items() for name, value in sorted(values.items())},
-        **({"emulated": kind_of_emulation(environment.emulated)} if environment.emulated else {}),
-    }
+    labels = ("device", "device_name", "device_count", "memory_bytes", "hostname", "kernel", "commit")
+    facts = {label.replace("_", " "): str(getattr(environment, label)) for label in labels}
+    named = {"version of": environment.versions, "setting": environment.settings, "variable": environment.variables}
+    for kind, values in named.items():
+        facts |= {f"{kind} {name}": value for name, value in sorted(values.items())}
+    if environment.emulated:
+        facts["emulated"] = kind_of_emulation(environment.emulated)
+    return facts

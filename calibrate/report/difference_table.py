@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.report.diff import FALSE_DISCOVERIES, Change, Difference, Movement
-from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.terminal.tables import table, table_of
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
 
 if TYPE_CHECKING:
@@ -53,35 +53,34 @@ def _print_changes(changes: Sequence[Change], console: Console) -> None:
 
 def _print_groups(difference: Difference, console: Console) -> None:
     rows = [
-        (
-            group.group.replace("_", " "),
-            str(group.compared),
-            format_difference(group.median_relative),
-            str(group.moved),
-            f"{group.expected_by_chance:.3g}",
-            str(group.stand_out),
-        )
+        {
+            "numbers of": group.group.replace("_", " "),
+            "compared": str(group.compared),
+            "median change": format_difference(group.median_relative),
+            "beyond 90%": str(group.moved),
+            "by chance": f"{group.expected_by_chance:.3g}",
+            "stand out": str(group.stand_out),
+        }
         for group in difference.groups
     ]
-    columns = ("numbers of", "compared", "median change", "beyond 90%", "by chance", "stand out")
-    console.print(table(columns, rows, title="By kind"))
+    console.print(table_of(rows, title="By kind"))
 
 
 def _print_movements(movements: Sequence[Movement], console: Console) -> None:
     rows = [
-        (
-            "*" if m.stands_out else "",
-            *(_formatted(value, m.unit) for value in (m.first, m.second)),
-            format_difference(m.relative),
-            "-" if m.interval_relative is None else f"±{m.interval_relative:.1%}",
-            "-" if m.deviations is None else f"{m.deviations:.1f}",
-            m.what,
-        )
+        {
+            "": "*" if m.stands_out else "",
+            "A": _formatted(m.first, m.unit),
+            "B": _formatted(m.second, m.unit),
+            "change": format_difference(m.relative),
+            "90% interval": "-" if m.interval_relative is None else f"±{m.interval_relative:.1%}",
+            "sd": "-" if m.deviations is None else f"{m.deviations:.1f}",
+            "what": m.what,
+        }
         for m in movements
     ]
-    columns = ("", "A", "B", "change", "90% interval", "sd", "what")
     title = "Beyond the 90% interval, worst first (* stands out among all that were compared)"
-    console.print(table(columns, rows, title=title))
+    console.print(table_of(rows, title=title))
 
 
 def _formatted(value: float, unit: str) -> str:

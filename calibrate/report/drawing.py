@@ -1,9 +1,6 @@
 """Measured points, fit, 90% interval and residuals of every (library, operation, level), drawn as PNG.
 
-The interval is that of the line: of its parameters, and of what drifts between blocks. How far single sizes lie from
-it the residuals show, each beside what was predicted for it with its size left out.
-
-matplotlib comes with the extra ``paradl[plots]``; it is loaded when something is drawn.
+The interval is that of the line: of its parameters, and of what drifts between blocks.
 """
 
 from __future__ import annotations
@@ -17,16 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.profile.collectives.communication import CommunicationFit, CommunicationPoint
-from calibrate.profile.collectives.communication_time import communication_seconds, pieces_of, spread_s
+from calibrate.profile.collectives.communication_time import pieces_of
 from calibrate.profile.profile import Profile
+from calibrate.report.terminal_plot import line_and_reach, measured_fits, title_of
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import file_name, write_bytes_atomically
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import Z90
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +40,7 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
     Raises:
         UserError: matplotlib is missing, nothing to draw, or the directory cannot be written.
     """
-    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
-    for fit in profile.communication:
-        if fit.measured:
-            groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
+    groups = measured_fits(profile)
     if not groups:
         raise UserError("the profile holds no measured points of collectives: there is nothing to draw")
     try:
@@ -56,7 +49,7 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return [_draw(fits, directory / f"{file_name('-'.join(key))}.png") for key, fits in sorted(groups.items())]
+        return [_draw(fits, directory / f"{file_name('-'.join(key))}.png") for key, fits in groups.items()]
     except OSError as error:
         raise UserError(f"cannot draw into {directory}: {error.strerror or error}") from error
 
@@ -65,19 +58,18 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    fits = sorted(fits, key=lambda fit: fit.regime_range)
-    operation = lookup(operations(), fits[0].operation, "collective")
     figure = Figure(figsize=(8, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     points = [point for fit in fits for point in fit.measured]
     for index, ranks in enumerate(sorted({point.ranks for point in points})):
         style = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
-        _draw_ranks(above, below, operation, fits, [point for point in points if point.ranks == ranks], style)
-    _mark_regimes(above, below, operation, fits)
+        _draw_ranks(above, below, fits, [point for point in points if point.ranks == ranks], style)
+    _mark_regimes(above, below, fits)
     _label(above, below, points)
-    first = fits[0]
-    title = f"{first.library} {first.operation}, level {first.level}: {_words(fits)}"
+    errors = [abs(point.held_out_s / max(point.measured_s, 1e-12) - 1) for point in points]
+    missed = f"{np.median(errors):.1%} in the median, {max(errors):.1%} at most"
+    title = f"{title_of(fits)}; sizes left out are missed by {missed}"
     above.set_title(in_drawing(title), fontsize=11, wrap=True)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=130, format="png")
@@ -85,16 +77,9 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     return path
 
 
-def _words(fits: Sequence[CommunicationFit]) -> str:
-    names = ", ".join(dict.fromkeys(fit.algorithm for fit in fits))
-    errors = [abs(point.held_out_s / max(point.measured_s, 1e-12) - 1) for fit in fits for point in fit.measured]
-    return f"{names}; sizes left out are missed by {np.median(errors):.1%} in the median, {max(errors):.1%} at most"
-
-
 def _draw_ranks(
     above: Axes,
     below: Axes,
-    operation: CollectiveOperation,
     fits: Sequence[CommunicationFit],
     points: Sequence[CommunicationPoint],
     style: tuple[str, str],
@@ -103,21 +88,21 @@ def _draw_ranks(
     colour, marker = style
     ranks = points[0].ranks
     sizes = np.geomspace(min(p.message_bytes for p in points), max(p.message_bytes for p in points), _CURVE_POINTS)
-    line = communication_seconds(operation, fits, ranks, sizes)
-    reach = Z90 * np.array([spread_s(operation, fits, ranks, float(size)) for size in sizes])
+    line, reach = line_and_reach(fits, ranks, sizes)
     at = [point.message_bytes for point in points]
     # A band that reaches 0 has no lower end on a logarithmic axis.
     above.fill_between(sizes, np.maximum(line - reach, line / 20), line + reach, color=colour, alpha=0.2, lw=0)
     above.plot(sizes, line, color=colour, lw=1.3)
     measured = [point.measured_s for point in points]
     above.plot(at, measured, marker, color=colour, ms=5, mec="white", mew=0.5, label=f"{ranks} ranks")
-    for which, filled in (("fitted_s", True), ("held_out_s", False)):
-        values = [100 * (getattr(point, which) / point.measured_s - 1) for point in points]
+    for label, filled in (("fitted_s", True), ("held_out_s", False)):
+        values = [100 * (getattr(point, label) / point.measured_s - 1) for point in points]
         below.plot(at, values, marker, ms=4.5, color=colour, mfc=colour if filled else "none", alpha=0.9)
 
 
-def _mark_regimes(above: Axes, below: Axes, operation: CollectiveOperation, fits: Sequence[CommunicationFit]) -> None:
+def _mark_regimes(above: Axes, below: Axes, fits: Sequence[CommunicationFit]) -> None:
     """Where one regime ends and the next begins; of a step's bytes, at each rank count elsewhere."""
+    operation = lookup(operations(), fits[0].operation, "collective")
     counts = np.array(sorted({point.ranks for fit in fits for point in fit.measured}), float)
     for lower, upper in itertools.pairwise(fit for fit in fits if not fit.by_ranks):
         (piece,) = pieces_of(operation, [lower])

@@ -18,6 +18,7 @@ from calibrate.report.weakness import (
     sweep_command,
     without_libraries,
 )
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.files.storage import file_name
 from paradl_bench.core.units import format_difference, spell_size
 from paradl_bench.network.graph import ModelGraph
@@ -96,12 +97,7 @@ def _sums(
     fw, bw = medians("FW"), medians("BW")
     between_s = whole.fw_between.typical_s + whole.bw_between.typical_s
     return ModelSums(
-        model=whole.model,
-        batch=whole.batch,
-        dtype=whole.dtype,
-        kernel_settings=whole.kernel_settings,
-        optimizer=whole.optimizer,
-        ranks_on_host=whole.ranks_on_host,
+        **{field: getattr(whole, field) for field in ModelSums.__struct_fields__ if hasattr(whole, field)},
         layers_measured=len(fw),
         layers=len(layers),
         fw_layers_s=sum(fw),
@@ -111,10 +107,6 @@ def _sums(
         wu_s=whole.wu.typical_s,
         sum_s=sum(fw) + sum(bw) + between_s + whole.wu.typical_s,
         iteration_s=whole.iteration.median_s,
-        remainder_relative=whole.remainder_relative,
-        remainder_interval=whole.remainder_interval,
-        noise_floor_relative=whole.noise_floor_relative,
-        common_relative_sd=whole.common_relative_sd,
     )
 
 
@@ -123,7 +115,11 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
     simulated = simulated_libraries(profile)
     measured = without_libraries(profile, simulated)
     found = [
-        *_incomplete(profile),
+        *(
+            Weakness(kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line))
+            for source in profile.sources
+            if not source.complete
+        ),
         *_weak_models(profile),
         *only_simulated(profile, simulated),
         *(_weak_communication(measured) if measured.communication or not simulated else ()),
@@ -131,14 +127,6 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
         *never_measured(measured),
     ]
     return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
-
-
-def _incomplete(profile: Profile) -> Iterator[Weakness]:
-    for source in profile.sources:
-        if not source.complete:
-            yield Weakness(
-                kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line)
-            )
 
 
 def _weak_models(profile: Profile) -> Iterator[Weakness]:
@@ -170,20 +158,15 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             command=f"{again} --blocks 10 {output}-again",
             size=sums.common_relative_sd,
         )
-    for model in sorted({time.model for time in profile.model_times}):
-        batches = {time.batch for time in profile.model_times if time.model == model}
-        if len(batches) == 1:
-            batch = batches.pop()
+    for model, times in sorted(grouped(profile.model_times, lambda time: time.model).items()):
+        batch = times[0].batch
+        if all(time.batch == batch for time in times):
+            around = ",".join(str(other) for other in (batch // 2, batch * 2) if other)
             yield Weakness(
                 kind="untested",
                 text=f"{model}: one local batch ({batch}); any other is scaled from it",
-                command=f"{_layers(profile, [model])} --batch {_around(batch)} -o layers-{file_name(model)}-batches",
+                command=f"{_layers(profile, [model])} --batch {around} -o layers-{file_name(model)}-batches",
             )
-
-
-def _around(batch: int) -> str:
-    """Half of a batch and twice as much."""
-    return ",".join(str(each) for each in (batch // 2, batch * 2) if each)
 
 
 def _suffix(sums: ModelSums) -> str:
@@ -207,9 +190,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             text="no collectives: only serial training can be predicted",
             command=f"{sweep_command(profile, 'gloo', 2, NODE)} -o collectives-gloo-2",
         )
-    groups: dict[tuple[str, str, int], list[CommunicationFit]] = {}
     for fit in profile.communication:
-        groups.setdefault((fit.library, fit.level, fit.ranks_range[1]), []).append(fit)
         sizes = ":".join(map(spell_size, fit.bytes_range))
         yield Weakness(
             kind="inaccurate",
@@ -218,6 +199,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             command=f"{_sweep(profile, fit)} --sizes {sizes}:1.4 {_output(fit)}-{spell_size(fit.bytes_range[0])}",
             size=fit.held_out_relative_error,
         )
+    groups = grouped(profile.communication, lambda fit: (fit.library, fit.level, fit.ranks_range[1]))
     for (library, level, ranks), fits in groups.items():
         worst = max(fits, key=lambda fit: fit.block_relative_sd)
         # A log of single blocks tells nothing of how they differ.
@@ -261,9 +243,9 @@ def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
     on_host = {time.ranks_on_host for time in profile.model_times}
     groups = {point.ranks for fit in profile.communication for point in fit.measured if fit.level == "node"}
+    models = sorted({time.model for time in profile.model_times}) or ["MODEL"]
+    batches = ",".join(map(str, sorted({time.batch for time in profile.model_times}))) or "N"
     for ranks in sorted(groups - on_host if on_host else ()):
-        models = sorted({time.model for time in profile.model_times})
-        batches = ",".join(map(str, sorted({time.batch for time in profile.model_times})))
         yield Weakness(
             kind="missing",
             text=f"no layers measured on {ranks} ranks of the host at once, which slow each other",
@@ -271,13 +253,16 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     with_compute = [entry for entry in profile.contexts if entry.context == "with-compute"]
-    for library in sorted(libraries.keys() - {entry.library for entry in with_compute}):
+
+    def sweep_with_compute(library: str, ranks: int) -> str:
         place = file_name(f"with-compute-{library}")
-        command = f"{sweep_command(profile, library, libraries[library], NODE)} --contexts with-compute -o {place}"
+        return f"{sweep_command(profile, library, ranks, NODE)} --contexts with-compute -o {place}"
+
+    for library in sorted(libraries.keys() - {entry.library for entry in with_compute}):
         yield Weakness(
             kind="missing",
             text=f"{library}: interference with compute was not measured; what overlap costs is assumed",
-            command=command,
+            command=sweep_with_compute(library, libraries[library]),
         )
     beside: dict[tuple[str, str, int], float] = {}
     for entry in with_compute:
@@ -288,12 +273,9 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} with compute, {ranks} ranks: slow-down of compute varies",
-            command=f"{sweep_command(profile, library, ranks, NODE)} --contexts with-compute"
-            f" -o {file_name(f'with-compute-{library}')}",
+            command=sweep_with_compute(library, ranks),
             size=spread,
         )
-    models = sorted({time.model for time in profile.model_times}) or ["MODEL"]
-    batches = ",".join(map(str, sorted({time.batch for time in profile.model_times}))) or "N"
     for copy in profile.copies:
         yield Weakness(
             kind="inaccurate",

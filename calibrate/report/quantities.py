@@ -19,10 +19,10 @@ from calibrate.profile.entries import describe
 from calibrate.profile.profile import LayerTime, ModelTime, Profile
 from calibrate.report.sections.contexts_show import context_words
 from calibrate.statistics.blocks import bias_of_sd
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import Summary
 from paradl_bench.core.units import format_bytes
-from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.collectives.catalog import operations
 
 NOT_COMPARED: Mapping[str, str] = {
@@ -74,11 +74,7 @@ Named = Iterator[tuple[str, str, Quantity]]
 
 
 def quantities(profile: Profile, other: Profile) -> Named:
-    """Every number of a profile that can be compared, by a name that says what it is.
-
-    Args:
-        other: whose measured points, networks and tensors' bytes are used beside the profile's own.
-    """
+    """Every number of a profile that can be compared, by name, also at points and for networks of the other profile."""
     for field in Profile.__struct_fields__:
         if field in _COMPARED:
             yield from ((field, *each) for each in _COMPARED[field](profile, other))
@@ -88,13 +84,9 @@ def quantities(profile: Profile, other: Profile) -> Named:
 
 def _layer_times(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
     for time in profile.layer_times:
-        yield _layer_name(time), Quantity(time.time.typical_s, time.block_relative_sd, blocks=time.blocks)
-
-
-def _layer_name(time: LayerTime) -> str:
-    shard = f" {time.shard}" if time.shard else ""
-    on = f"batch {time.batch} {_computed_in(time)} on {time.ranks_on_host}{shard}"
-    return f"{time.phase} {time.mode} {on}: {time.operation}"
+        on = f"batch {time.batch} {_computed_in(time)} on {time.ranks_on_host} {time.shard}".rstrip()
+        name = f"{time.phase} {time.mode} {on}: {time.operation}"
+        yield name, Quantity(time.time.typical_s, time.block_relative_sd, blocks=time.blocks)
 
 
 def _computed_in(time: LayerTime | ModelTime) -> str:
@@ -103,8 +95,7 @@ def _computed_in(time: LayerTime | ModelTime) -> str:
 
 def _whole_times(times: Sequence[ModelTime]) -> Iterator[tuple[str, Quantity]]:
     for whole in times:
-        shard = f" {whole.shard}" if whole.shard else ""
-        on = f"{whole.optimizer} on {whole.ranks_on_host}{shard}"
+        on = f"{whole.optimizer} on {whole.ranks_on_host} {whole.shard}".rstrip()
         where = f"{whole.model} batch {whole.batch} {_computed_in(whole)} {on}"
         parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
         for label, summary in (parts | {"BW between": whole.bw_between}).items():
@@ -112,9 +103,9 @@ def _whole_times(times: Sequence[ModelTime]) -> Iterator[tuple[str, Quantity]]:
 
 
 def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
-    shared: list[ModelGraph] = [profile.network[name] for name in sorted(profile.network.keys() & other.network.keys())]
+    shared = sorted(profile.network.keys() & other.network.keys())
     for copy in profile.copies:
-        for network in shared:
+        for network in (profile.network[name] for name in shared):
             seconds = copy.seconds(network.parameter_bytes, len(network.parameters))
             name = f"{copy.what} of {network.name} on {copy.ranks_on_host}"
             yield name, Quantity(seconds, copy.relative_sd)
@@ -122,19 +113,15 @@ def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
 
 def _communication(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
     """Times at the sizes and rank counts measured in either profile."""
-    points: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
-    fits: dict[tuple[str, str, str], list[CommunicationFit]] = {}
-    for source in (profile, other):
-        for fit in source.communication:
-            key = fit.library, fit.operation, fit.level
-            points.setdefault(key, set()).update((point.ranks, point.message_bytes) for point in fit.measured)
-            if source is profile:
-                fits.setdefault(key, []).append(_with_drift_of_the_median(fit))
-    for (library, name, level), own in fits.items():
+    of_both = grouped((*profile.communication, *other.communication), lambda fit: fit.key)
+    for key, of_key in grouped(profile.communication, lambda fit: fit.key).items():
+        library, name, level = key
         operation = lookup(operations(), name, "collective")
-        for ranks, size in sorted(points[library, name, level]):
-            seconds = float(communication_seconds(operation, own, ranks, size))
-            spread = spread_s(operation, own, ranks, size) / seconds if seconds else 0.0
+        fits = [_with_drift_of_the_median(fit) for fit in of_key]
+        points = {(point.ranks, point.message_bytes) for fit in of_both[key] for point in fit.measured}
+        for ranks, size in sorted(points):
+            seconds = float(communication_seconds(operation, fits, ranks, size))
+            spread = spread_s(operation, fits, ranks, size) / seconds if seconds else 0.0
             where = f"{library} {name}, level {level}, {ranks} ranks, {format_bytes(size)}"
             yield where, Quantity(seconds, spread)
 

@@ -15,7 +15,7 @@ from calibrate.report.sections.input_show import print_input_side
 from calibrate.report.sections.kernel_show import print_kernel_models
 from calibrate.report.sections.roofline_show import device_lines
 from calibrate.report.weakness import Weakness
-from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.terminal.tables import table, table_of
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
 from paradl_bench.records.emulation import simulated_messages, words_of_emulation
 from paradl_bench.records.measurement import Environment
@@ -101,82 +101,78 @@ def _environment(environment: Environment) -> str:
 
 def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
     """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
-    columns = (
-        "model", "computed in", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration",
-        "remainder", "noise floor", "blocks",
-    )  # fmt: skip
     title = "Layers: how they add up to an iteration that nobody probed (medians)"
-    console.print(table(columns, map(_model_cells, sums), title=title))
+    console.print(table_of([_model_cells(model) for model in sums], title=title))
     console.print(
         "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
         "and 90% interval; blocks: standard deviation between blocks spread over time."
     )
 
 
-def _model_cells(each: ModelSums) -> tuple[str, ...]:
-    low, high = each.remainder_interval
-    return (
-        each.model,
-        each.computed_in,
-        str(each.batch),
-        str(each.ranks_on_host),
-        f"{each.layers_measured}/{each.layers}",
-        format_seconds(each.fw_layers_s),
-        format_seconds(each.bw_layers_s),
-        format_seconds(each.fw_between_s + each.bw_between_s),
-        format_seconds(each.wu_s),
-        format_seconds(each.sum_s),
-        format_seconds(each.iteration_s),
-        f"{format_difference(each.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
-        f"{each.noise_floor_relative:.1%}",
-        f"±{each.common_relative_sd:.1%}",
-    )
+def _model_cells(sums: ModelSums) -> dict[str, str]:
+    low, high = sums.remainder_interval
+    return {
+        "model": sums.model,
+        "computed in": sums.computed_in,
+        "batch": str(sums.batch),
+        "ranks on host": str(sums.ranks_on_host),
+        "layers": f"{sums.layers_measured}/{sums.layers}",
+        "FW": format_seconds(sums.fw_layers_s),
+        "BW": format_seconds(sums.bw_layers_s),
+        "between": format_seconds(sums.fw_between_s + sums.bw_between_s),
+        "WU": format_seconds(sums.wu_s),
+        "sum": format_seconds(sums.sum_s),
+        "iteration": format_seconds(sums.iteration_s),
+        "remainder": f"{format_difference(sums.remainder_relative)} "
+        f"[{format_difference(low)}, {format_difference(high)}]",
+        "noise floor": f"{sums.noise_floor_relative:.1%}",
+        "blocks": f"±{sums.common_relative_sd:.1%}",
+    }
 
 
 def _print_copies(profile: Profile, console: Console) -> None:
     rows = [
-        (
-            copy.direction,
-            str(copy.ranks_on_host),
-            format_seconds(copy.alpha_s),
-            _per_byte(copy.beta_s_per_byte),
-            f"±{copy.relative_sd:.1%}",
-        )
+        {
+            "copy": copy.direction,
+            "ranks on host": str(copy.ranks_on_host),
+            "a tensor": format_seconds(copy.alpha_s),
+            "a byte": _per_byte(copy.beta_s_per_byte),
+            "sd": f"±{copy.relative_sd:.1%}",
+        }
         for copy in profile.copies
     ]
-    columns = ("copy", "ranks on host", "a tensor", "a byte", "sd")
-    console.print(table(columns, rows, title="Copies of gradients into and out of buckets, and sums"))
+    console.print(table_of(rows, title="Copies of gradients into and out of buckets, and sums"))
 
 
 def _print_communication(profile: Profile, console: Console) -> None:
-    columns = (
-        "operation", "library", "level", "regime", "algorithm", "alpha", "beta", "fitted on", "ranks", "residual",
-        "held out", "held-out ranks", "blocks",
-    )  # fmt: skip
     title = "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)"
-    console.print(table(columns, map(_fit_cells, profile.communication), title=title))
+    console.print(table_of([_fit_cells(fit) for fit in profile.communication], title=title))
     console.print(
         "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
         "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
     )
 
 
-def _fit_cells(fit: CommunicationFit) -> tuple[str, ...]:
-    return (
-        fit.operation,
-        fit.library,
-        fit.level,
-        fit.regime,
-        fit.algorithm,
-        _alpha(fit),
-        _beta(fit),
-        f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
-        "-".join(map(str, dict.fromkeys(fit.ranks_range))),
-        f"{fit.residual_relative_median:.1%}",
-        f"{fit.held_out_relative_error:.1%}",
-        "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
-        f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
-    )
+def _fit_cells(fit: CommunicationFit) -> dict[str, str]:
+    return {
+        "operation": fit.operation,
+        "library": fit.library,
+        "level": fit.level,
+        "regime": fit.regime,
+        "algorithm": fit.algorithm,
+        "alpha": _alpha(fit),
+        "beta": _beta(fit),
+        "fitted on": f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
+        "ranks": "-".join(map(str, dict.fromkeys(fit.ranks_range))),
+        "residual": f"{fit.residual_relative_median:.1%}",
+        "held out": f"{fit.held_out_relative_error:.1%}",
+        "held-out ranks": _error(fit.held_out_ranks_relative_error),
+        "blocks": f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
+    }
+
+
+def _error(relative: float | None) -> str:
+    return "-" if relative is None else f"{relative:.1%}"
 
 
 def _print_choices(profile: Profile, console: Console) -> None:
@@ -185,7 +181,7 @@ def _print_choices(profile: Profile, console: Console) -> None:
         place: tuple[str, ...] = (choice.operation, choice.library, choice.level)
         for candidate in choice.candidates[:_SHOWN_CANDIDATES]:
             errors = candidate.held_out_relative_error, candidate.held_out_ranks_relative_error
-            rows.append((*place, candidate.form, *("-" if error is None else f"{error:.1%}" for error in errors)))
+            rows.append((*place, candidate.form, *map(_error, errors)))
             place = ("", "", "")
         more = choice.considered - min(len(choice.candidates), _SHOWN_CANDIDATES)
         if more:

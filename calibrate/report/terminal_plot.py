@@ -1,8 +1,4 @@
-"""Measured points, fit, 90% interval and residuals of a collective, in characters: 80 columns, no colour needed.
-
-Both axes of the upper panel are logarithmic. The lower one shows (predicted - measured) / measured of each size by a
-fit that had not seen it.
-"""
+"""Measured points, fit, 90% interval and residuals of a collective, in characters: 80 columns, no colour needed."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.profile.collectives.communication import CommunicationFit, CommunicationPoint
 from calibrate.profile.collectives.communication_time import communication_seconds, spread_s
 from calibrate.profile.profile import Profile
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import Z90
+from paradl_bench.core.statistics import Z90, Floats
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 
@@ -28,20 +24,34 @@ _BAND, _LINE, _AXIS = ":", "-", "|"
 
 def plots(profile: Profile) -> Iterator[str]:
     """One text a (library, operation, level) that the profile holds measured points of."""
-    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
-    for fit in profile.communication:
-        if fit.measured:
-            groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
-    for _, fits in sorted(groups.items()):
-        yield "\n".join(_plot(sorted(fits, key=lambda fit: fit.regime_range)))
+    for fits in measured_fits(profile).values():
+        yield "\n".join(_plot(fits))
+
+
+def measured_fits(profile: Profile) -> dict[tuple[str, str, str], list[CommunicationFit]]:
+    """Fits with measured points by (library, operation, level), in order; those of a group from small messages on."""
+    measured = sorted((fit for fit in profile.communication if fit.measured), key=lambda fit: fit.regime_range)
+    return dict(sorted(grouped(measured, lambda fit: fit.key).items()))
+
+
+def title_of(fits: Sequence[CommunicationFit]) -> str:
+    """What fits of one (library, operation, level) are of, and their algorithms."""
+    first, names = fits[0], ", ".join(dict.fromkeys(fit.algorithm for fit in fits))
+    return f"{first.library} {first.operation}, level {first.level}: {names}"
+
+
+def line_and_reach(fits: Sequence[CommunicationFit], ranks: int, sizes: Floats) -> tuple[Floats, Floats]:
+    """Seconds that fits of one (library, operation, level) predict at sizes, and half of their 90% interval."""
+    operation = lookup(operations(), fits[0].operation, "collective")
+    line = communication_seconds(operation, fits, ranks, sizes)
+    return line, Z90 * np.array([spread_s(operation, fits, ranks, float(size)) for size in sizes])
 
 
 def _plot(fits: Sequence[CommunicationFit]) -> Iterator[str]:
-    first, points = fits[0], [point for fit in fits for point in fit.measured]
+    points = [point for fit in fits for point in fit.measured]
     ranks = sorted({point.ranks for point in points})
     markers = {count: _MARKERS[index % len(_MARKERS)] for index, count in enumerate(ranks)}
-    names = ", ".join(dict.fromkeys(fit.algorithm for fit in fits))
-    yield f"{first.library} {first.operation}, level {first.level}: {names}; time of a call"
+    yield f"{title_of(fits)}; time of a call"
     yield from _times(fits, points, markers)
     yield "predicted by a fit without this size, less measured"
     yield from _residuals(points, markers)
@@ -83,12 +93,10 @@ def _range(points: Sequence[CommunicationPoint]) -> tuple[int, int]:
 def _times(
     fits: Sequence[CommunicationFit], points: Sequence[CommunicationPoint], markers: dict[int, str]
 ) -> Iterator[str]:
-    operation = lookup(operations(), fits[0].operation, "collective")
     sizes = np.geomspace(*_range(points), _COLUMNS)
-    curves: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    curves = []
     for ranks in markers:
-        line = communication_seconds(operation, fits, ranks, sizes)
-        reach = Z90 * np.array([spread_s(operation, fits, ranks, float(size)) for size in sizes])
+        line, reach = line_and_reach(fits, ranks, sizes)
         curves.append((line, np.minimum(reach, 0.9 * line)))
     measured = [point.measured_s for point in points]
     low = min(*measured, *(float(line.min()) for line, _ in curves))

@@ -62,8 +62,8 @@ def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
 def simulated_libraries(profile: Profile) -> frozenset[str]:
     """Libraries whose messages a simulator computed: of them no sweep on a machine makes a profile better.
 
-    A profile does not say from which of its measurements a fit is. Where real ones were merged with simulated ones by
-    force, those libraries count as real through which collectives can be measured.
+    A profile does not say from which measurement a fit is: of real and simulated ones merged by force, those libraries
+    count as real through which collectives can be measured.
     """
     sweeps = [
         simulated_messages(profile.environments[source.environment].emulated) is not None
@@ -100,27 +100,19 @@ def never_measured(profile: Profile) -> Iterator[Weakness]:
     """Kinds of measurements that a profile lacks, and what is assumed without them."""
     if profile.communication:
         yield from _never_together(profile, profile.communication[0].library)
-    device = f"--device {profile.devices[0].kind if profile.devices else 'cpu'}"
-    rates = not profile.devices or any(each.rates for each in profile.devices)
-    for measured, text, command in (
-        (
-            rates,
-            "peak and bandwidth of the device are those that layers reached; rooflines stand on them",
-            f"paradl-bench doctor --measure {device} -o doctor",
-        ),
-        (
-            profile.kernel_models,
-            "no regressors: layers that were not measured are scaled from a neighbour",
-            f"paradl-bench kernels {device} -o kernels",
-        ),
-        (
-            profile.input_side,
-            "reading, decoding and copying of inputs were not measured; iterations are predicted without them",
-            f"paradl-bench io synthetic {device} -o io",
-        ),
-    ):
-        if not measured:
-            yield Weakness(kind="untested", text=text, command=command)
+    on_device = f"--device {profile.devices[0].kind if profile.devices else 'cpu'}"
+    lacking: dict[str, str] = {}
+    if profile.devices and not any(device.rates for device in profile.devices):
+        text = "peak and bandwidth of the device are those that layers reached; rooflines stand on them"
+        lacking[text] = f"paradl-bench doctor --measure {on_device} -o doctor"
+    if not profile.kernel_models:
+        text = "no regressors: layers that were not measured are scaled from a neighbour"
+        lacking[text] = f"paradl-bench kernels {on_device} -o kernels"
+    if not profile.input_side:
+        text = "reading, decoding and copying of inputs were not measured; iterations are predicted without them"
+        lacking[text] = f"paradl-bench io synthetic {on_device} -o io"
+    for text, command in lacking.items():
+        yield Weakness(kind="untested", text=text, command=command)
 
 
 def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:

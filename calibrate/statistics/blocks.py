@@ -13,9 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paradl_bench.core.statistics import MAD_TO_SD, Z90
-
-Floats = NDArray[np.float64]
+from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats
 
 _OUTLIER = 5.0
 _FEWEST_FOR_OUTLIERS = 4
@@ -30,12 +28,10 @@ A table, since predictions need them and scipy takes longer to load than a predi
 
 
 def block_sd(values: ArrayLike) -> float:
-    """Standard deviation of one value a block; 0 for one value.
+    """Standard deviation of one value a block, without the bias of few values; 0 for one value.
 
-    Without the bias of few values (divided by c4 of the normal distribution). A block that something else on the
-    machine held up tenfold would make it meaningless: from four values on, those farther from the median than five
-    robust standard deviations (of the median absolute deviation) are pulled in to that. Normal values lose at most 4%
-    by it.
+    A block that something else on the machine held up tenfold would make it meaningless: it is pulled in
+    (:func:`pull_in`). Normal values lose at most 4% by it.
     """
     array = np.asarray(values, float)
     count = array.size
@@ -84,9 +80,8 @@ def pull_in(values: ArrayLike, *, middle: float) -> Floats:
 def far_from_the_rest(blocks: Sequence[Floats]) -> list[NDArray[np.bool_]]:
     """Which samples lie far from the median of all, block by block.
 
-    Farther than five robust standard deviations (of the median absolute deviation), which are taken as at least a
-    twentieth of the median: a quarter off, then, is the least that counts as far. Where more than a third of the
-    samples lie so far they are no outliers but another mode of what was measured, and none is.
+    Farther than five robust standard deviations, and than a quarter of the median. Where more than a third of the
+    samples lie so far they are another mode of what was measured, and none is.
     """
     everything = np.concatenate(blocks)
     middle = float(np.median(everything))
@@ -112,10 +107,9 @@ def quantile_covariance(draws: Floats) -> Floats:
 
 
 def between_block_sd(blocks: Sequence[Floats]) -> float:
-    """Standard deviation of the blocks' medians, relative to the median over all samples.
+    """Standard deviation of the blocks' medians, relative to the median over all samples; 0 for a single sample.
 
-    A single block is taken as two, its first and its second half: the little that it knows of drift. A single sample
-    gives 0, as does a median of 0.
+    A single block is taken as its two halves: the little that it knows of drift.
     """
     if len(blocks) == 1:
         half = len(blocks[0]) // 2
@@ -125,12 +119,12 @@ def between_block_sd(blocks: Sequence[Floats]) -> float:
     return block_sd(medians) / middle if middle > 0 else 0.0
 
 
-def split_half_difference(blocks: Sequence[Floats], *, splits: int = 200, seed: int = 0) -> float:
+def split_half_difference(blocks: Sequence[Floats], *, splits: int = 200) -> float:
     """How much the median of one random half of the samples differs from that of the other, relative; median of splits.
 
     Halves are drawn within each block. This is what a comparison of equal things would show by noise alone.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     differences = []
     for _ in range(splits):
         shuffled = [generator.permutation(block) for block in blocks]

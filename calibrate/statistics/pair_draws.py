@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.statistics.blocks import quantile_covariance, student_90
-from paradl_bench.core.statistics import Z90
+from paradl_bench.core.statistics import Z90, Floats
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DRAWS = 400
@@ -19,12 +18,7 @@ _OF_POINT = 60
 
 
 class Pair(NamedTuple):
-    """Times of one size in one block: alone, and under the condition; not necessarily equally many.
-
-    Attributes:
-        block: of whatever number; pairs of one block were measured at about the same time.
-        at: which size (and rank count) it is.
-    """
+    """Times of one size (``at``) in one block of time: alone, and under the condition; not necessarily equally many."""
 
     block: int
     at: int
@@ -53,22 +47,22 @@ class Draws(NamedTuple):
     condition_s: Floats
 
 
-def draw_pairs(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> Draws:
+def draw_pairs(pairs: Sequence[Pair]) -> Draws:
     """Resample blocks, then sizes, then repetitions.
 
     Blocks, because a slow spell outlasts one; sizes, because what a form misses is not the same at all of them.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     tables = [
         np.stack([_resampled_medians(values, generator) for values in (pair.alone_s, pair.condition_s)])
         for pair in pairs
     ]
-    blocks = sorted({pair.block for pair in pairs})
-    members = [[index for index, pair in enumerate(pairs) if pair.block == block] for block in blocks]
+    block_of = np.array([pair.block for pair in pairs])
+    members = [np.flatnonzero(block_of == block) for block in np.unique(block_of)]
     rows = []
-    for _ in range(draws):
-        taken = generator.integers(len(blocks), size=len(blocks))
-        picked = np.concatenate([np.array(members[block])[_places(len(members[block]), generator)] for block in taken])
+    for _ in range(DRAWS):
+        taken = generator.integers(len(members), size=len(members))
+        picked = np.concatenate([generator.choice(members[block], size=len(members[block])) for block in taken])
         # Blocks of unlike length: a draw holds as many pairs as there are.
         rows.append(np.resize(picked, len(pairs)))
     chosen = np.stack(rows)
@@ -80,12 +74,8 @@ def draw_pairs(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> D
 def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
     """Covariance of parameters as a further block of time, such as a run, may have them.
 
-    What resampling leaves open of the parameters, and how blocks differ in them; both known from as few blocks as
-    there are (Student's t). Of one block, what resampling says.
-
-    Args:
-        drawn: (draws, parameters) of resampled pairs (:func:`draw_pairs`). of_blocks: (blocks, parameters), of each
-            block's own pairs.
+    What resampling leaves open (``drawn``), and how blocks differ (``of_blocks``), each a row of parameters; both known
+    from as few blocks as there are (Student's t). Of one block, what resampling says.
     """
     covariance = quantile_covariance(drawn)
     count = len(of_blocks)
@@ -93,10 +83,6 @@ def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
         return covariance
     between = np.atleast_2d(np.cov(of_blocks, rowvar=False))
     return np.asarray((covariance + between) * (student_90(count - 1) / Z90) ** 2)
-
-
-def _places(count: int, generator: np.random.Generator) -> Ints:
-    return np.asarray(generator.integers(count, size=count))
 
 
 def _resampled_medians(values: Floats, generator: np.random.Generator) -> Floats:

@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.statistics import MAD_TO_SD
+from paradl_bench.core.statistics import MAD_TO_SD, Floats
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HUBER_K = 1.345
@@ -21,35 +20,27 @@ _CHUNK_NUMBERS = 2_000_000
 """Numbers of a design that are worked on at once."""
 
 
-def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0, precision: Floats | None = None) -> Floats:
-    """Non-negative x that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
+def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floats:
+    """Non-negative x, (parameters,), that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
 
     Relative errors, because a message of 1 KiB has to count as much as one of 64 MiB; Huber's loss by iteratively
     reweighted least squares, because a size measured in a slow spell has to count less.
 
     Args:
-        design: (points, parameters) coefficients.
-        seconds: (points,) measured, positive.
+        design: (points, parameters). seconds: (points,) positive.
         noise: relative standard deviation of a point, where known; residuals below 1.345 of it are never weighted down.
-        precision: (points,) how much each point's squared residual counts; None for all alike.
-
-    Returns:
-        (parameters,) estimates, at least 0.
     """
-    weights = np.ones(len(seconds)) if precision is None else precision
-    return np.asarray(fit_relative_many(design[None], seconds[None], noise=noise, precision=weights[None])[0])
+    alike = np.ones((1, len(seconds)))
+    return np.asarray(fit_relative_many(design[None], seconds[None], noise=noise, precision=alike)[0])
 
 
 def fit_relative_many(design: Floats, seconds: Floats, *, noise: float, precision: Floats) -> Floats:
-    """:func:`fit_relative` of many problems at once.
+    """:func:`fit_relative` of many problems at once: (problems, parameters).
 
     Args:
         design: (problems, points, parameters); a few parameters, since every set of those held at 0 may be tried.
         seconds: (problems, points), positive, also where a problem has fewer points.
-        precision: (problems, points); 0 where a problem has fewer points.
-
-    Returns:
-        (problems, parameters), at least 0.
+        precision: (problems, points) how much each squared residual counts; 0 where a problem has fewer points.
     """
     step = max(1, _CHUNK_NUMBERS // max(design.shape[1] * design.shape[2], 1))
     parts = [
@@ -94,13 +85,11 @@ def _medians(values: Floats, count: NDArray[np.int64]) -> Floats:
 
 
 def _least_squares(unit: Floats, weights: Floats, free: Bools) -> tuple[Floats, Bools]:
-    """Non-negative least squares of ``unit @ x = 1`` under weights, and which parameters are not held at 0.
-
-    What was free before is tried first; where that is not the solution (Karush, Kuhn, Tucker), every set is.
-    """
+    """Non-negative least squares of ``unit @ x = 1`` under weights, and which parameters are not held at 0."""
     weighted = (unit * weights[..., None]).transpose(0, 2, 1)
     gram, target = weighted @ unit, weighted.sum(axis=2)
     gram[:, range(gram.shape[1]), range(gram.shape[1])] += _RIDGE
+    # What was free before is tried first; where that is not the solution (Karush, Kuhn, Tucker), every set is.
     solution = _solve(gram, target, free)
     gradient = target - (gram @ solution[..., None])[..., 0]
     wrong = np.flatnonzero(((solution < 0) | (~free & (gradient > 1e-9))).any(axis=1))
@@ -138,12 +127,23 @@ def told_apart(design: Floats, seconds: Floats) -> bool:
     return bool(singular[-1] > 1e-6 * singular[0])
 
 
-def relative_covariance(design: Floats, seconds: Floats, variance: float, free: NDArray[np.bool_]) -> Floats:
-    """Covariance of least squares for points with one relative variance; rows of parameters held at 0 are 0.
+def fit_line(design: Floats, seconds: Floats) -> tuple[float, float, int]:
+    """Non-negative (alpha, beta) of a design of two columns by relative errors, and how many of them were fitted.
 
-    Args:
-        design: (points, parameters). seconds: (points,). free: (parameters,) those not held at their bound.
+    All of it is beta where the points do not tell the two apart.
     """
+    apart = told_apart(design, seconds)
+    alpha, beta = map(float, fit_relative(design if apart else design * [0, 1], seconds))
+    return alpha, beta, 2 if apart else 1
+
+
+def deviation(residuals: Floats, freedom: int) -> float:
+    """Standard deviation of residuals with so many degrees of freedom, which are taken as one at least."""
+    return float(np.sqrt(np.sum(np.square(residuals)) / max(freedom, 1)))
+
+
+def relative_covariance(design: Floats, seconds: Floats, variance: float, free: NDArray[np.bool_]) -> Floats:
+    """Covariance of least squares for points with one relative variance; rows of parameters not ``free`` are 0."""
     covariance = np.zeros((design.shape[1], design.shape[1]))
     if not np.any(free):
         return covariance

@@ -1,7 +1,6 @@
 """What ghost layers sleep, as ``paradl-bench train --emulate`` asks for it: a plan's compute by the cost model.
 
-The same cost model as a prediction's, so that sharded shapes, other batches and devices are slept as they would be
-predicted; and what is predicted of the run beside it holds its communication against the real one.
+It is that of a prediction, so that what is predicted of the run holds its communication against the real one.
 """
 
 from __future__ import annotations
@@ -73,25 +72,12 @@ def make_table(asked: TableRequest) -> GhostTable:
 def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path, *, spread: bool) -> GhostTable:
     if settings.offload != "none":
         raise UserError(f"ghosts have no optimizer's state to copy: leave out --offload {settings.offload}")
-    table = table_of(model, plan, settings, profile=str(profile), sha256=profile_hash(profile))
+    table = table_of(model, plan, settings, profile=str(profile), sha256=hash_of_file(profile, what="profile"))
     return with_spread(table, model, plan) if spread else table
 
 
-def profile_hash(path: Path) -> str:
-    """SHA-256 of a profile's file.
-
-    Raises:
-        UserError: unreadable.
-    """
-    return hash_of_file(path, what="profile")
-
-
 def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: str, sha256: str) -> GhostTable:
-    """The seconds of every rank of a plan.
-
-    Args:
-        settings: of the plan.
-        profile, sha256: that the model's costs are of.
+    """The seconds of every rank of a plan; ``profile`` and ``sha256`` name the file that the model's costs are of.
 
     Raises:
         UserError: the profile has no time for a layer, nor anything that tells of one.
@@ -132,8 +118,8 @@ def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
         for role, of_plan in zip(table.roles, plan.roles, strict=True)
     ]
     tied = spread.common_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
-    found = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
-    return msgspec.structs.replace(table, roles=tuple(roles), spread=found)
+    drawn = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
+    return msgspec.structs.replace(table, roles=tuple(roles), spread=drawn)
 
 
 def _with_deviations(
@@ -167,32 +153,26 @@ def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
 
 def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
     """Share of all that ranks sleep by where its seconds come from."""
-    found = dict.fromkeys(Source, 0.0)
+    seconds_of = dict.fromkeys(Source, 0.0)
     for role in plan.roles:
         for index in role.work.tolist():
             if index in costs:
-                found[costs[index].source] += role.multiplicity * costs[index].seconds
-    whole = sum(found.values())
-    return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in found.items()}
+                seconds_of[costs[index].source] += role.multiplicity * costs[index].seconds
+    whole = sum(seconds_of.values())
+    return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in seconds_of.items()}
 
 
 def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None = None) -> dict[str, float]:
-    """Seconds that the rank which sleeps most sleeps in an iteration, by phase (FW, BW, WU).
-
-    Args:
-        costs: by index of the plan's works, of what computes.
-        slow: a rank that sleeps longer than the others.
-    """
-    found = [_slept(plan, role, costs) for role in plan.roles]
+    """Seconds that the rank which sleeps most, the slow one if any, sleeps in an iteration, by phase (FW, BW, WU)."""
+    of_ranks = [_slept(plan, role, costs) for role in plan.roles]
     if slow is not None:
-        own = found[slow.role_in(plan)]
-        found.append({phase: slow.factor * seconds for phase, seconds in own.items()})
-    return max(found, key=lambda phases: sum(phases.values()))
+        of_ranks.append({phase: slow.factor * seconds for phase, seconds in of_ranks[slow.role_in(plan)].items()})
+    return max(of_ranks, key=lambda phases: sum(phases.values()))
 
 
 def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float]:
-    found = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
+    phases = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
     for index in role.work.tolist():
         if way := plan.works[index].way:
-            found[way] += costs[index].seconds
-    return found
+            phases[way] += costs[index].seconds
+    return phases

@@ -1,12 +1,9 @@
 """What every second of a predicted iteration is made of.
 
-A ledger has the tasks of each role, by layer or message. The seconds of an entry are those of all its occurrences in
-an iteration: what was measured or derived of them, and what each effect adds. Part of them is *exposed*, the rest
-*hidden*.
-
-Each moment of a role's iteration belongs to one entry: to what the role computes, else to the call that compute waits
-for, else to other communication, else to copies and timers, else to waiting. An entry is exposed for as long as
-moments belong to it. So the exposed seconds of a role's entries add up to the iteration.
+A ledger has the tasks of each role, by layer or message. Each moment of a role's iteration belongs to one entry: to
+what the role computes, else to the call that compute waits for, else to other communication, else to copies and timers,
+else to waiting. An entry is *exposed* for as long as moments belong to it, and *hidden* for the rest of its seconds. So
+the exposed seconds of a role's entries add up to the iteration.
 """
 
 from __future__ import annotations
@@ -113,21 +110,19 @@ class PricedWorks:
         changes: Iterable[Adjustment] = (),
         term: str = "",
     ) -> LedgerEntry:
-        """The entry of a work.
+        """The entry of a work; ``exposed_s`` is None for all of it.
 
-        Args:
-            exposed_s: None for all of it.
-            changes: what effects add to all occurrences together, beyond the work's price.
+        Changes are what effects add to all occurrences together, beyond the work's price.
         """
         about, cost = self.works[work], self.parts[work].cost
         idle_s = float(self.costs.seconds[work]) - cost.seconds
-        added = [Adjustment(each.effect, count * each.seconds) for each in cost.adjustments]
+        added = [Adjustment(effect, count * seconds) for effect, seconds in cost.adjustments]
         added += [Adjustment(IDLE_RANKS, count * idle_s), *changes]
         base_s = count * cost.base_s
         kept = _merged(added, _NOTHING * abs(count * cost.seconds))
         total_s = base_s
-        for each in kept:
-            total_s += each.added_s
+        for adjustment in kept:
+            total_s += adjustment.added_s
         exposed = total_s if exposed_s is None else exposed_s
         return LedgerEntry(
             name=about.label,
@@ -160,8 +155,7 @@ class PricedWorks:
         keys, place = np.unique(work.astype(np.int64) * len(Phase) + phase, return_inverse=True)
 
         def add_up(values: Floats) -> list[float]:
-            found: list[float] = np.bincount(place, weights=values, minlength=len(keys)).tolist()
-            return found
+            return list(np.bincount(place, weights=values, minlength=len(keys)).tolist())
 
         changes = {effect: add_up(values) for effect, values in (added_s or {}).items()}
         rows = zip(keys.tolist(), np.bincount(place, minlength=len(keys)).tolist(), add_up(exposed_s), strict=True)
@@ -188,11 +182,7 @@ def details_of(work: Work, strategy: Strategy) -> dict[str, str | int]:
 def waiting_entry(
     name: str, seconds: float, spans: int, *, exposed_s: float | None = None, phase: str = "", term: str = ""
 ) -> LedgerEntry:
-    """The entry of what a role waits for, in so many spans.
-
-    Args:
-        exposed_s: None for all of it.
-    """
+    """The entry of what a role waits for, in so many spans; ``exposed_s`` is None where all of it is exposed."""
     exposed = seconds if exposed_s is None else exposed_s
     return LedgerEntry(
         name=name,
@@ -209,7 +199,8 @@ def waiting_entry(
 
 def most_exposed_first(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
     """In the order of a ledger; without those that take no time."""
-    return tuple(sorted((each for each in entries if each.total_s or each.exposed_s), key=lambda each: -each.exposed_s))
+    taking_time = (entry for entry in entries if entry.total_s or entry.exposed_s)
+    return tuple(sorted(taking_time, key=lambda entry: -entry.exposed_s))
 
 
 def _merged(added: Iterable[Adjustment], least_s: float) -> tuple[LedgerAdjustment, ...]:

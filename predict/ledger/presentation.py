@@ -30,14 +30,11 @@ def print_ledger(ledger: Ledger) -> None:
     if rest:
         rows.append((f"{len(rest)} more entries", "", *_cells(rest), ""))
     rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
+    played = role.role + (f" ({role.ranks} alike)" if role.ranks > 1 else "")
     console = open_console()
-    console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {_of_role(role)}"))
+    console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {played}"))
     for line in _lines(ledger, role):
         console.print(line, highlight=False)
-
-
-def _of_role(role: RoleLedger) -> str:
-    return f"{role.role}" + (f" ({role.ranks} alike)" if role.ranks > 1 else "")
 
 
 def _called(entry: LedgerEntry) -> str:
@@ -50,12 +47,11 @@ def _called(entry: LedgerEntry) -> str:
 
 def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
     """Of all columns of numbers; the deviation of a single entry alone."""
-    exposed, hidden, base = (
-        sum(each) for each in zip(*((own.exposed_s, own.hidden_s, own.base_s) for own in entries), strict=True)
+    exposed, hidden, base, total = (
+        sum(getattr(entry, name) for entry in entries) for name in ("exposed_s", "hidden_s", "base_s", "total_s")
     )
-    adjusted = sum(own.total_s for own in entries) - base
     sd = f"{1e3 * entries[0].sd_s:.3f}" if len(entries) == 1 else ""
-    return [*(f"{1e3 * seconds:.3f}" for seconds in (exposed, hidden, base, adjusted)), sd]
+    return [*(f"{1e3 * seconds:.3f}" for seconds in (exposed, hidden, base, total - base)), sd]
 
 
 def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:

@@ -1,9 +1,8 @@
 """The ranks beside a slow one, task by task: each computes at its own pace and waits for it in every collective.
 
 A collective of theirs starts and ends when that of the slow rank does, the n-th with the n-th. Between, tasks run as in
-:mod:`predict.simulation.simulator`: a stream runs its own in the plan's order, each starts when all that it waits for
-is done, and while a collective is under way compute progresses at 1/compute_slowdown. No task of a rank of the same
-role ends later than the slow rank's, so none is late for a collective; where blocks differ, :func:`comes_late` looks.
+:mod:`predict.simulation.simulator`. No task of a rank of the same role ends later than the slow rank's, so none is late
+for a collective; where blocks differ, :func:`comes_late` looks.
 """
 
 from __future__ import annotations

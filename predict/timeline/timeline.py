@@ -1,19 +1,21 @@
 """When every single task of one predicted iteration runs: the simulation with nothing merged.
 
 A *line* is what is drawn together: the stages of a pipeline that send to each other; one role where there is no
-pipeline. Roles that meet in collectives wait for each other there. Ranks of one role do the same at the same time, so
-a role's times are those of each of its ranks, as the slowest takes (:mod:`predict.simulation.prepared`).
+pipeline. A role's times are those of each of its ranks, as the slowest takes (:mod:`predict.simulation.prepared`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.schedule import Action
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
 from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.priced import PricedPlan
@@ -24,8 +26,14 @@ from predict.simulation.role_simulation import meeting_roles, role_alone
 from predict.simulation.role_straggler import straggler_of, straggler_tasks, straggler_tasks_of
 from predict.simulation.simulator import BLOCKING
 from predict.timeline.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
-from predict.timeline.timeline_actions import PlacedActions, place_actions
 from predict.timeline.timeline_use import Use, use_of
+
+
+class PlacedActions(NamedTuple):
+    """Actions of a rank in order, and per task the index of its action; -1 where it belongs to none."""
+
+    actions: tuple[Action, ...]
+    of_task: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,6 @@ class RoleTimeline:
     """What a role does when.
 
     Attributes:
-        role: index in the plan.
         start_s, end_s: per task, seconds from the start of the iteration.
         actions: which forward or backward of a micro-batch each task belongs to; None without a pipeline.
         rank: the slow one that this is of; None for all ranks of the role.
@@ -91,8 +98,7 @@ class RoleTimeline:
 class LineTimeline:
     """Roles that are simulated together.
 
-    Attributes:
-        messages: of a pipeline, (stage, task) that sends and (stage, task) that receives; stages count along ``roles``.
+    Messages of a pipeline are (stage, task) that sends and (stage, task) that receives; stages count along ``roles``.
     """
 
     roles: tuple[RoleTimeline, ...]
@@ -114,8 +120,8 @@ class IterationTimeline:
     @property
     def roles(self) -> tuple[RoleTimeline, ...]:
         """Those of all lines, in the plan's order; of a role the slow rank first."""
-        found = (role for line in self.lines for role in line.roles)
-        return tuple(sorted(found, key=lambda role: (role.role, role.rank is None)))
+        every = (role for line in self.lines for role in line.roles)
+        return tuple(sorted(every, key=lambda role: (role.role, role.rank is None)))
 
     @property
     def iteration_s(self) -> float:
@@ -209,7 +215,7 @@ def _line_of_stages(
 ) -> LineTimeline:
     of_slow = None if slow is None else slow.role_in(plan)
     borders = np.cumsum([plan.roles[index].tasks for index in roles])[:-1]
-    found = tuple(
+    stages = tuple(
         RoleTimeline(
             plan=plan,
             role=index,
@@ -222,7 +228,28 @@ def _line_of_stages(
             zip(roles, np.split(start_s, borders), np.split(end_s, borders), strict=True)
         )
     )
-    return LineTimeline(roles=found, messages=_messages(plan, [plan.roles[index] for index in roles]))
+    return LineTimeline(roles=stages, messages=_messages(plan, [plan.roles[index] for index in roles]))
+
+
+def place_actions(plan: Plan, role: Role, rank: int, ranks: int, schedule: str) -> PlacedActions:
+    """The actions of a rank of a pipeline, on the tasks of its role.
+
+    Args:
+        rank, ranks: place along the pipeline's axis, and how many there are.
+
+    Raises:
+        ValueError: the tasks are not those of the schedule.
+    """
+    actions = schedule_of(schedule).order(rank, ranks, plan.micro_batches)
+    if role.action is None:
+        raise ValueError(f"role {role.name!r}: its tasks belong to no schedule")
+    # The exchange of gradients runs beside actions and after them.
+    of_task = np.where((role.phase == Phase.FW) | (role.phase == Phase.BW), role.action, np.int32(-1))
+    found, first = np.unique(of_task[of_task >= 0], return_index=True)
+    phases = role.phase[of_task >= 0][first]
+    if len(found) != len(actions) or phases.tolist() != [Phase[action.way] for action in actions]:
+        raise ValueError(f"role {role.name!r}: its tasks are not those of schedule {schedule!r}")
+    return PlacedActions(actions, of_task)
 
 
 def _messages(plan: Plan, roles: list[Role]) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:

@@ -2,14 +2,13 @@
 
 A column shows what took most of its time. In a pipeline a row is what a stage computes, with the number of the
 micro-batch where there is room for it (an apostrophe for each stage of the rank before it), and collectives that it
-waits for. The parts of backward have letters of their own where they are actions of their own.
-Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
-in capitals where it is most of it: collectives for layers are many and short. Where input is fetched it has a row.
+waits for. Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
+in capitals where it is most of it: collectives for layers are many and short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ _IDLE = "."
 _WAITING = "~"
 _COMPUTED = {"f": ("forward", Phase.FW), "b": ("backward", Phase.BW), "k": ("bucket copies", Phase.GE)}
 _COMPUTED |= {"u": ("weight update", Phase.WU)}
+_COMPUTED_NAMES = {letter: name for letter, (name, _) in _COMPUTED.items()}
 _BACKWARD = "b"
 _PARTS = {"i": ("backward of the input", "BW_input"), "w": ("backward of the weights", "BW_weight")}
 _MARKS = {"FW": "F", "BW": "B", "BW_input": "I", "BW_weight": "W"}
@@ -64,17 +64,19 @@ class _Drawn(NamedTuple):
 
 
 def draw(timeline: IterationTimeline, width: int) -> Picture:
-    """The picture of a timeline.
-
-    Args:
-        width: characters of a line; at least ten columns of time are drawn, however narrow that is.
-    """
-    rows_a_role = 1 if timeline.is_pipeline else 2 + any(map(_fetches, timeline.roles))
+    """The picture of a timeline in lines of so many characters; at least ten columns of time are drawn."""
+    pipeline = timeline.is_pipeline
+    rows_a_role = 1 if pipeline else 2 + any(map(_fetches, timeline.roles))
     shown = timeline.roles[: _MOST_ROWS // rows_a_role]
-    label = max(len(text) for role in shown for text in _labels(role, pipeline=timeline.is_pipeline))
+    label = max(len(text) for role in shown for text in _labels(role, pipeline=pipeline))
     columns = max(width - label - 3, _NARROWEST)
     edges = np.linspace(0.0, timeline.iteration_s, columns + 1)
-    drawn = [row for role in shown for row in _rows_of(role, edges, pipeline=timeline.is_pipeline)]
+    drawn: list[_Drawn] = []
+    for role in shown:
+        labels = _labels(role, pipeline=pipeline)
+        drawn += [_row_of_stage(role, labels[0], edges)] if pipeline else _rows_of_work(role, labels, edges)
+        if _fetches(role):
+            drawn.append(_input_row(role, labels[-1], edges))
     rows = [f"{row.label:<{label}} |{row.letters}|" for row in drawn]
     if len(shown) < len(timeline.roles):
         rows.append(f"{len(timeline.roles) - len(shown)} more are in the trace")
@@ -87,60 +89,45 @@ def draw(timeline: IterationTimeline, width: int) -> Picture:
 
 def _labels(role: RoleTimeline, *, pipeline: bool) -> tuple[str, ...]:
     name = role.name
-    own = (name,) if pipeline else (f"{name} compute", f"{name} communication")
-    return (*own, f"{name} input") if _fetches(role) else own
+    of_work = (name,) if pipeline else (f"{name} compute", f"{name} communication")
+    return (*of_work, f"{name} input") if _fetches(role) else of_work
 
 
 def _fetches(role: RoleTimeline) -> bool:
     return bool(np.isin(role.of_plan.stream, (Stream.INPUT, Stream.COPY_ENGINE)).any())
 
 
-def _rows_of(role: RoleTimeline, edges: Floats, *, pipeline: bool) -> Iterator[_Drawn]:
-    labels = _labels(role, pipeline=pipeline)
-    yield from _rows_of_work(role, labels, edges, pipeline=pipeline)
-    if _fetches(role):
-        yield _input_row(role, labels[-1], edges)
+def _rows_of_work(role: RoleTimeline, labels: Sequence[str], edges: Floats) -> list[_Drawn]:
+    """Compute, and communication where there is any."""
+    rows = [_drawn(labels[0], _computing(role, edges), edges, _COMPUTED_NAMES)]
+    if (role.of_plan.stream == Stream.COMMUNICATION).any():
+        rows.append(_communication_row(role, labels[1], edges))
+    return rows
 
 
-def _rows_of_work(role: RoleTimeline, labels: tuple[str, ...], edges: Floats, *, pipeline: bool) -> Iterator[_Drawn]:
-    kinds = {letter: role.on(Stream.COMPUTE, phase) for letter, (_, phase) in _COMPUTED.items()}
-    names = {letter: name for letter, (name, _) in _COMPUTED.items()}
-    amounts = {letter: np.diff(stream.busy_until(edges)) for letter, stream in kinds.items()}
-    if not pipeline:
-        yield _drawn(labels[0], amounts, edges, names)
-        if (role.of_plan.stream == Stream.COMMUNICATION).any():
-            yield _communication_row(role, labels[1], edges)
-        return
-    names, amounts = _with_parts(role, edges, names, amounts)
-    waited_for = _collectives(role)
-    amounts[_WAITING] = np.diff(exposed_until(role.on(Stream.COMPUTE), waited_for, edges))
-    row = _drawn(labels[0], amounts, edges, {**names, _WAITING: "waits for a collective"}, "idle")
-    yield row._replace(
-        letters=_numbered(role, row.letters, edges),
-        meanings={**row.meanings, " ".join(f"{mark}1" for mark in _marks(role)): "of micro-batch 1"},
-    )
+def _computing(role: RoleTimeline, edges: Floats) -> dict[str, Floats]:
+    """Seconds of each column in which a phase computes, by its letter."""
+    return {
+        letter: np.diff(role.on(Stream.COMPUTE, phase).busy_until(edges)) for letter, (_, phase) in _COMPUTED.items()
+    }
 
 
-def _marks(role: RoleTimeline) -> list[str]:
-    directions = {action.direction for action in role.actions.actions} if role.actions else {"FW", "BW"}
-    return [mark for direction, mark in _MARKS.items() if direction in directions]
-
-
-def _with_parts(
-    role: RoleTimeline, edges: Floats, names: Mapping[str, str], amounts: Mapping[str, Floats]
-) -> tuple[dict[str, str], dict[str, Floats]]:
-    """Letters with their names and amounts, those of backward's two parts in its place where they are actions."""
-    if role.actions is None or "BW" in {action.direction for action in role.actions.actions}:
-        return dict(names), dict(amounts)
-    directions = np.array([*(action.direction for action in role.actions.actions), ""])
-    of_task = directions[role.actions.of_task]
-    computing = (role.of_plan.stream == Stream.COMPUTE) & (role.of_plan.phase == Phase.BW)
-    parts = {letter: _chosen(role, computing & (of_task == direction)) for letter, (_, direction) in _PARTS.items()}
-    found = {letter: np.diff(stream.busy_until(edges)) for letter, stream in parts.items()}
-    return (
-        {letter: name for letter, name in names.items() if letter != _BACKWARD}
-        | {letter: name for letter, (name, _) in _PARTS.items()},
-        {letter: amount for letter, amount in amounts.items() if letter != _BACKWARD} | found,
+def _row_of_stage(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
+    directions = [action.direction for action in role.actions.actions] if role.actions else ["FW", "BW"]
+    names, amounts = dict(_COMPUTED_NAMES), _computing(role, edges)
+    if role.actions is not None and "BW" not in directions:
+        # The two parts of backward, in its place, where they are actions.
+        del names[_BACKWARD], amounts[_BACKWARD]
+        of_task = np.array([*directions, ""])[role.actions.of_task]
+        computing = (role.of_plan.stream == Stream.COMPUTE) & (role.of_plan.phase == Phase.BW)
+        for letter, (name, direction) in _PARTS.items():
+            names[letter] = name
+            amounts[letter] = np.diff(_chosen(role, computing & (of_task == direction)).busy_until(edges))
+    amounts[_WAITING] = np.diff(exposed_until(role.on(Stream.COMPUTE), _collectives(role), edges))
+    row = _drawn(label, amounts, edges, {**names, _WAITING: "waits for a collective"}, "idle")
+    marks = " ".join(f"{mark}1" for direction, mark in _MARKS.items() if direction in directions)
+    return row._replace(
+        letters=_numbered(role, row.letters, edges), meanings={**row.meanings, marks: "of micro-batch 1"}
     )
 
 
@@ -178,9 +165,11 @@ def _communication_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
 
 def _input_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
     """Reading and copying, in the letter of whichever is under way for longer; they may be side by side."""
-    tasks = {letter: _chosen(role, role.of_plan.phase == phase) for letter, (_, phase) in _FETCHED.items()}
-    amounts = {letter: np.diff(stream.busy_until(edges)) for letter, stream in tasks.items()}
-    return _drawn(label, amounts, edges, {letter: name for letter, (name, _) in _FETCHED.items()})
+    amounts, names = {}, {}
+    for letter, (name, phase) in _FETCHED.items():
+        amounts[letter] = np.diff(_chosen(role, role.of_plan.phase == phase).busy_until(edges))
+        names[letter] = name
+    return _drawn(label, amounts, edges, names)
 
 
 def _shown(letter: str, share: float) -> str:

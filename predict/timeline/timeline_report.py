@@ -14,11 +14,7 @@ from predict.timeline.timeline_use import Use
 
 
 class RoleUse(Use, frozen=True, kw_only=True):
-    """How each of the ranks of a role spends the iteration.
-
-    Attributes:
-        role: its name. ranks: how many play it. finish_s: when its last task ends.
-    """
+    """How each of the ranks of a role spends the iteration; ``finish_s`` is when its last task ends."""
 
     role: str
     ranks: int
@@ -61,21 +57,15 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
         )
         for role in timeline.roles
     )
+    shared = ("model", "strategy", "ranks", "batch", "options", "interval_s", "extrapolated", "notes")
     return TimelineSummary(
-        model=prediction.model,
-        strategy=prediction.strategy,
-        ranks=prediction.ranks,
-        batch=prediction.batch,
-        options=prediction.options,
+        **{field: getattr(prediction, field) for field in shared},
         iteration_s=timeline.iteration_s,
-        interval_s=prediction.interval_s,
         tasks=sum(role.of_plan.tasks for role in timeline.roles),
         utilisation=sum(role.utilisation * role.ranks for role in roles) / prediction.ranks,
         bubble=sum(role.bubble * role.ranks for role in roles) / prediction.ranks,
         roles=roles,
         trace=trace,
-        extrapolated=prediction.extrapolated,
-        notes=prediction.notes,
     )
 
 

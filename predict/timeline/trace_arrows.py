@@ -37,8 +37,7 @@ class Process(NamedTuple):
 class Stamps(NamedTuple):
     """Start and end of tasks in whole nanoseconds, which is what viewers count in.
 
-    They round a start and a length each by itself: of tasks that follow each other at fractions of a nanosecond one in
-    eight would seem to begin before the last one ended, and Perfetto takes what overlaps off its lane.
+    They round a start and a length each by itself, and Perfetto takes what then seems to overlap off its lane.
     """
 
     start: Ints
@@ -113,28 +112,28 @@ def _awaited_last(plan: Role, end_s: Floats) -> Ints:
     elsewhere = plan.stream[plan.dependencies] != plan.stream[waiting]
     waiting, awaited = waiting[elsewhere], plan.dependencies[elsewhere]
     order = np.lexsort((end_s[awaited], waiting))
-    found = np.full(plan.tasks, -1, np.int64)
+    last = np.full(plan.tasks, -1, np.int64)
     # The last assignment of a task counts, and that is what ended last.
-    found[waiting[order]] = awaited[order]
-    return found
+    last[waiting[order]] = awaited[order]
+    return last
 
 
 def _last_seen(plan: Role, seen: NDArray[np.bool_]) -> Ints:
     """Per task, itself or the last one before it on its stream that is seen; -1 where none is."""
-    found = np.where(seen, np.arange(plan.tasks), -1)
+    last = np.where(seen, np.arange(plan.tasks), -1)
     for stream in Stream:
-        own = plan.stream == stream
-        found[own] = np.maximum.accumulate(found[own])
-    return found
+        on_stream = plan.stream == stream
+        last[on_stream] = np.maximum.accumulate(last[on_stream])
+    return last
 
 
 def _next_seen(plan: Role, seen: NDArray[np.bool_]) -> Ints:
-    own = np.flatnonzero(plan.stream == Stream.COMPUTE)
-    chosen = own[seen[own]]
-    found = np.full(plan.tasks, -1, np.int64)
-    place = np.searchsorted(chosen, own)
-    found[own[place < len(chosen)]] = chosen[place[place < len(chosen)]]
-    return found
+    computing = np.flatnonzero(plan.stream == Stream.COMPUTE)
+    chosen = computing[seen[computing]]
+    following = np.full(plan.tasks, -1, np.int64)
+    place = np.searchsorted(chosen, computing)
+    following[computing[place < len(chosen)]] = chosen[place[place < len(chosen)]]
+    return following
 
 
 def arrows_of_collectives(

@@ -118,10 +118,7 @@ def _lines_shown(timeline: IterationTimeline, *, every_rank: bool) -> Iterator[t
         # The n-th ranks of a line's roles stand at one place along the other axes.
         alike = zip(*(ranks_of[role.role] for role in line.roles), strict=every_rank)
         for ranks in alike if every_rank else itertools.islice(alike, 1):
-            yield tuple(
-                Process(rank, _process_name(rank, role, every_rank=every_rank), role)
-                for rank, role in zip(ranks, line.roles, strict=True)
-            )
+            yield tuple(_process(rank, role, every_rank) for rank, role in zip(ranks, line.roles, strict=True))
 
 
 def _beside_slow(role: RoleTimeline, *, every_rank: bool) -> Iterator[tuple[Process, ...]]:
@@ -133,7 +130,7 @@ def _beside_slow(role: RoleTimeline, *, every_rank: bool) -> Iterator[tuple[Proc
         others = range(plan.strategy.ranks)
         ranks = (rank for rank in others if rank != role.apart and plan.role_of(rank) == role.role)
     for rank in ranks if every_rank else itertools.islice(ranks, 1):
-        yield (Process(rank, _process_name(rank, role, every_rank=every_rank), role),)
+        yield (_process(rank, role, every_rank),)
 
 
 def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
@@ -146,11 +143,10 @@ def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
     return (rank_at(plan.strategy, place) for place in itertools.product(*shown))
 
 
-def _process_name(rank: int, role: RoleTimeline, *, every_rank: bool) -> str:
-    alike = role.ranks
-    for_all = f", stands for {alike} ranks" if alike > 1 and not every_rank else ""
+def _process(rank: int, role: RoleTimeline, every_rank: bool) -> Process:
+    for_all = f", stands for {role.ranks} ranks" if role.ranks > 1 and not every_rank else ""
     slow = ", slow" if role.rank is not None else ""
-    return f"rank {rank} ({role.of_plan.name}{slow}{for_all})"
+    return Process(rank, f"rank {rank} ({role.of_plan.name}{slow}{for_all})", role)
 
 
 def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspec.Struct]:

@@ -53,17 +53,16 @@ class WorkDescriptions:
     def arguments_at(self, rank: int, works: Sequence[int]) -> dict[int, bytes]:
         """Arguments of works as a rank has them: with the ranks that it communicates among."""
         groups: dict[object, bytes] = {}
-        found = {}
-        for work in works:
-            own = self.plan.works[work]
-            found[work] = self.arguments[work]
-            if isinstance(own, Communication) and own.meets:
-                if own.group not in groups:
-                    groups[own.group] = b',"members":' + msgspec.json.encode(
-                        _named(members_of(self.plan.strategy, own, rank))
-                    )
-                found[work] += groups[own.group]
-        return found
+        arguments = {}
+        for index in works:
+            work = self.plan.works[index]
+            arguments[index] = self.arguments[index]
+            if isinstance(work, Communication) and work.meets:
+                if work.group not in groups:
+                    members = _named(members_of(self.plan.strategy, work, rank))
+                    groups[work.group] = b',"members":' + msgspec.json.encode(members)
+                arguments[index] += groups[work.group]
+        return arguments
 
 
 def describe_works(priced: PricedPlan) -> WorkDescriptions:

@@ -98,31 +98,32 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
     except UserError as error:
         return str(error)
     records = read_records(run.path, TRAINING_FILE, TrainingIterations)
-    measured = {rank: _of_rank(records, rank) for rank in range(about.ranks)}
+    ordered = sorted(records, key=lambda record: record.first_iteration)
+    measured = {rank: [record for record in ordered if record.rank == rank] for rank in range(about.ranks)}
     roles = [_role_of(timeline, rank) for rank in measured]
-    predicted = [simulated_units(timeline, role, schedule) for role in roles]
-    found = {
-        rank: _as_predicted(measured_units(own), units, _losses(timeline, role, schedule))
-        for (rank, own), units, role in zip(measured.items(), predicted, roles, strict=True)
-    }
-    if any(units is None for units in found.values()):
-        return "no begin and end of every forward and backward were recorded, or others than planned"
+    predicted = [simulated_units(role) for role in roles]
+    stamped: list[list[Unit]] = []
+    for of_rank, units, role in zip(measured.values(), predicted, roles, strict=True):
+        known = _as_predicted(measured_units(of_rank), units, _losses(timeline, role, schedule))
+        if known is None:
+            return "no begin and end of every forward and backward were recorded, or others than planned"
+        stamped.append(known)
     starts = _starts(measured, HostClocks(read_host_records(run.path)))
-    reference = [rank for rank, role in enumerate(roles) if role.finish_s == max(each.finish_s for each in roles)]
+    last_s = max(role.finish_s for role in roles)
+    reference = [rank for rank, role in enumerate(roles) if role.finish_s == last_s]
     ranks = []
-    for rank, units in found.items():
-        assert units is not None
+    for rank, units in enumerate(stamped):
         if starts is None:
             shift_s, early_s = np.zeros(1), timeline.iteration_s - roles[rank].finish_s
         else:
-            shift_s, early_s = starts[rank] - np.mean([starts[each] for each in reference], axis=0), 0.0
+            shift_s, early_s = starts[rank] - np.mean([starts[other] for other in reference], axis=0), 0.0
         ranks.append(_rank_activity(rank, units, predicted[rank], shift_s, early_s, run.median_s))
-    means = [each.mean_error for each in ranks]
+    means = [activity.mean_error for activity in ranks]
     return Activity(
         ranks=tuple(ranks),
         mean_error=float(np.mean(means)),
         worst_rank_error=max(means),
-        worst_error=max(each.worst_error for each in ranks),
+        worst_error=max(activity.worst_error for activity in ranks),
         one_clock=starts is not None,
     )
 
@@ -148,14 +149,10 @@ def _rank_activity(
     )
 
 
-def _of_rank(records: Sequence[TrainingIterations], rank: int) -> list[TrainingIterations]:
-    return sorted((each for each in records if each.rank == rank), key=lambda each: each.first_iteration)
-
-
 def _role_of(timeline: IterationTimeline, rank: int) -> RoleTimeline:
     """The timeline that a rank follows: the slow rank its own."""
-    own = [role for role in timeline.roles if role.role == timeline.plan.role_of(rank)]
-    return next((role for role in own if role.rank == rank), own[-1])
+    of_rank = [role for role in timeline.roles if role.role == timeline.plan.role_of(rank)]
+    return next((role for role in of_rank if role.rank == rank), of_rank[-1])
 
 
 def _losses(timeline: IterationTimeline, role: RoleTimeline, schedule: str) -> list[bool]:
@@ -193,26 +190,22 @@ def measured_units(records: Sequence[TrainingIterations]) -> list[Unit] | None:
 
 
 def _as_predicted(measured: list[Unit] | None, predicted: Sequence[Unit], losses: Sequence[bool]) -> list[Unit] | None:
-    """Measured units one by one beside predicted ones; None where they are others.
-
-    Args:
-        losses: of a stage's forwards and backwards, whether the loss is a turn by itself, to be joined to it.
-    """
+    """Measured units one by one beside predicted ones, losses joined to their turns; None where they are others."""
     if measured is None:
         return None
     turns, rest = measured[:-2], measured[-2:]
     if sum(losses) and len(turns) == len(losses) + sum(losses):
-        own = iter(turns)
-        joined = []
-        for of_loss in losses:
-            turn = next(own)
-            joined.append(turn._replace(end_s=next(own).end_s) if of_loss else turn)
-        turns = joined
-    found = [*turns, *(unit for unit in rest if any(unit.name == said.name for said in predicted))]
-    return found if [unit.name for unit in found] == [unit.name for unit in predicted] else None
+        stamped = iter(turns)
+        turns = []
+        for has_loss in losses:
+            turn = next(stamped)
+            turns.append(turn._replace(end_s=next(stamped).end_s) if has_loss else turn)
+    names = [unit.name for unit in predicted]
+    units = [*turns, *(unit for unit in rest if unit.name in names)]
+    return units if [unit.name for unit in units] == names else None
 
 
-def simulated_units(timeline: IterationTimeline, role: RoleTimeline, schedule: str) -> list[Unit]:
+def simulated_units(role: RoleTimeline) -> list[Unit]:
     """Units of a role as simulated; the exchange alone where the role has one."""
     of_plan = role.of_plan
     computes = of_plan.stream == Stream.COMPUTE
@@ -226,28 +219,27 @@ def simulated_units(timeline: IterationTimeline, role: RoleTimeline, schedule: s
 def _of_actions(role: RoleTimeline, computes: NDArray[np.bool_]) -> list[Unit]:
     """Of a stage: from the first to the last that an action computes."""
     assert role.actions is not None
-    found = []
+    units = []
     for number, action in enumerate(role.actions.actions):
-        own = computes & (role.actions.of_task == number)
-        found.append(Unit(action.way, role.start_s[own].min(), role.end_s[own].max()))
-    return found
+        tasks = computes & (role.actions.of_task == number)
+        units.append(Unit(action.way, role.start_s[tasks].min(), role.end_s[tasks].max()))
+    return units
 
 
 def _of_phases(role: RoleTimeline, computes: NDArray[np.bool_]) -> list[Unit]:
     """Without stages: forward and backward in turns, each from the end of the one before."""
-    own = computes & np.isin(role.of_plan.phase, (Phase.FW, Phase.BW))
-    phases, ends = role.of_plan.phase[own], role.end_s[own]
-    last = np.flatnonzero(np.diff(phases, append=-1))
-    found, begin = [], np.asarray(0.0)
-    for index in last.tolist():
-        found.append(Unit(Phase(int(phases[index])).name, begin, ends[index]))
-        begin = ends[index]
-    return found
+    tasks = computes & np.isin(role.of_plan.phase, (Phase.FW, Phase.BW))
+    phases, ends = role.of_plan.phase[tasks], role.end_s[tasks]
+    units, begin = [], np.asarray(0.0)
+    for last in np.flatnonzero(np.diff(phases, append=-1)).tolist():
+        units.append(Unit(Phase(int(phases[last])).name, begin, ends[last]))
+        begin = ends[last]
+    return units
 
 
 def _starts(measured: Mapping[int, Sequence[TrainingIterations]], clocks: HostClocks) -> dict[int, Floats] | None:
     """When every iteration began on each rank, on one clock; None where that is not known of all."""
-    found: dict[int, Floats] = {}
+    starts: dict[int, Floats] = {}
     for rank, records in measured.items():
         parts = [
             clocks.on_one_clock(record.attempt, rank, record.host_begin_s) if record.host_begin_s else None
@@ -256,5 +248,5 @@ def _starts(measured: Mapping[int, Sequence[TrainingIterations]], clocks: HostCl
         known = [part.stamps_s for part in parts if part is not None]
         if len(known) < len(parts) or not known:
             return None
-        found[rank] = np.concatenate(known)
-    return found if len({len(each) for each in found.values()}) == 1 else None
+        starts[rank] = np.concatenate(known)
+    return starts if len(set(map(len, starts.values()))) == 1 else None

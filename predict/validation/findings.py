@@ -8,10 +8,10 @@ from predict.validation.validation_report import (
     PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
-    Pair,
     Ranking,
     Report,
     Unfit,
+    pairs_of,
 )
 
 _PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)"}
@@ -19,25 +19,20 @@ _PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for 
 
 def _activity_line(report: Report) -> list[str]:
     """Activity errors of all runs in a line; nothing where there are none."""
-    known = [pair.activity for pair in pairs_of(report, PREDICTOR) if pair.activity is not None]
+    known = [pair.activity for pair in pairs_of(report.pairs, PREDICTOR) if pair.activity is not None]
     if not known:
         return []
-    mean = sum(each.mean_error for each in known) / len(known)
-    worst = max(each.worst_rank_error for each in known)
+    mean = sum(activity.mean_error for activity in known) / len(known)
+    worst = max(activity.worst_rank_error for activity in known)
     return [
         f"activity error (begin and end of every rank's work, relative to the iteration): {mean:.1%} in the mean of"
         f" {counted(len(known), 'run')}, {worst:.1%} on the worst rank"
     ]
 
 
-def pairs_of(report: Report, evaluator: str) -> list[Pair]:
-    """Predictions of one evaluator beside what was measured."""
-    return [pair for pair in report.pairs if pair.evaluator == evaluator]
-
-
 def findings(report: Report) -> list[str]:
     """Sentences about the whole report."""
-    simulated = pairs_of(report, PREDICTOR)
+    simulated = pairs_of(report.pairs, PREDICTOR)
     unlike = [pair.run for pair in simulated if pair.issued_equals_plan is False]
     beyond = dict.fromkeys(line for pair in simulated for line in pair.extrapolated)
     floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
@@ -83,16 +78,12 @@ def _unfit_line(unfit: Unfit) -> str:
 
 
 def _outlier_line(what: str, outlier: Outlier) -> str:
-    direction = "more" if outlier.phase_difference_s > 0 else "less"
+    direction, why = "more" if outlier.phase_difference_s > 0 else "less", ""
+    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
+    if outlier.shares_memory and outlier.phase == "WU":
+        why = "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
     return (
         f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {format_difference(outlier.error)} "
         f"(noise floor {outlier.noise_floor:.1%}); most of it is {_PHASE_IN_WORDS.get(outlier.phase, outlier.phase)}, "
-        f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{_why(outlier)}"
+        f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{why}"
     )
-
-
-def _why(outlier: Outlier) -> str:
-    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
-    if outlier.shares_memory and outlier.phase == "WU":
-        return "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
-    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
@@ -12,7 +13,7 @@ from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from predict.prediction.presentation import flat_row, rows_csv
-from predict.validation.findings import findings, pairs_of
+from predict.validation.findings import findings
 from predict.validation.runs import PHASES
 from predict.validation.validation_report import (
     EVALUATORS,
@@ -22,34 +23,20 @@ from predict.validation.validation_report import (
     Repeated,
     RepeatedPrediction,
     Report,
+    pairs_of,
 )
 
 FILES = ("report.md", "pairs.csv", "report.json")
 
-_RUN_TITLES = (
-    *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
-    "memory",
-)
-
 _TOLD = ("schedule", *SIMULATED_ALONE, "exchange", "batch_norm")
-
-_RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
-
-_REPEATED_TITLES = (
-    *("model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"),
-)
-
 _ALL = "all"
 
-_CONFIGURATION_TITLES = ("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds")
 
-_ACTIVITY_TITLES = ("run", "rank", "units", "mean", "worst", "of")
+class _Table(NamedTuple):
+    """Titles of columns, and cells."""
 
-_SCORE_TITLES = (
-    *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
-    "noise floor",
-    *PHASES,
-)
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def refuse_existing(directory: Path, *, force: bool) -> None:
@@ -79,25 +66,17 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
         write_output("-", encode_pretty(report))
         return
     console = open_console()
-    for title, titles, rows in _tables(report):
+    tables = {"Predicted against measured": _runs(report), "Accuracy": _scores(report)}
+    if report.reruns:
+        tables["What repeating a run predicts of it"] = _reruns(report)
+    if report.repeated:
+        tables["Median of a configuration's runs"] = _repeated(report)
+        tables["Accuracy over configurations"] = _configurations(report)
+    for title, (titles, rows) in tables.items():
         console.print(table(titles, rows, title=title))
     for line in findings(report):
         console.print(line, highlight=False)
     tell(f"Report: {path}")
-
-
-def _tables(report: Report) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-    """Titles, columns and rows of the tables for the terminal."""
-    tables: list[tuple[str, Sequence[str], list[list[str]]]] = [
-        ("Predicted against measured", _run_titles(report), _run_rows(report)),
-        ("Accuracy", _SCORE_TITLES, _score_rows(report)),
-    ]
-    if report.reruns:
-        tables.append(("What repeating a run predicts of it", _RERUN_TITLES, _rerun_rows(report)))
-    if report.repeated:
-        tables.append(("Median of a configuration's runs", _repeated_titles(report), _repeated_rows(report)))
-        tables.append(("Accuracy over configurations", _CONFIGURATION_TITLES, _configuration_rows(report)))
-    return tables
 
 
 def markdown(report: Report) -> str:
@@ -112,13 +91,13 @@ def markdown(report: Report) -> str:
         "run-to-run spread; memory is the error of the predicted peak, marked "
         "where the profile's memory factors were fitted to the run or a repetition of it.",
         "",
-        *_markdown_table(_run_titles(report), _run_rows(report)),
+        *_markdown_table(_runs(report)),
         "",
         "## Accuracy",
         "",
         "Phases: accuracy of forward, backward, what is left of the gradient exchange after it, and weight update.",
         "",
-        *_markdown_table(_SCORE_TITLES, _score_rows(report)),
+        *_markdown_table(_scores(report)),
         "",
         *_markdown_reruns(report),
         "## Findings",
@@ -127,7 +106,7 @@ def markdown(report: Report) -> str:
         "",
         "## Phases",
         "",
-        *_markdown_table(("run", "phase", "predicted", "measured", "error"), _phase_rows(report)),
+        *_markdown_table(_phases(report)),
         "",
         *_markdown_activity(report),
     ]
@@ -135,8 +114,8 @@ def markdown(report: Report) -> str:
 
 
 def _markdown_activity(report: Report) -> list[str]:
-    rows = _activity_rows(report)
-    if not rows:
+    activity = _activity(report)
+    if not activity.rows:
         return []
     return [
         "## Activity",
@@ -144,14 +123,14 @@ def _markdown_activity(report: Report) -> list[str]:
         "By rank, how far begin and end of each unit of work (forward and backward of a micro-batch or of a stage, "
         "exchange, weight update) are off their prediction, relative to the measured iteration.",
         "",
-        *_markdown_table(_ACTIVITY_TITLES, rows),
+        *_markdown_table(activity),
         "",
     ]
 
 
-def _activity_rows(report: Report) -> list[list[str]]:
+def _activity(report: Report) -> _Table:
     """A row each rank of a run."""
-    return [
+    rows = [
         [
             f"{pair.model} {_configured(pair)} {pair.batch}",
             str(rank.rank),
@@ -160,25 +139,22 @@ def _activity_rows(report: Report) -> list[list[str]]:
             f"{rank.worst_error:.1%}",
             rank.worst_unit,
         ]
-        for pair in pairs_of(report, PREDICTOR)
+        for pair in pairs_of(report.pairs, PREDICTOR)
         if pair.activity is not None
         for rank in pair.activity.ranks
     ]
+    return _Table(("run", "rank", "units", "mean", "worst", "of"), rows)
 
 
-def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(in_markdown(cell) for cell in cells)} |"
+def _markdown_table(cells: _Table) -> list[str]:
+    def line(row: Sequence[str]) -> str:
+        return f"| {' | '.join(in_markdown(cell) for cell in row)} |"
 
-    return [line(titles), line(["---"] * len(titles)), *map(line, rows)]
+    return [line(cells.titles), line(["---"] * len(cells.titles)), *map(line, cells.rows)]
 
 
 def _baselines(report: Report) -> list[str]:
     return [name for name in EVALUATORS[1:] if name in report.overall]
-
-
-def _run_titles(report: Report) -> list[str]:
-    return [*_RUN_TITLES, *(f"{name} error" for name in _baselines(report))]
 
 
 def _markdown_reruns(report: Report) -> list[str]:
@@ -189,32 +165,31 @@ def _markdown_reruns(report: Report) -> list[str]:
         "",
         "How well the other real runs of a configuration predict each run of it; a prediction can hardly do better.",
         "",
-        *_markdown_table(_RERUN_TITLES, _rerun_rows(report)),
+        *_markdown_table(_reruns(report)),
         "",
         "Where the machine's speed changes from run to run, one prediction can't meet every run. Below, the median of "
         "a configuration's runs, between the fastest and the slowest of them, stands for it.",
         "",
-        *_markdown_table(_repeated_titles(report), _repeated_rows(report)),
+        *_markdown_table(_repeated(report)),
         "",
-        *_markdown_table(_CONFIGURATION_TITLES, _configuration_rows(report)),
+        *_markdown_table(_configurations(report)),
         "",
     ]
 
 
-def _rerun_rows(report: Report) -> list[list[str]]:
-    return [
+def _reruns(report: Report) -> _Table:
+    rows = [
         [strategy, str(rerun.runs), format_accuracy(rerun.mean_accuracy), f"{rerun.half_width_85:.1%}"]
         for strategy, rerun in report.reruns.items()
     ]
+    return _Table(("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%"), rows)
 
 
-def _repeated_titles(report: Report) -> list[str]:
-    return [*_REPEATED_TITLES, *(f"{name} error" for name in _baselines(report))]
-
-
-def _repeated_rows(report: Report) -> list[list[str]]:
+def _repeated(report: Report) -> _Table:
     names = _baselines(report)
-    return [
+    titles = ["model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"]
+    titles += [f"{name} error" for name in names]
+    rows = [
         [
             one.model,
             _configured(one),
@@ -231,35 +206,39 @@ def _repeated_rows(report: Report) -> list[list[str]]:
         for one in report.repeated
         for predicted in (one.by_evaluator[PREDICTOR],)
     ]
+    return _Table(titles, rows)
 
 
-def _configuration_rows(report: Report) -> list[list[str]]:
+def _configurations(report: Report) -> _Table:
     """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and over all."""
     groups: dict[tuple[str, str], list[RepeatedPrediction]] = {}
     for strategy in (*dict.fromkeys(one.strategy for one in report.repeated), _ALL):
         of_strategy = [one.by_evaluator for one in report.repeated if strategy in (one.strategy, _ALL)]
         for name in (PREDICTOR, *_baselines(report)):
-            groups[strategy, name] = [found[name] for found in of_strategy if name in found]
-    return [
+            groups[strategy, name] = [predicted[name] for predicted in of_strategy if name in predicted]
+    rows = [
         [
             strategy,
             name,
-            str(len(found)),
-            format_accuracy(1 - sum(abs(one.error) for one in found) / len(found)),
-            format_accuracy(1 - max(abs(one.error) for one in found)),
-            f"{sum(one.covered for one in found) / len(found):.0%}",
+            str(len(predicted)),
+            format_accuracy(1 - sum(abs(one.error) for one in predicted) / len(predicted)),
+            format_accuracy(1 - max(abs(one.error) for one in predicted)),
+            f"{sum(one.covered for one in predicted) / len(predicted):.0%}",
         ]
-        for (strategy, name), found in groups.items()
-        if found
+        for (strategy, name), predicted in groups.items()
+        if predicted
     ]
+    return _Table(("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds"), rows)
 
 
-def _run_rows(report: Report) -> list[list[str]]:
+def _runs(report: Report) -> _Table:
     by_run: dict[str, dict[str, Pair]] = {}
     for pair in report.pairs:
         by_run.setdefault(pair.run, {})[pair.evaluator] = pair
     names = _baselines(report)
-    return [
+    titles = ["model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error"]
+    titles += ["inside", "memory", *(f"{name} error" for name in names)]
+    rows = [
         [
             pair.model,
             _configured(pair),
@@ -277,6 +256,7 @@ def _run_rows(report: Report) -> list[list[str]]:
         for of_run in by_run.values()
         for pair in (of_run[PREDICTOR],)
     ]
+    return _Table(titles, rows)
 
 
 def _configured(pair: Pair | Repeated) -> str:
@@ -292,10 +272,11 @@ def _memory_cell(pair: Pair) -> str:
     return format_difference(pair.memory.error) + (" (fitted)" if pair.memory.fitted_to else "")
 
 
-def _score_rows(report: Report) -> list[list[str]]:
-    scores = [(strategy, by_evaluator) for strategy, by_evaluator in report.strategies.items()]
-    scores.append((_ALL, {name: overall.score for name, overall in report.overall.items()}))
-    return [
+def _scores(report: Report) -> _Table:
+    titles = ["strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"]
+    titles += ["noise floor", *PHASES]
+    scores = [*report.strategies.items(), (_ALL, {name: overall.score for name, overall in report.overall.items()})]
+    rows = [
         [
             strategy,
             name,
@@ -314,10 +295,11 @@ def _score_rows(report: Report) -> list[list[str]]:
         for strategy, by_evaluator in scores
         for name, score in by_evaluator.items()
     ]
+    return _Table(titles, rows)
 
 
-def _phase_rows(report: Report) -> list[list[str]]:
-    return [
+def _phases(report: Report) -> _Table:
+    rows = [
         [
             f"{pair.model} {_configured(pair)} {pair.batch}",
             name,
@@ -325,6 +307,7 @@ def _phase_rows(report: Report) -> list[list[str]]:
             format_seconds(phase.measured_s),
             "" if phase.error is None else format_difference(phase.error),
         ]
-        for pair in pairs_of(report, PREDICTOR)
+        for pair in pairs_of(report.pairs, PREDICTOR)
         for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
     ]
+    return _Table(("run", "phase", "predicted", "measured", "error"), rows)

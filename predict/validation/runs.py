@@ -41,18 +41,17 @@ _FIELDS = ("fw_s", "bw_s", "exposed_ge_s", "wu_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A training run that was measured.
-
-    Attributes:
-        iteration_s: of the slowest rank, per iteration in order.
-        rank_times_s: of shape (iterations, ranks, 5): the whole iteration, FW, BW, exposed GE and WU.
-    """
+    """A training run that was measured; times are (iterations, ranks, 5): the whole, FW, BW, exposed GE and WU."""
 
     path: Path
     manifest: Manifest
     description: TrainingRun
-    iteration_s: Floats
     rank_times_s: Floats
+
+    @property
+    def iteration_s(self) -> Floats:
+        """Of the slowest rank, per iteration in order."""
+        return np.asarray(self.rank_times_s[:, :, 0].max(axis=1))
 
     @property
     def configuration(self) -> tuple[object, ...]:
@@ -68,19 +67,14 @@ class Run:
         return float(np.median(self.iteration_s))
 
     def phases_s(self, stage: int | None = None) -> dict[str, float]:
-        """Medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
-
-        Args:
-            stage: of a pipeline, whose ranks are to be looked at; None for all ranks.
-        """
+        """Medians of FW, BW, exposed GE and WU of the rank, of a stage if one is given, that finishes backward last."""
         medians = np.median(self._of_last(stage)[:, 1:], axis=0)
         return dict(zip(PHASES, map(float, medians), strict=True))
 
     def idle_s(self, stage: int) -> float | None:
         """Median of what the phases of the same ranks leave of an iteration: waiting for other stages of a pipeline.
 
-        Returns:
-            None where phases hold it, as in runs that did not time it by itself.
+        None where phases hold it, as in runs that did not time it by itself.
         """
         times = self._of_last(stage)
         idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
@@ -126,7 +120,9 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
             raise UserError(f"{path} holds iterations of rank {stray}, and its run has ranks 0 to {about.ranks - 1}")
         pace = training_pace(about, records, read_host_records(path))
         lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
-        runs.append(_run(path, manifest, about, times))
+        if times.shape[1] != about.ranks:
+            raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {about.ranks}")
+        runs.append(Run(path=path, manifest=manifest, description=about, rank_times_s=times))
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)
@@ -138,21 +134,14 @@ def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
     Raises:
         UserError: a directory holds no measurement, or one that can't be read.
     """
-    found = []
+    unfit = []
     for path in paths:
         manifest = read_manifest(path)
         description = read_run(path) if manifest.kind == "training" and (path / RUN_NAME).exists() else None
         if description is not None and description.did_not_fit:
-            found.append(
-                Run(
-                    path=path,
-                    manifest=manifest,
-                    description=description,
-                    iteration_s=np.empty(0),
-                    rank_times_s=np.empty((0, description.ranks, 5)),
-                )
-            )
-    return tuple(found)
+            no_times = np.empty((0, description.ranks, 5))
+            unfit.append(Run(path=path, manifest=manifest, description=description, rank_times_s=no_times))
+    return tuple(unfit)
 
 
 def has_iterations(path: Path) -> bool:
@@ -162,33 +151,20 @@ def has_iterations(path: Path) -> bool:
 
 def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
     """Times of shape (iterations, ranks, 5) for the iterations that every rank holds: the whole, then its phases."""
-    found: dict[int, dict[int, tuple[float, ...]]] = {}
+    iterations: dict[int, dict[int, tuple[float, ...]]] = {}
     for record in records:
         columns = (record.iteration_s, *(getattr(record, field) for field in _FIELDS))
-        for index, row in enumerate(zip(*columns, strict=True), start=record.first_iteration):
-            found.setdefault(index, {})[record.rank] = row
-    ranks = max((len(row) for row in found.values()), default=0)
-    whole = [row for _, row in sorted(found.items()) if len(row) == ranks]
-    return np.array([[row[rank] for rank in sorted(row)] for row in whole], float)
-
-
-def _run(path: Path, manifest: Manifest, description: TrainingRun, times: Floats) -> Run:
-    if times.shape[1] != description.ranks:
-        raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {description.ranks}")
-    return Run(
-        path=path,
-        manifest=manifest,
-        description=description,
-        iteration_s=times[:, :, 0].max(axis=1),
-        rank_times_s=times,
-    )
+        for index, times in enumerate(zip(*columns, strict=True), start=record.first_iteration):
+            iterations.setdefault(index, {})[record.rank] = times
+    ranks = max(map(len, iterations.values()), default=0)
+    whole = [by_rank for _, by_rank in sorted(iterations.items()) if len(by_rank) == ranks]
+    return np.array([[by_rank[rank] for rank in sorted(by_rank)] for by_rank in whole], float)
 
 
 def noise_floor(run: Run, runs: Sequence[Run]) -> tuple[float, str]:
     """Run-to-run spread of the measurement, relative to it, and what it was taken from.
 
-    Of runs with one configuration: the median over pairs of the difference of their medians. Of a single run: the
-    difference of the medians of its halves.
+    Of a configuration's runs the median over pairs of how far their medians differ; of a single run, its halves'.
     """
     medians = [other.median_s for other in runs if other.configuration == run.configuration]
     if len(medians) > 1:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.strategy import parse_strategy
@@ -36,11 +38,17 @@ from predict.validation.validation_report import (
     Report,
     Rerun,
     Unfit,
+    pairs_of,
 )
-from predict.validation.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
+from predict.validation.validation_scores import overall_score, repeated_of, rerun_of, scores_by_evaluator
 from predict.workload import Configuration, evaluators
 
 _NO_BACKEND = "none"
+_OF_RUN = (
+    *("model", "input_shape", "strategy", "ranks", "batch", "dtype", "kernel_settings", "optimizer", "backend"),
+    *("bucket_cap_bytes", "first_bucket_bytes", "issued_equals_plan"),
+)
+"""What a pair takes over from the run as it is."""
 _SAME_SECONDS = 1e-6
 """Relative difference of sums of equal seconds, that were added up in other orders."""
 
@@ -56,9 +64,10 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     """
     profile = read_profile(profile_path)
     cluster = read_cluster(cluster_path) if cluster_path else None
-    unfit = runs_that_did_not_fit(list(dict.fromkeys(paths)))
+    paths = list(dict.fromkeys(paths))
+    unfit = runs_that_did_not_fit(paths)
     without_times = {run.path for run in unfit if not has_iterations(run.path)}
-    comparable = [path for path in dict.fromkeys(paths) if path not in without_times]
+    comparable = [path for path in paths if path not in without_times]
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
     predictors = _Predictors(profile, profile_path, cluster)
     differences = list(
@@ -74,7 +83,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         for evaluator in EVALUATORS
         if predictors.covers(run, evaluator)
     )
-    simulated = list(pairs_of(pairs, PREDICTOR))
+    simulated = pairs_of(pairs, PREDICTOR)
     strategies = tuple(dict.fromkeys(run.description.strategy for run in runs))
     known = [name for name in EVALUATORS if any(pair.evaluator == name for pair in pairs)]
     return Report(
@@ -83,7 +92,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         strategies={
             strategy: scores_by_evaluator([p for p in pairs if p.strategy == strategy]) for strategy in strategies
         },
-        overall={name: overall_score(list(pairs_of(pairs, name))) for name in known},
+        overall={name: overall_score(pairs_of(pairs, name)) for name in known},
         reruns=_reruns(runs, strategies),
         outliers=tuple(_outlier(pair) for pair in simulated if not pair.covered),
         far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
@@ -91,7 +100,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
             *notes,
             *_emulated([*runs, *unfit]),
             *(f"compared by force: {line}" for line in differences),
-            *_without_activity(activities),
+            *_shared("no activity error", ((why, path) for path, why in activities.items() if isinstance(why, str))),
         ),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),
@@ -105,7 +114,7 @@ def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:
 
 def _unfit(run: Run, prediction: Prediction) -> Unfit:
     about = run.description
-    worst = max(about.did_not_fit, key=lambda found: found.needed_bytes)
+    worst = max(about.did_not_fit, key=lambda shortage: shortage.needed_bytes)
     return Unfit(
         run=str(run.path),
         model=about.model,
@@ -119,21 +128,15 @@ def _unfit(run: Run, prediction: Prediction) -> Unfit:
     )
 
 
-def _without_activity(activities: Mapping[Path, Activity | str]) -> list[str]:
-    """Runs whose begins and ends are not compared, and why, a line for what several share."""
-    found: dict[str, list[str]] = {}
-    for path, activity in activities.items():
-        if isinstance(activity, str):
-            found.setdefault(activity, []).append(str(path))
-    return [f"no activity error, {why}: {', '.join(paths)}" for why, paths in found.items()]
+def _shared(what: str, said: Iterable[tuple[str, Path]]) -> list[str]:
+    """What is said of runs, a line for what several share; nothing of those of which nothing is."""
+    of_words = grouped(said, lambda pair: pair[0])
+    return [f"{what}, {words}: {', '.join(str(path) for _, path in told)}" for words, told in of_words.items() if words]
 
 
 def _emulated(runs: Sequence[Run]) -> list[str]:
-    """What was emulated of which runs, a line for what several share."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        found.setdefault(words_of_emulation(run.manifest.environment.emulated), []).append(str(run.path))
-    lines = [f"emulated, {words}: {', '.join(paths)}" for words, paths in found.items() if words]
+    """What was emulated of which runs."""
+    lines = _shared("emulated", ((words_of_emulation(run.manifest.environment.emulated), run.path) for run in runs))
     if any(run.description.ghost is not None and run.description.ghost.host_s is not None for run in runs):
         lines.append(
             "intervals of emulated runs end later by what their ranks take the host for besides communication, any part"
@@ -169,6 +172,15 @@ def _own_network(profile: Profile, run: Run) -> Path | None:
     return next(iter(sorted(run.path.glob("network-*.json"))), None)
 
 
+@contextmanager
+def _named(run: Run) -> Iterator[None]:
+    """Errors name the run that they are of."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{run.path}: {error}") from error
+
+
 class _Predictors:
     """Cost models by what they are made for, kept from run to run."""
 
@@ -181,8 +193,8 @@ class _Predictors:
 
     def covers(self, run: Run, evaluator: str) -> bool:
         """Whether the evaluator has something to say on a run's strategy and settings."""
-        asked = self._evaluators[evaluator]
-        if run.description.ghost is not None and run.description.ghost.slow_rank is not None and evaluator != PREDICTOR:
+        asked, ghost = self._evaluators[evaluator], run.description.ghost
+        if ghost is not None and ghost.slow_rank is not None and evaluator != PREDICTOR:
             # The closed forms take all ranks as equally fast.
             return False
         return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
@@ -193,10 +205,9 @@ class _Predictors:
         Raises:
             UserError: the profile lacks what the run needs; the message names the run.
         """
-        try:
-            return self._predict(run, evaluator)
-        except UserError as error:
-            raise UserError(f"{run.path}: {error}") from error
+        with _named(run):
+            point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+            return Predictor(self._model_of(run), self._evaluators[evaluator]).predict(point)
 
     def activity(self, run: Run) -> Activity | str:
         """When ranks worked, against the simulation; or in words why that is not known.
@@ -204,10 +215,8 @@ class _Predictors:
         Raises:
             UserError: as of :meth:`predict`.
         """
-        try:
+        with _named(run):
             return activity_of(run, self._model_of(run))
-        except UserError as error:
-            raise UserError(f"{run.path}: {error}") from error
 
     def unslept(self, run: Run) -> list[str]:
         """What an emulated run slept other than this profile says; nothing of a real run."""
@@ -227,24 +236,13 @@ class _Predictors:
             " profile: it was emulated by another one"
         ]
 
-    def _predict(self, run: Run, evaluator: str) -> Prediction:
-        point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
-        return Predictor(self._model_of(run), self._evaluators[evaluator]).predict(point)
-
     def _model_of(self, run: Run) -> CostModel:
         about = run.description
         dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
         drawn = about.ghost is not None and about.ghost.drawn is not None
         of_ghosts = dilate, drawn, "" if slow is None else str(slow)
-        key = (
-            about.model,
-            about.network_digest,
-            about.optimizer,
-            about.dtype,
-            about.kernel_settings,
-            about.backend,
-            *of_ghosts,
-        )
+        computed_in = about.optimizer, about.dtype, about.kernel_settings, about.backend
+        key = (about.model, about.network_digest, *computed_in, *of_ghosts)
         if key not in self._models:
             own = _own_network(self._profile, run)
             self._models[key] = CostModel(
@@ -270,21 +268,12 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     measured_phases_s = run.phases_s(prediction.pipeline_stage)
     phases = {name: _phase(prediction.phases_s[name], measured_phases_s[name]) for name in PHASES}
     idle = _idle(run, prediction)
+    parts = phases if idle is None else {**phases, PIPELINE_IDLE: idle}
     return Pair(
         run=str(run.path),
         complete=run.manifest.complete,
         evaluator=prediction.evaluator,
-        model=about.model,
-        input_shape=about.input_shape,
-        strategy=about.strategy,
-        ranks=about.ranks,
-        batch=about.batch,
-        dtype=about.dtype,
-        kernel_settings=about.kernel_settings,
-        optimizer=about.optimizer,
-        backend=about.backend,
-        bucket_cap_bytes=about.bucket_cap_bytes,
-        first_bucket_bytes=about.first_bucket_bytes,
+        **{field: getattr(about, field) for field in _OF_RUN},
         options=about.settings.options,
         iterations=len(run.iteration_s),
         predicted_s=predicted_s,
@@ -297,8 +286,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         accuracy=1 - abs(error),
         covered=low <= measured_s <= high,
         phases=phases,
-        explained_by=_explained_by(error, phases if idle is None else {**phases, PIPELINE_IDLE: idle}),
-        issued_equals_plan=about.issued_equals_plan,
+        explained_by=max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name])),
         memory=memory_pair(profile, run, prediction),
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
@@ -325,11 +313,6 @@ def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
     return None if measured_s is None else _phase(prediction.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
 
 
-def _explained_by(error: float, parts: Mapping[str, PhasePair]) -> str:
-    sign = 1 if error > 0 else -1
-    return max(parts, key=lambda name: sign * _difference_s(parts[name]))
-
-
 def _difference_s(pair: PhasePair) -> float:
     return pair.predicted_s - pair.measured_s
 
@@ -341,13 +324,9 @@ def _phase(predicted_s: float, measured_s: float) -> PhasePair:
 
 def _outlier(pair: Pair) -> Outlier:
     phase = pair.idle if pair.explained_by == PIPELINE_IDLE and pair.idle else pair.phases[pair.explained_by]
+    shared = ("run", "model", "strategy", "batch", "error", "noise_floor")
     return Outlier(
-        run=pair.run,
-        model=pair.model,
-        strategy=pair.strategy,
-        batch=pair.batch,
-        error=pair.error,
-        noise_floor=pair.noise_floor,
+        **{field: getattr(pair, field) for field in shared},
         phase=pair.explained_by,
         phase_difference_s=_difference_s(phase),
         shares_memory=pair.ranks > 1 and pair.backend != "nccl" and not pair.emulated,

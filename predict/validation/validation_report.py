@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from predict.validation.activity import Activity
@@ -77,13 +79,18 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     idle: PhasePair | None = None
 
 
+def pairs_of(pairs: Iterable[Pair], evaluator: str) -> list[Pair]:
+    """Those of one evaluator."""
+    return [pair for pair in pairs if pair.evaluator == evaluator]
+
+
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """How one evaluator did over some runs.
 
     Attributes:
         interval_coverage: share of runs whose median lies in the interval.
         median_half_width: of the interval, relative to the prediction.
-        phase_accuracy: mean of 1 - |error| per phase, over runs in which it took time.
+        phase_accuracy: mean per phase, over runs in which it took time.
     """
 
     runs: int
@@ -123,12 +130,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepeatedPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluator says of a configuration that ran more than once.
-
-    Attributes:
-        error: (predicted - measured) / measured, of the median of the runs' medians. covered: whether the interval
-            holds that.
-    """
+    """What an evaluator says of a configuration that ran more than once: of the median of its runs' medians."""
 
     predicted_s: float
     error: float
@@ -141,9 +143,7 @@ class Repeated(msgspec.Struct, frozen=True, kw_only=True):
     On a host whose speed changes from run to run, a single run tells the host's error as much as the prediction's.
 
     Attributes:
-        options: what tells it from others of its strategy, beside bucket sizes, dtype and the like.
         measured_median_s: of the runs' medians. measured_range_s: the fastest run's and the slowest one's.
-        by_evaluator: of those that say something on it.
     """
 
     model: str
@@ -169,9 +169,8 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     """A run that is far off, or whose median lies outside the interval, and what explains most of the error.
 
-    The phase is one of those of the run, or ``pipeline_idle``.
-
     Attributes:
+        phase: one of those of the run, or ``pipeline_idle``.
         shares_memory: whether several ranks computed on CPUs, and so from one host's memory.
     """
 
@@ -209,11 +208,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What ``report.json`` holds.
 
     Attributes:
-        strategies: by strategy, then by evaluator.
-        overall: by evaluator.
+        strategies: by strategy, then by evaluator. overall: by evaluator.
         outliers: outside of their intervals. far_off: inside, by errors of more than :data:`FAR_OFF`.
         reruns: by strategy: what a prediction can reach at best on this machine.
-        repeated: configurations that ran more than once, in the order of the runs.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
         did_not_fit: runs that memory ended; those with enough iterations are among the pairs too.
     """

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from calibrate.statistics.grouping import grouped
 from predict.costs.sourced import Floats
 from predict.validation.memory_validation import memory_score
 from predict.validation.runs import PHASES, Run
@@ -18,6 +19,7 @@ from predict.validation.validation_report import (
     RepeatedPrediction,
     Rerun,
     Score,
+    pairs_of,
 )
 
 
@@ -29,35 +31,24 @@ def overall_score(pairs: Sequence[Pair]) -> Overall:
 
 def scores_by_evaluator(pairs: Sequence[Pair]) -> dict[str, Score]:
     """By evaluator, of those that say something on these runs."""
-    return {name: _score(own) for name in EVALUATORS if (own := list(pairs_of(pairs, name)))}
+    return {name: _score(own) for name in EVALUATORS if (own := pairs_of(pairs, name))}
 
 
-def pairs_of(pairs: Iterable[Pair], evaluator: str) -> Iterable[Pair]:
-    """Those of one evaluator."""
-    return (pair for pair in pairs if pair.evaluator == evaluator)
-
-
-def _score(pairs: Iterable[Pair]) -> Score:
-    chosen = list(pairs)
+def _score(pairs: Sequence[Pair]) -> Score:
     phase_errors = {
-        name: [error for pair in chosen if (error := pair.phases[name].error) is not None] for name in PHASES
+        name: [error for pair in pairs if (error := pair.phases[name].error) is not None] for name in PHASES
     }
+    half_widths = [(pair.interval_s[1] - pair.interval_s[0]) / 2 / pair.predicted_s for pair in pairs]
     return Score(
-        runs=len(chosen),
-        mean_accuracy=float(np.mean([pair.accuracy for pair in chosen])),
-        worst_accuracy=min(pair.accuracy for pair in chosen),
-        mean_error=float(np.mean([pair.error for pair in chosen])),
-        interval_coverage=float(np.mean([pair.covered for pair in chosen])),
-        median_half_width=float(np.median([half_width(pair) for pair in chosen])),
-        median_noise_floor=float(np.median([pair.noise_floor for pair in chosen])),
+        runs=len(pairs),
+        mean_accuracy=float(np.mean([pair.accuracy for pair in pairs])),
+        worst_accuracy=min(pair.accuracy for pair in pairs),
+        mean_error=float(np.mean([pair.error for pair in pairs])),
+        interval_coverage=float(np.mean([pair.covered for pair in pairs])),
+        median_half_width=float(np.median(half_widths)),
+        median_noise_floor=float(np.median([pair.noise_floor for pair in pairs])),
         phase_accuracy={name: float(1 - np.mean(np.abs(errors))) for name, errors in phase_errors.items() if errors},
     )
-
-
-def half_width(pair: Pair) -> float:
-    """Half the interval, relative to the prediction."""
-    low, high = pair.interval_s
-    return (high - low) / 2 / pair.predicted_s
 
 
 def rank(pairs: Sequence[Pair]) -> Ranking:
@@ -66,11 +57,9 @@ def rank(pairs: Sequence[Pair]) -> Ranking:
 
     Repeated runs of one strategy count as one, by the median of their medians.
     """
-    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Pair]]] = {}
-    for pair in pairs:
-        groups.setdefault(_work_of(pair), {}).setdefault(_way_of(pair), []).append(pair)
     correlations, regrets = [], []
-    for strategies in groups.values():
+    for of_work in grouped(pairs, _work_of).values():
+        strategies = grouped(of_work, _way_of)
         if len(strategies) < 2:
             continue
         measured = np.array([np.median([p.measured_median_s for p in repeated]) for repeated in strategies.values()])
@@ -97,26 +86,20 @@ def _way_of(pair: Pair) -> tuple[object, ...]:
 
 def repeated_of(pairs: Iterable[Pair]) -> tuple[Repeated, ...]:
     """Configurations with more than one run, predictions held against the median of the runs' medians."""
-    groups: dict[tuple[object, ...], dict[str, list[Pair]]] = {}
-    for pair in pairs:
-        key = (*_work_of(pair), pair.backend, *_way_of(pair))
-        groups.setdefault(key, {}).setdefault(pair.evaluator, []).append(pair)
+    groups = grouped(pairs, lambda pair: (*_work_of(pair), pair.backend, *_way_of(pair)))
+    configurations = (grouped(of_configuration, lambda pair: pair.evaluator) for of_configuration in groups.values())
     return tuple(
-        _repeated(by_evaluator) for by_evaluator in groups.values() if len(next(iter(by_evaluator.values()))) > 1
+        _repeated(by_evaluator) for by_evaluator in configurations if len(next(iter(by_evaluator.values()))) > 1
     )
 
 
 def _repeated(by_evaluator: dict[str, list[Pair]]) -> Repeated:
     runs = next(iter(by_evaluator.values()))
-    one, medians_s = runs[0], [pair.measured_median_s for pair in runs]
+    medians_s = [pair.measured_median_s for pair in runs]
     measured_s = float(np.median(medians_s))
+    shared = ("model", "input_shape", "strategy", "batch", "options", "emulated")
     return Repeated(
-        model=one.model,
-        input_shape=one.input_shape,
-        strategy=one.strategy,
-        batch=one.batch,
-        options=one.options,
-        emulated=one.emulated,
+        **{field: getattr(runs[0], field) for field in shared},
         runs=len(runs),
         measured_median_s=measured_s,
         measured_range_s=(min(medians_s), max(medians_s)),

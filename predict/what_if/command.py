@@ -34,14 +34,10 @@ def what_if_command(**options: Any) -> None:
     refuse_missing(options, "profile", "model", "strategy", "batch")
     if not options["vary"]:
         raise click.UsageError("Missing option '--vary': write --vary bandwidth=0.1:10:log, or another quantity.")
-    _run(options)
-
-
-def _run(options: dict[str, Any]) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite, say
     from predict.prediction.request import read_request
-    from predict.what_if.presentation import draw_what_if, refuse_one_file, refuse_undrawable
+    from predict.what_if.presentation import draw_what_if, refuse_undrawable
     from predict.what_if.quantities import parse_varied, settings_of
     from predict.what_if.what_if import what_if
 
@@ -49,21 +45,20 @@ def _run(options: dict[str, Any]) -> None:
         raise UserError("--json and --csv exclude each other: give one")
     settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
     if options["plot"]:
-        refuse_undrawable(options["plot"])
-        refuse_one_file(options["output"], options["plot"])
+        refuse_undrawable(options["plot"], options["output"])
     for target in filter(None, (options["output"], options["plot"])):
         refuse_overwrite(target, force=options["force"])
-    found = what_if(
+    predicted = what_if(
         read_request(options),
         settings,
         dataset_samples=options["dataset_samples"],
         strong_scaling=options["scaling"] == "strong",
     )
-    for line in found.left_out:
+    for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    _write(found.rows, options)
+    _write(predicted.rows, options)
     if options["plot"]:
-        draw_what_if(found.rows, options["plot"], force=options["force"])
+        draw_what_if(predicted.rows, options["plot"], force=options["force"])
 
 
 def _write(rows: Any, options: dict[str, Any]) -> None:

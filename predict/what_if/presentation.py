@@ -63,7 +63,6 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
 
 def _print_notes(rows: Sequence[WhatIf]) -> None:
     """What the columns mean, and what the rows rest on."""
-
     console = open_console()
     console.print(
         "speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is. "
@@ -73,11 +72,10 @@ def _print_notes(rows: Sequence[WhatIf]) -> None:
     )
     # Rows on other hardware would say so once a value; what they vary stands in the table.
     lines = {line for row in rows if hardware_of(row.varied) == AS_MEASURED for line in row.extrapolated}
-    for line in sorted(lines):
-        console.print(f"extrapolated: {line}", highlight=False)
+    said = [f"extrapolated: {line}" for line in sorted(lines)]
     if any(row.sources["scaled_by_roofline"] for row in rows):
-        console.print("extrapolated: compute of rows on another device is scaled by the roofline", highlight=False)
-    for line in dict.fromkeys(note for row in rows for note in row.notes):
+        said.append("extrapolated: compute of rows on another device is scaled by the roofline")
+    for line in (*said, *dict.fromkeys(note for row in rows for note in row.notes)):
         console.print(line, highlight=False)
 
 
@@ -89,11 +87,14 @@ def _value(setting: Setting, name: str) -> str:
     return shown_value(name, setting[name]) if name in setting else "-"
 
 
-def refuse_undrawable(target: str) -> None:
+def refuse_undrawable(target: str, output: str | None) -> None:
     """Refuse, before any work is done, a file that cannot be drawn.
 
+    Args:
+        output: where rows are written; None where they are not.
+
     Raises:
-        UserError: its name ends in nothing that is drawn, or matplotlib is missing.
+        UserError: its name ends in nothing that is drawn, matplotlib is missing, or rows go to the same file.
     """
     if Path(target).suffix.lower() not in DRAWN:
         raise UserError(f"--plot {target}: the name has to end in {', '.join(DRAWN)}")
@@ -101,16 +102,8 @@ def refuse_undrawable(target: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
-
-
-def refuse_one_file(output: str | None, drawing: str) -> None:
-    """Refuse, before any work is done, rows and a drawing that would replace each other.
-
-    Raises:
-        UserError: both go to one file.
-    """
-    if output not in (None, "-") and Path(output).resolve() == Path(drawing).resolve():
-        raise UserError(f"-o and --plot both write to {drawing}: give two names")
+    if output not in (None, "-") and Path(output).resolve() == Path(target).resolve():
+        raise UserError(f"-o and --plot both write to {target}: give two names")
 
 
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
@@ -164,15 +157,15 @@ def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
 
 def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
     """Rows along one quantity, by their base, which stands before them, and by what else they are of."""
-    found: dict[str, list[WhatIf]] = {}
+    lines: dict[str, list[WhatIf]] = {}
     base = ""
     for row in rows:
         if not row.varied:
             base = f"{row.strategy}, batch {row.batch}"
         elif name in row.varied:
             others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
-            found.setdefault("; ".join([base, *others]), []).append(row)
-    return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in found.items()}
+            lines.setdefault("; ".join([base, *others]), []).append(row)
+    return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in lines.items()}
 
 
 def _page(drawing: bytes, title: str) -> bytes:

@@ -1,8 +1,4 @@
-"""What ``--vary`` takes: quantities and their values.
-
-``bandwidth``, ``latency`` (of all levels, or of one as ``bandwidth@node``), ``peak-flops`` and ``memory-bandwidth`` are
-factors on what was measured; ``ranks`` and ``batch`` are numbers of ranks and of samples of the global mini-batch.
-"""
+"""What ``--vary`` takes: factors on what was measured, or numbers of ranks and of samples of the global mini-batch."""
 
 from __future__ import annotations
 
@@ -57,7 +53,8 @@ def parse_varied(text: str) -> Varied:
     if at and (quantity not in OF_LEVELS or not level):
         raise UserError(f"--vary {text!r}: only bandwidth and latency are of a level, as bandwidth@node=1,2,4")
     if not given or not values.strip():
-        raise UserError(f"--vary {text!r} has no values: write {quantity}=1,2,4, or a range as {_example(quantity)}")
+        example = f"{quantity}=0.1:10:log" if quantity in FACTORS else f"{quantity}=2:64:x2"
+        raise UserError(f"--vary {text!r} has no values: write {quantity}=1,2,4, or a range as {example}")
     parse = _parse_factors if quantity in FACTORS else _parse_whole
     return Varied(quantity=quantity, level=level, values=parse(values.strip(), f"--vary {text!r}"))
 
@@ -101,10 +98,6 @@ def hardware_of(setting: Setting) -> Hardware:
     )
 
 
-def _example(quantity: str) -> str:
-    return f"{quantity}=0.1:10:log" if quantity in FACTORS else f"{quantity}=2:64:x2"
-
-
 def _parse_factors(text: str, where: str) -> tuple[float, ...]:
     if ":" not in text:
         return tuple(dict.fromkeys(_factor(part, where) for part in text.split(",")))
@@ -129,16 +122,16 @@ def _parse_whole(text: str, where: str) -> tuple[float, ...]:
             raise UserError(f"{where}: write first:last:x2, first:last:step or first:last:log:points")
         return parse_ranks(text, where)
     low, high = parse_count(first, where), parse_count(last, where)
-    found = _logarithmic(low, high, _points_of(spacing, points, where))
-    return tuple(dict.fromkeys(round(value) for value in found))
+    values = _logarithmic(low, high, _points_of(spacing, points, where))
+    return tuple(dict.fromkeys(round(value) for value in values))
 
 
 def _parts(text: str, where: str) -> tuple[str, str, str, str]:
     parts = text.split(":")
     if len(parts) not in (3, 4):
         raise UserError(f"{where}: write first:last:log, first:last:log:points, first:last:x2, or a list as 1,2,4")
-    first, last, spacing, points = (*parts, "")[:4]
-    return first, last, spacing, points
+    first, last, spacing, *points = parts
+    return first, last, spacing, "".join(points)
 
 
 def _points_of(spacing: str, points: str, where: str) -> int:

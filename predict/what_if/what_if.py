@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,7 +20,8 @@ from predict.prediction.stage_balance import with_balanced_stages
 from predict.what_if.quantities import Setting, hardware_of
 from predict.workload import Configuration, Evaluator
 
-BOUNDS = ("compute", "exposed communication", "idle", "input")
+Bound = Literal["compute", "exposed communication", "idle", "input"]
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +46,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     epoch_s: float | None
     samples_per_s: float
     speedup_over_base: float
-    bound_by: str
-    seconds_of: dict[str, float]
+    bound_by: Bound
+    seconds_of: dict[Bound, float]
     breakdown_s: dict[str, float]
     memory_bytes: int
     memory_interval_bytes: tuple[int, int] | None
@@ -53,10 +55,6 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sources: dict[str, float]
     extrapolated: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if self.bound_by not in BOUNDS:
-            raise ValueError(f"bound_by has to be one of {', '.join(BOUNDS)}, not {self.bound_by!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +121,7 @@ def _remembering(
 
 
 def _varied_point(request: Request, point: Configuration, setting: Setting, *, strong_scaling: bool) -> Configuration:
-    """The point with the ranks and the batch of a setting.
-
-    Raises:
-        UserError: it is not possible; the message says why.
-    """
+    """The point with the ranks and the batch of a setting; refused, with the reason, where that is not possible."""
     if not setting.keys() & {"ranks", "batch"}:
         return point
     ranks = int(setting.get("ranks", point.strategy.ranks))
@@ -164,30 +158,15 @@ def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
 def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
     seconds = seconds_of(prediction)
     return WhatIf(
+        **{field: getattr(prediction, field) for field in WhatIf.__struct_fields__ if hasattr(prediction, field)},
         varied=setting,
-        strategy=prediction.strategy,
-        ranks=prediction.ranks,
-        batch=prediction.batch,
-        evaluator=prediction.evaluator,
-        model=prediction.model,
-        iteration_s=prediction.iteration_s,
-        interval_s=prediction.interval_s,
-        epoch_s=prediction.epoch_s,
-        samples_per_s=prediction.samples_per_s,
         speedup_over_base=prediction.samples_per_s / base.samples_per_s,
         bound_by=max(seconds, key=lambda name: seconds[name]),
         seconds_of=seconds,
-        breakdown_s=prediction.breakdown_s,
-        memory_bytes=prediction.memory_bytes,
-        memory_interval_bytes=prediction.memory_interval_bytes,
-        fits=prediction.fits,
-        sources=prediction.sources,
-        extrapolated=prediction.extrapolated,
-        notes=prediction.notes,
     )
 
 
-def seconds_of(prediction: Prediction) -> dict[str, float]:
+def seconds_of(prediction: Prediction) -> dict[Bound, float]:
     """What the iteration of the slowest rank is made of, by :data:`BOUNDS`; adds up to the iteration.
 
     In a pipeline what a stage waits for before it computes is idle time, messages included; the exposed part there is

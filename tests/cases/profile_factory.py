@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from calibrate.profile.collectives.communication import CommunicationFit
-from calibrate.profile.collectives.contexts import InContext, covariance_of_factor
+from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
 from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.files.json_lines import append_lines
@@ -235,7 +235,7 @@ def in_context(context: Context, operation: str = "all_reduce", **changes: objec
 def with_compute(compute: float = 1.0, communication: float = 1.0, *, sd: float = 0.0, **changes: object) -> InContext:
     """Slow-downs of compute and of all_reduce beside each other, each with the same standard deviation."""
     entry = in_context("with-compute", neighbour_factor=compute, neighbour_sd=sd, factor=communication)
-    return msgspec.structs.replace(entry, covariance=covariance_of_factor(sd), **changes)
+    return msgspec.structs.replace(entry, covariance=((0.0, 0.0), (0.0, sd * sd)), **changes)
 
 
 ENVIRONMENT = Environment(

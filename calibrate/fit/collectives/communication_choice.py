@@ -1,12 +1,10 @@
 """Which form describes a collective's times: chosen by the error on points that the fit had not seen.
 
-A form is an algorithm (or each piece its own), a number of pieces over sizes, whether the first of them grows with the
-logarithm of bytes (OSF eq. 18), whether the reduction stands apart, and whether the pieces are ranges of a step's
-bytes, where the algorithm cuts the message by its ranks; or each rank count fitted by itself, where no algorithm's
-scaling holds between those measured. Sizes left out in turn, and rank counts but the smallest left out in
-turn where several were measured, count alike. Of forms within one standard error of the best (Hastie, Tibshirani and
-Friedman, The Elements of Statistical Learning, section 7.10) the one with the fewest parameters is taken, as long as it
-is worse by no more than the noise of a point: sizes at which times jump make that error large where nothing is noise.
+Sizes left out in turn, and rank counts but the smallest left out in turn where several were measured, count alike. Of
+forms within one standard error of the best (Hastie, Tibshirani and Friedman, The Elements of Statistical Learning,
+section 7.10) the one with the fewest parameters is taken, as long as it is worse by no more than the noise of a point:
+sizes at which times jump make that error large where nothing is noise. Where no algorithm's scaling holds between the
+rank counts measured, each is fitted by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask
-from calibrate.fit.collectives.communication_segments import Fitted, Method, Segments
+from calibrate.fit.collectives.communication_curve import Curve, Mask
+from calibrate.fit.collectives.communication_segments import Fitted, Form, Segments
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
+from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import told_apart
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 MAX_PIECES = 4
@@ -27,48 +27,6 @@ MAX_FOLDS = 24
 """Each size is left out in turn; of longer sweeps every 24th size at once."""
 _ARITHMETIC = 1e-6
 """Relative errors closer than this differ by rounding."""
-
-
-class Form(NamedTuple):
-    """What is tried.
-
-    Attributes:
-        algorithms: each piece takes the one of these that fits it best (libraries use trees for small messages and
-            rings for large ones).
-        pieces: over sizes.
-        logarithmic: whether the first piece grows with the logarithm of bytes.
-        reduction: whether gamma_r is fitted apart from beta.
-        of_step: whether the pieces are ranges of the bytes that one step of the one algorithm sends.
-    """
-
-    algorithms: tuple[Algorithm, ...]
-    pieces: int = 1
-    logarithmic: bool = False
-    reduction: bool = False
-    of_step: bool = False
-
-    @property
-    def cutter(self) -> Algorithm | None:
-        """The algorithm whose steps' bytes the pieces are ranges of; None where they are of the whole message's."""
-        return self.algorithms[0] if self.of_step else None
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers it has to find, the algorithm of a piece counting as one where there is a choice."""
-        each = 4 if any(algorithm.hierarchical for algorithm in self.algorithms) else 2
-        return self.pieces * (each + self.reduction + (len(self.algorithms) > 1)) + self.pieces - 1
-
-    @property
-    def name(self) -> str:
-        """In words: ``ring, 2 pieces, the first logarithmic``."""
-        algorithm = self.algorithms[0].name
-        if len(self.algorithms) > 1:
-            hierarchical = any(each.hierarchical for each in self.algorithms)
-            algorithm = f"each piece its own{', of all' if hierarchical else ''}"
-        words = [algorithm, f"{self.pieces} piece{'s' if self.pieces > 1 else ''}"]
-        words[1] += " over a step's bytes" * self.of_step
-        words += ["the first logarithmic"] * self.logarithmic + ["reduction apart"] * self.reduction
-        return ", ".join(words)
 
 
 class Choice(NamedTuple):
@@ -129,8 +87,7 @@ def choose(curve: Curve, operation: CollectiveOperation, library: str) -> tuple[
 def _no_scaling_holds(choices: Sequence[Choice], apart: Choice, curve: Curve) -> bool:
     """Whether rank counts fitted each by itself do better than every form, by more than one standard error.
 
-    That times follow no algorithm over ranks is a claim that has to show: of one whose scaling holds, each count by
-    itself follows the jumps of sizes more closely, and says nothing of more ranks.
+    Where scaling holds, each count by itself still follows the jumps of sizes more closely.
     """
     errors = apart.errors_by_size(curve)
     tables = [table for choice in choices if (table := choice.errors_by_size(curve)) is not None]
@@ -185,7 +142,8 @@ def tried(curve: Curve, candidates: Sequence[Form]) -> list[Choice]:
     """Every form fitted to a curve, to it without each size, and without each rank count but the smallest."""
     sizes = _folds(curve.message_bytes, curve.own)
     # Without the smallest count: what a fit is asked for is more ranks, and what tells it for fewer misleads there.
-    ranks = [fold for fold in _folds(curve.ranks, curve.own) if not np.any(fold[_fewest(curve)])]
+    fewest = curve.own & (curve.ranks == curve.ranks[curve.own].min())
+    ranks = [fold for fold in _folds(curve.ranks, curve.own) if not np.any(fold[fewest])]
     splits = _Splits(curve, [np.ones(len(curve), bool), *(~fold for fold in (*sizes, *ranks))], candidates)
     over_ranks = range(1 + len(sizes), 1 + len(sizes) + len(ranks))
     return [
@@ -193,16 +151,12 @@ def tried(curve: Curve, candidates: Sequence[Form]) -> list[Choice]:
             form.name,
             form.parameters,
             form.reduction,
-            _pieces(splits.of(form, 0)),
+            splits.pieces(form),
             _held_out(splits, form, range(1, 1 + len(sizes)), sizes),
             _held_out(splits, form, over_ranks, ranks) if ranks else None,
         )
         for form in candidates
     ]
-
-
-def _pieces(fitted: list[Fitted] | None) -> tuple[Piece, ...] | None:
-    return None if fitted is None else tuple(each.piece for each in fitted)
 
 
 class _Splits:
@@ -212,20 +166,23 @@ class _Splits:
         self.curve = curve
         cutters = dict.fromkeys(form.cutter for form in candidates)
         self._segments = {cutter: Segments(curve, trainings, cutter) for cutter in cutters}
-        self._counts: dict[Form, list[int]] = {}
-        for form in candidates:
-            self._counts.setdefault(form._replace(pieces=0), []).append(form.pieces)
+        of_any_count = grouped(candidates, lambda form: form._replace(pieces=0))
+        self._counts = {kin: [form.pieces for form in forms] for kin, forms in of_any_count.items()}
         self._found: dict[tuple[Form, int], dict[int, list[Fitted] | None]] = {}
 
     def of(self, form: Form, training: int) -> list[Fitted] | None:
         """The best pieces of a form on a set of training points."""
         kin = form._replace(pieces=0)
         if (kin, training) not in self._found:
-            rest = Method(form.algorithms, form.reduction)
             counts = self._counts[kin]
-            best = self._segments[form.cutter].best(training, rest, rest._replace(logarithmic=form.logarithmic), counts)
+            best = self._segments[form.cutter].best(training, form, counts)
             self._found[kin, training] = dict(zip(counts, best, strict=True))
         return self._found[kin, training][form.pieces]
+
+    def pieces(self, form: Form) -> tuple[Piece, ...] | None:
+        """The best pieces of a form on all points."""
+        fitted = self.of(form, 0)
+        return None if fitted is None else tuple(piece for piece, _, _ in fitted)
 
     def predict(self, form: Form, training: int, chosen: Mask) -> Floats | None:
         """Seconds at the chosen points by a form fitted to a set of training points; None where it cannot be."""
@@ -245,10 +202,9 @@ def _held_out(splits: _Splits, form: Form, trainings: range, folds: Sequence[Mas
 
 
 def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
-    """Each rank count by itself; between counts time runs straight over their logarithms, beyond the algorithm goes on.
+    """Each rank count by itself, as where a node's links differ from set to set of its devices.
 
-    It is taken where the times at the counts measured follow no algorithm's scaling, as where a node's links differ
-    from set to set of its devices. What it predicts at a count left out is what it would have said without.
+    Between counts time runs straight over their logarithms, beyond the algorithm goes on.
     """
     counts = np.unique(curve.ranks[curve.own])
     held_out = np.full(len(curve), np.nan)
@@ -260,7 +216,10 @@ def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
         chosen[count] = choices[simplest(choices, part)]
         if chosen[count].held_out is not None:
             held_out[own] = chosen[count].held_out
-    found = {count: _at(count, choice.pieces) for count, choice in chosen.items()}
+    found = {
+        count: tuple(piece._replace(at_ranks=count) for piece in choice.pieces or ())
+        for count, choice in chosen.items()
+    }
     held_out_ranks = np.full(len(curve), np.nan)
     for count in counts[1:]:
         own = curve.own & (curve.ranks == count)
@@ -278,20 +237,11 @@ def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
     )
 
 
-def _at(count: float, pieces: tuple[Piece, ...] | None) -> tuple[Piece, ...]:
-    return tuple(piece._replace(at_ranks=count) for piece in pieces or ())
-
-
 def _folds(values: Floats, own: Mask) -> list[Mask]:
     """Masks of the points left out together: one distinct value of own points each, or every 24th of many."""
     distinct = np.unique(values[own])
     count = min(len(distinct), MAX_FOLDS)
     return [np.isin(values, distinct[fold::count]) for fold in range(count)]
-
-
-def _fewest(curve: Curve) -> Mask:
-    """Own points of the smallest rank count."""
-    return np.asarray(curve.own & (curve.ranks == curve.ranks[curve.own].min()))
 
 
 def _errors_by_size(predicted: Floats, curve: Curve) -> Floats:
@@ -308,22 +258,20 @@ def _errors_by_size(predicted: Floats, curve: Curve) -> Floats:
 def simplest(choices: Sequence[Choice], curve: Curve) -> int:
     """Index of the choice with the fewest parameters among those that noise keeps from being told from the best.
 
-    Differences are paired by size: that is how many there are of, where two or three rank counts are left out. Of as
-    many parameters the one with the least error is taken.
+    Differences are paired by size. Of as many parameters the one with the least error is taken.
     """
-    found = ((index, choice.errors_by_size(curve)) for index, choice in enumerate(choices))
-    tables = {index: table for index, table in found if table is not None}
+    errors = {index: choice.errors_by_size(curve) for index, choice in enumerate(choices)}
+    tables = {index: table for index, table in errors.items() if table is not None}
     if not tables:
         return 0
     means = {index: float(table.mean()) for index, table in tables.items()}
     best = tables[min(tables, key=means.__getitem__)]
-    good = [index for index, table in tables.items() if _as_good(table, best, curve.noise)]
+    good = []
+    for index, table in tables.items():
+        paired = table - best
+        if float(paired.mean()) <= max(min(_standard_error(paired), curve.noise), _ARITHMETIC):
+            good.append(index)
     return min(good, key=lambda index: (choices[index].parameters, means[index] // _ARITHMETIC, index))
-
-
-def _as_good(errors: Floats, best: Floats, noise: float) -> bool:
-    paired = errors - best
-    return float(paired.mean()) <= max(min(_standard_error(paired), noise), _ARITHMETIC)
 
 
 def _standard_error(paired: Floats) -> float:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.statistics.blocks import far_from_the_rest, quantile_covariance
-from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD, Floats
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 DRAWS = 200
@@ -50,7 +49,7 @@ class Curve:
 
     Attributes:
         noise: relative standard deviation of a point's time, as the samples show it (median over points).
-        precision: how much each point counts in the fit and in choosing it (:func:`_precision`).
+        precision: how much each point counts in the fit and in choosing it.
         drawn: (draws, points) times under resampled blocks.
         own: which points were measured at this level. The others lie inside one node; only hierarchical algorithms,
             which say what a node takes, are fitted to them too.
@@ -84,7 +83,7 @@ class Curve:
         return replace(self, **kept, drawn=self.drawn[:, chosen], places=self.places[places], place=place)
 
 
-def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: int = 0) -> Curve:
+def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = ()) -> Curve:
     """Arrays of the points, and their times under resampled blocks.
 
     All points draw the same blocks, since what slows a block slows all sizes in it; a point of one block draws
@@ -95,7 +94,7 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
     """
     own = np.array([True] * len(points) + [False] * len(inside))
     points = [*points, *inside]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     seconds = np.array([point.seconds for point in points])
     picks = generator.random((DRAWS, max(len(point.blocks) for point in points)))
     drawn = np.empty((DRAWS, len(points)))
@@ -130,11 +129,7 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
 
 
 def _sd_where_alone(points: Sequence[Point], others: Floats) -> float:
-    """Relative standard deviation of points of one value: by both ways of buffers, else as of the points of several.
-
-    Args:
-        others: (draws, points) resampled times of the points of several values, relative to their times.
-    """
+    """Relative standard deviation of points of one value: by both ways of buffers, else as of ``others``."""
     between_ways = noise_between_ways(points)
     if between_ways is not None:
         return between_ways
@@ -179,10 +174,8 @@ def _spread_of_calls(point: Point) -> float:
 def _precision(relative_sd: Floats) -> Floats:
     """Weights of points from the relative standard deviations of their times: min(1, (2 quartile / sd)^2).
 
-    Inverse variance for points that are noisier than twice the lower quartile over points; the others count in full,
-    since a point's own spread is known from a few blocks only and small messages are to count as much as large ones.
-    So sizes whose time jumps between two modes (gloo's small messages, when its threads share a pinned core) do not
-    decide a line that the others fix.
+    Only what is noisier than twice the lower quartile counts less, as sizes whose time jumps between two modes (gloo's
+    small messages, when its threads share a pinned core): a point's own spread is known from a few blocks only.
     """
     quartile = max(float(np.quantile(relative_sd, 0.25)), 1e-6)
     return np.asarray(np.minimum(1.0, (2 * quartile / np.maximum(relative_sd, 1e-6)) ** 2))

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.collectives.communication_choice import Choice, Form, choose, tried
-from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask, Point, build_curve
+from calibrate.fit.collectives.communication_choice import Choice, choose, tried
+from calibrate.fit.collectives.communication_curve import Curve, Mask, Point, build_curve
 from calibrate.fit.collectives.communication_points import Key, read_points
-from calibrate.fit.collectives.communication_segments import MIN_SIZES_OF_PIECE
+from calibrate.fit.collectives.communication_segments import MIN_SIZES_OF_PIECE, Form
 from calibrate.fit.collectives.communication_spread import with_comparable_scaling
 from calibrate.fit.collectives.outliers import outliers_of
 from calibrate.profile.collectives.communication import (
@@ -20,10 +20,11 @@ from calibrate.profile.collectives.communication import (
     CommunicationPoint,
     InnerLevel,
 )
-from calibrate.profile.collectives.communication_time import Piece, coefficients, piecewise_seconds
+from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from calibrate.statistics.blocks import between_block_sd, block_sd, quantile_covariance, student_90
+from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import fit_relative_many, relative_covariance
-from paradl_bench.core.statistics import MAD_TO_SD, Z90
+from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats
 from paradl_bench.core.terminal.command_line import progress
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
@@ -75,15 +76,12 @@ def fit_communication(
 
 def _unscaled(fits: Sequence[CommunicationFit]) -> list[str]:
     """Where no algorithm's scaling holds between the rank counts measured."""
-    counts: dict[Key, dict[int, float | None]] = {}
-    for fit in fits:
-        if fit.by_ranks:
-            of_key = counts.setdefault((fit.library, fit.operation, fit.level), {})
-            of_key[fit.ranks_range[0]] = max(
-                of_key.get(fit.ranks_range[0]) or 0, fit.held_out_ranks_relative_error or 0
-            )
     notes = []
-    for key, errors in counts.items():
+    for key, of_key in grouped((fit for fit in fits if fit.by_ranks), lambda fit: fit.key).items():
+        errors: dict[int, float] = {}
+        for fit in of_key:
+            count = fit.ranks_range[0]
+            errors[count] = max(errors.get(count, 0), fit.held_out_ranks_relative_error or 0)
         off = ", ".join(f"{count} ranks by {error:.0%}" for count, error in errors.items() if error)
         notes.append(
             f"{' '.join(key)}: no algorithm's scaling does as well as fitting {', '.join(map(str, errors))} ranks each"
@@ -97,8 +95,7 @@ def fit_points(
 ) -> tuple[list[CommunicationFit], CommunicationChoice]:
     """Fits of one (library, operation, level), one a regime, from at least three sizes; and what was considered.
 
-    Args:
-        inside: points of the level inside a node, which hierarchical algorithms are fitted to as well.
+    Hierarchical algorithms are fitted to the points inside a node as well.
     """
     points = _thinned(points)
     curve = build_curve(points, inside=_thinned(inside))
@@ -133,9 +130,9 @@ def _considered(key: Key, choice: Choice, considered: Sequence[Choice], curve: C
         level=level,
         considered=len(considered),
         candidates=tuple(
-            Candidate(form=each.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
-            for each in kept
-            for sizes, ranks in [each.errors(curve)]
+            Candidate(form=form.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
+            for form in kept
+            for sizes, ranks in [form.errors(curve)]
         ),
     )
 
@@ -216,8 +213,7 @@ def _block(covariance: Floats, first: int, second: int) -> tuple[tuple[float, fl
 def _common_drift(points: Sequence[Point], precision: Floats) -> float:
     """Standard deviation between blocks of what all sizes share: their weighted mean time relative to their medians.
 
-    What each size has by itself is in the fit's covariance; as drift of everything it would count twice, and, where
-    single sizes jump between two modes, for far too much.
+    What each size has by itself is in the fit's covariance, and would count twice.
     """
     count = min(len(point.blocks) for point in points)
     if count < 2:
@@ -248,13 +244,7 @@ def _regime(pieces: tuple[Piece, ...], piece: Piece) -> str:
 def _covariance(curve: Curve, reduction: bool, piece: Piece, inside: Mask) -> Floats:
     """(5, 5) covariance of a piece's parameters: refits of resampled times, and what the form misses beyond them."""
     inside = inside if piece.algorithm.hierarchical else inside & curve.own
-    design = coefficients(
-        piece.algorithm,
-        curve.ranks[inside],
-        curve.message_bytes[inside],
-        curve.ranks_per_node[inside],
-        piece.low_bytes if piece.doubling_s else None,
-    )
+    design = piece.terms(curve.ranks[inside], curve.message_bytes[inside], curve.ranks_per_node[inside])
     if not reduction:
         design[:, 2] = 0.0
     precision, seconds, drawn_s = curve.precision[inside], curve.seconds[inside], curve.drawn[:, inside]

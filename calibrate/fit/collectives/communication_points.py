@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from calibrate.fit.collectives.communication_curve import Floats, Point, noise_between_ways
+from calibrate.fit.collectives.communication_curve import Point, noise_between_ways
+from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import Floats
 from paradl_bench.core.units import counted
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
@@ -49,7 +51,9 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
         UserError: an operation that has no cost terms; one that was imported is left out instead.
     """
     samples = tuple(samples)
-    groups, of_runs = _by_key(samples)
+    swept = (sample for sample in samples if sample.tool not in _TRACES and sample.ranks > 1 and sample.concurrent == 1)
+    groups = grouped(swept, _key_of)
+    of_runs = sorted({_key_of(sample) for sample in samples if sample.tool in _TRACES})
     notes = _of_one_rank(samples)
     notes += [f"{' '.join(key)}: times from traces of runs hold the wait for other ranks: left out" for key in of_runs]
     points: dict[Key, list[Point]] = {}
@@ -67,12 +71,16 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
     return MeasuredPoints(points, tuple(notes))
 
 
+def _key_of(sample: CollectiveSamples) -> Key:
+    return sample.library, sample.operation, sample.level
+
+
 def _of_one_rank(samples: Iterable[CollectiveSamples]) -> list[str]:
     """What is left out since a rank by itself sends nothing, by what it is and where it was read."""
     counts: Counter[tuple[Key, str]] = Counter()
     for sample in samples:
         if sample.ranks <= 1:
-            counts[(sample.library, sample.operation, sample.level), sample.source.rpartition(":")[0]] += 1
+            counts[_key_of(sample), sample.source.rpartition(":")[0]] += 1
     return [
         f"{' '.join(key)}: {counted(count, 'row')} of one rank, which sends nothing, {'is' if count == 1 else 'are'}"
         f" left out{f' ({file})' if file else ''}"
@@ -80,30 +88,11 @@ def _of_one_rank(samples: Iterable[CollectiveSamples]) -> list[str]:
     ]
 
 
-def _by_key(samples: Iterable[CollectiveSamples]) -> tuple[dict[Key, list[CollectiveSamples]], list[Key]]:
-    """Sweeps by what is fitted, and the keys of what was seen in traces of runs, which is not."""
-    groups: dict[Key, list[CollectiveSamples]] = {}
-    of_runs: set[Key] = set()
-    for sample in samples:
-        key = (sample.library, sample.operation, sample.level)
-        if sample.tool in _TRACES:
-            of_runs.add(key)
-        elif sample.ranks > 1 and sample.concurrent == 1:
-            groups.setdefault(key, []).append(sample)
-    return groups, sorted(of_runs)
-
-
 def _points(
     key: Key, samples: list[CollectiveSamples], operation: CollectiveOperation, node_ranks: int
 ) -> tuple[list[Point], list[str]]:
-    """Points of one tool, dtype and way of buffers: those that :func:`_preference` puts first.
-
-    Args:
-        node_ranks: how many ranks of a group share a node where the samples do not say.
-    """
-    variants: dict[Variant, list[CollectiveSamples]] = {}
-    for sample in samples:
-        variants.setdefault(Variant(sample.tool, sample.dtype, sample.buffers), []).append(sample)
+    """Points of the preferred variant; ``node_ranks`` share a node where the samples do not say how many."""
+    variants = grouped(samples, lambda sample: Variant(sample.tool, sample.dtype, sample.buffers))
     chosen = min(variants, key=lambda name: _preference(name, len(variants[name]), operation))
     notes = [
         f"{' '.join(key)}: fitted on {chosen.words}; what {other.words} measured is left out"
@@ -136,14 +125,13 @@ def _other_way(
 ) -> dict[tuple[int, int], float]:
     """By ranks and bytes, the one time of the same tool and dtype with the other way of buffers."""
     other = {"in_place": "out_of_place", "out_of_place": "in_place"}.get(chosen.buffers)
-    found: dict[tuple[int, int], list[float]] = {}
+    seconds: dict[tuple[int, int], list[float]] = {}
     for sample in variants.get(chosen._replace(buffers=other), []) if other else ():
-        found.setdefault((sample.ranks, sample.message_bytes), []).extend(operation.call_seconds(sample.samples_s))
-    return {place: seconds[0] for place, seconds in found.items() if len(seconds) == 1}
+        seconds.setdefault((sample.ranks, sample.message_bytes), []).extend(operation.call_seconds(sample.samples_s))
+    return {place: times[0] for place, times in seconds.items() if len(times) == 1}
 
 
 def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
-    """What both ways of buffers say of the noise of one run's times."""
     noise = noise_between_ways([point for point in points if point.seconds > 0])
     if noise is None:
         return []
@@ -151,11 +139,7 @@ def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
 
 
 def _preference(variant: Variant, samples: int, operation: CollectiveOperation) -> tuple[object, ...]:
-    """What decides between variants, the smallest first.
-
-    torch's measurements before those of other tools, since they are made as a run's collectives are; the buffers that
-    such runs use; the most samples.
-    """
+    """What decides between variants, the smallest first: torch, whose collectives are a run's; its buffers; samples."""
     tool = _TOOLS.index(variant.tool) if variant.tool in _TOOLS else len(_TOOLS)
     usual = "in_place" if operation.in_place else "out_of_place"
     return tool, variant.buffers not in ("", usual), -samples, variant

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask
-from calibrate.profile.collectives.communication_time import Piece, coefficients
+from calibrate.fit.collectives.communication_curve import Curve, Mask
+from calibrate.profile.collectives.communication_time import Piece, coefficients, logarithmic_design
 from calibrate.statistics.regression import fit_relative_many
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm
 
 Indices = NDArray[np.int64]
@@ -30,27 +31,46 @@ _BATCHES = 6
 """Runs of like length are fitted together, so that few are padded by much."""
 
 
-class Method(NamedTuple):
-    """How a run is fitted: by the best of these algorithms.
+class Form(NamedTuple):
+    """What is tried.
 
     Attributes:
+        algorithms: each piece takes the one of these that fits it best (libraries use trees for small messages and
+            rings for large ones).
+        pieces: over sizes.
+        logarithmic: whether the first piece grows with the logarithm of bytes (OSF eq. 18).
         reduction: whether gamma_r is fitted apart from beta.
-        logarithmic: whether time grows with the logarithm of bytes.
+        of_step: whether the pieces are ranges of the bytes that one step of the one algorithm sends.
     """
 
     algorithms: tuple[Algorithm, ...]
-    reduction: bool
+    pieces: int = 1
     logarithmic: bool = False
+    reduction: bool = False
+    of_step: bool = False
 
+    @property
+    def cutter(self) -> Algorithm | None:
+        """The algorithm whose steps' bytes the pieces are ranges of; None where they are of the whole message's."""
+        return self.algorithms[0] if self.of_step else None
 
-class Layout(NamedTuple):
-    """The runs of one set of training points.
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has to find, the algorithm of a piece counting as one where there is a choice."""
+        of_algorithm = 4 if any(algorithm.hierarchical for algorithm in self.algorithms) else 2
+        return self.pieces * (of_algorithm + self.reduction + (len(self.algorithms) > 1)) + self.pieces - 1
 
-    Attributes:
-        runs: (cuts, cuts) number of the run that begins at one cut and ends before another; -1 where there is none.
-    """
-
-    runs: Indices
+    @property
+    def name(self) -> str:
+        """In words: ``ring, 2 pieces, the first logarithmic``."""
+        algorithm = self.algorithms[0].name
+        if len(self.algorithms) > 1:
+            hierarchical = any(choice.hierarchical for choice in self.algorithms)
+            algorithm = f"each piece its own{', of all' if hierarchical else ''}"
+        words = [algorithm, f"{self.pieces} piece{'s' if self.pieces > 1 else ''}"]
+        words[1] += " over a step's bytes" * self.of_step
+        words += ["the first logarithmic"] * self.logarithmic + ["reduction apart"] * self.reduction
+        return ", ".join(words)
 
 
 class Solutions(NamedTuple):
@@ -94,12 +114,13 @@ class Segments:
         self._numbers: dict[bytes, int] = {}
         self._solutions: dict[tuple[str, bool, bool], Solutions] = {}
         self._designs: dict[str, Floats] = {}
-        self.layouts = tuple(self._lay_out(training) for training in trainings)
+        self._runs = tuple(self._runs_of(training) for training in trainings)
 
     def _parts(self, ranks: Floats) -> Floats:
         return np.ones_like(ranks) if self.cutter is None else self.cutter.parts(ranks)
 
-    def _lay_out(self, training: Mask) -> Layout:
+    def _runs_of(self, training: Mask) -> Indices:
+        """(cuts, cuts) number of the run that begins at one cut and ends before another; -1 where there is none."""
         sizes = np.unique(self._at[training & self.curve.own])
         cuts = [0, *_cuts(sizes), len(sizes)]
         runs = np.full((len(cuts), len(cuts)), -1)
@@ -109,7 +130,7 @@ class Segments:
                 runs[i, j] = self._number(training, float(sizes[cuts[i]]), float(sizes[cuts[j] - 1]))
                 if i == 0:
                     self._first.add(int(runs[i, j]))
-        return Layout(runs)
+        return runs
 
     def _number(self, training: Mask, low: float, high: float) -> int:
         inside = training & (self._at >= low) & (self._at <= high)
@@ -129,11 +150,11 @@ class Segments:
             )
         return self._designs[algorithm.name]
 
-    def solutions(self, algorithm: Algorithm, *, reduction: bool, logarithmic: bool) -> Solutions:
+    def solutions(self, algorithm: Algorithm, form: Form) -> Solutions:
         """An algorithm fitted to every run; logarithmic ones to those that begin at the smallest size."""
-        key = algorithm.name, reduction, logarithmic
+        key = algorithm.name, form.reduction, form.logarithmic
         if key not in self._solutions:
-            self._solutions[key] = self._solve(algorithm, reduction, logarithmic)
+            self._solutions[key] = self._solve(algorithm, form.reduction, form.logarithmic)
         return self._solutions[key]
 
     def _solve(self, algorithm: Algorithm, reduction: bool, logarithmic: bool) -> Solutions:
@@ -178,16 +199,13 @@ class Segments:
             edges.append((rows @ parameters[..., None])[..., 0])
         return edges[0], edges[1]
 
-    def best(self, training: int, rest: Method, first: Method, counts: Sequence[int]) -> list[list[Fitted] | None]:
+    def best(self, training: int, form: Form, counts: Sequence[int]) -> list[list[Fitted] | None]:
         """The best split of a set of training points into each of these numbers of pieces; None where there is none.
 
         A split under which time would fall from one piece to the next, at a place that was measured, is no candidate.
-
-        Args:
-            rest: how pieces but the first are fitted. first: how the first is.
         """
-        runs = self.layouts[training].runs
-        opening, following = self._table(runs, first), self._table(runs, rest)
+        runs = self._runs[training]
+        opening, following = self._table(runs, form), self._table(runs, form._replace(logarithmic=False))
         last = len(runs) - 1
         losses = np.where(np.arange(last + 1)[:, None] == 0, opening.loss, np.inf)
         grows, trail = _grows(opening, following), list[Indices]()
@@ -205,11 +223,8 @@ class Segments:
                 found[count] = self._traced(runs, begin, trail, (opening, following)) if whole else None
         return [found[count] for count in counts]
 
-    def _table(self, runs: Indices, method: Method) -> _Table:
-        solved = [
-            self.solutions(each, reduction=method.reduction, logarithmic=method.logarithmic)
-            for each in method.algorithms
-        ]
+    def _table(self, runs: Indices, form: Form) -> _Table:
+        solved = [self.solutions(algorithm, form) for algorithm in form.algorithms]
         losses = np.stack([np.where(runs >= 0, each.loss[runs], np.inf) for each in solved])
         # Where one rank count is left, some algorithms fit equally well: the first of them, whatever rounding says.
         which = (losses <= losses.min(axis=0) * (1 + _TIE) + _TIE).argmax(axis=0)
@@ -218,7 +233,7 @@ class Segments:
             np.stack([edge[runs] for edge in edges])[which, *np.indices(runs.shape)]
             for edges in ([each.starts_s for each in solved], [each.ends_s for each in solved])
         )
-        return _Table(method, which, taken, starts, ends)
+        return _Table(form, which, taken, starts, ends)
 
     def _traced(
         self, runs: Indices, begin: int, trail: Sequence[Indices], tables: tuple[_Table, _Table]
@@ -230,11 +245,10 @@ class Segments:
         return [self._piece(runs, i, j, tables[at > 0]) for at, (i, j) in enumerate(itertools.pairwise(cuts))]
 
     def _piece(self, runs: Indices, i: int, j: int, table: _Table) -> Fitted:
-        algorithm, run = table.method.algorithms[table.which[i, j]], int(runs[i, j])
-        logarithmic = table.method.logarithmic
-        solved = self.solutions(algorithm, reduction=table.method.reduction, logarithmic=logarithmic)
+        algorithm, run = table.form.algorithms[table.which[i, j]], int(runs[i, j])
+        solved = self.solutions(algorithm, table.form)
         alpha_s, growth, gamma_s_per_byte, inner_alpha_s, inner_beta = map(float, solved.parameters[run])
-        beta, doubling_s = (0.0, growth) if logarithmic else (growth, 0.0)
+        beta, doubling_s = (0.0, growth) if table.form.logarithmic else (growth, 0.0)
         low, high = self._ends[run]
         piece = Piece(
             *(algorithm, low, high, alpha_s, beta, gamma_s_per_byte, doubling_s, inner_alpha_s, inner_beta),
@@ -261,9 +275,9 @@ class Segments:
 
 
 class _Table(NamedTuple):
-    """Of every run, the best algorithm of a method, its loss, (cuts, cuts), and ends, (cuts, cuts, places)."""
+    """Of every run, the best algorithm of a form, its loss, (cuts, cuts), and ends, (cuts, cuts, places)."""
 
-    method: Method
+    form: Form
     which: Indices
     loss: Floats
     starts_s: Floats
@@ -273,14 +287,6 @@ class _Table(NamedTuple):
 def _grows(lower: _Table, upper: _Table) -> NDArray[np.bool_]:
     """(before, from, to) whether time does not fall from the run before..from to the run from..to."""
     return np.asarray((upper.starts_s[None] >= lower.ends_s[:, :, None]).all(axis=-1))
-
-
-def logarithmic_design(design: Floats, ratio: Floats) -> Floats:
-    """(..., 5) coefficients of a piece that grows with the logarithm of ``ratio``, bytes over its smallest size."""
-    steps = design[..., 0] + design[..., 3]
-    nothing = np.zeros(design.shape[:-1])
-    columns = (design[..., 0], steps * np.log2(np.maximum(ratio, 1.0)), nothing, design[..., 3], nothing)
-    return np.stack(columns, axis=-1)
 
 
 def _cuts(sizes: Floats) -> list[int]:

@@ -22,14 +22,14 @@ from calibrate.profile.collectives.communication import (
     ComparableScaling,
 )
 from calibrate.profile.collectives.communication_time import (
-    Floats,
     communication_seconds,
     nearest_fit,
     outside,
     pieces_of,
 )
 from calibrate.statistics.blocks import next_block_stretch, student_90
-from paradl_bench.core.statistics import Z90
+from calibrate.statistics.grouping import grouped
+from paradl_bench.core.statistics import Z90, Floats
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
@@ -101,8 +101,7 @@ def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
     """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
 
-    Beyond the sizes measured it grows with the distance in doublings: the last one left out was predicted from one
-    step away.
+    Beyond the sizes measured it grows with the distance in doublings.
     """
     points = _near(_points(fits), asked.message_bytes)
     if not points:
@@ -141,10 +140,7 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
 def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[float]:
     """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
 
-    What a size has by itself is taken off.
-
-    Args:
-        near_bytes: the size to look near of; None for all alike.
+    What a size has by itself is taken off. Only sizes near ``near_bytes`` are looked at, where that is given.
     """
     counts = _counts(fits)
     found = []
@@ -164,19 +160,18 @@ def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[Communica
 
     The median over the rank counts left out of them: one whose scaling fails altogether says little of the others.
     """
-    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
+    errors = {key: scaling_errors(group) for key, group in grouped(fits, lambda fit: fit.key).items()}
+    informed = []
     for fit in fits:
-        groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
-    errors = {key: scaling_errors(group) for key, group in groups.items()}
-    found = []
-    for fit in fits:
-        key = fit.library, fit.operation, fit.level
-        others = [error for other, of in errors.items() if other != key and other[2] == fit.level for error in of]
+        others: list[float] = []
+        for key, of_key in errors.items():
+            if key != fit.key and key[2] == fit.level:
+                others += of_key
         comparable = None
         if others:
             comparable = ComparableScaling(relative_sd=math.sqrt(float(np.median(others))), counts=len(others))
-        found.append(msgspec.structs.replace(fit, comparable_scaling=comparable))
-    return tuple(found)
+        informed.append(msgspec.structs.replace(fit, comparable_scaling=comparable))
+    return tuple(informed)
 
 
 def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked) -> float:

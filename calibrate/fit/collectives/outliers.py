@@ -21,36 +21,30 @@ def outliers_of(point: Point) -> tuple[Outliers, ...]:
     everything, outside = np.concatenate(point.blocks), np.concatenate(far)
     if not outside.any():
         return ()
-    return (
-        Outliers(
-            ranks=point.ranks,
-            message_bytes=point.message_bytes,
-            repetitions=int(outside.sum()),
-            total=len(everything),
-            ratio=float(np.median(everything[outside]) / np.median(everything[~outside])),
-            blocks=tuple(number for number, block in enumerate(far) if block.any()),
-        ),
+    outliers = Outliers(
+        ranks=point.ranks,
+        message_bytes=point.message_bytes,
+        repetitions=int(outside.sum()),
+        total=len(everything),
+        ratio=float(np.median(everything[outside]) / np.median(everything[~outside])),
+        blocks=tuple(number for number, block in enumerate(far) if block.any()),
     )
+    return (outliers,)
 
 
 def outlier_words(fits: Iterable[CommunicationFit]) -> tuple[str, ...]:
-    """One line for each point that has outliers, those first that weigh most (how many times how far).
-
-    As ``congestion: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took 4.0 times the median, all in
-    block 2``.
-    """
-    found = [(fit, each) for fit in fits for each in fit.outliers]
-    found.sort(key=lambda pair: -pair[1].repetitions / pair[1].total * abs(np.log(max(pair[1].ratio, 1e-9))))
-    return tuple(_line(fit, each) for fit, each in found)
+    """One line for each point that has outliers, those first that weigh most (how many times how far)."""
+    points = [(fit, point) for fit in fits for point in fit.outliers]
+    points.sort(key=lambda pair: -pair[1].repetitions / pair[1].total * abs(np.log(max(pair[1].ratio, 1e-9))))
+    return tuple(_line(fit, point) for fit, point in points)
 
 
-def _line(fit: CommunicationFit, found: Outliers) -> str:
-    kind = "congestion" if found.ratio > 1 else "faster than the rest"
-    if len(found.blocks) == 1:
-        when = f"all in block {found.blocks[0]}"
-    else:
-        when = f"in blocks {', '.join(map(str, found.blocks))}"
+def _line(fit: CommunicationFit, far: Outliers) -> str:
+    """``congestion: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took 4.0 times the median, ...``."""
+    kind = "congestion" if far.ratio > 1 else "faster than the rest"
+    blocks = ", ".join(map(str, far.blocks))
+    when = f"all in block {blocks}" if len(far.blocks) == 1 else f"in blocks {blocks}"
     return (
-        f"{kind}: {found.repetitions} of {found.total} repetitions of {fit.library} {fit.operation}, "
-        f"{format_bytes(found.message_bytes)} on {found.ranks} ranks, took {found.ratio:.1f} times the median, {when}"
+        f"{kind}: {far.repetitions} of {far.total} repetitions of {fit.library} {fit.operation}, "
+        f"{format_bytes(far.message_bytes)} on {far.ranks} ranks, took {far.ratio:.1f} times the median, {when}"
     )

@@ -18,13 +18,13 @@ from calibrate.fit.contexts.pairs import About, Measured, NotFitted, paired
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import ContextPoint, InContext
-from calibrate.statistics.pair_draws import Floats, Pair, by_block, covariance_of_next, draw_pairs, medians
-from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
+from calibrate.statistics.pair_draws import Pair, by_block, covariance_of_next, draw_pairs, medians
+from calibrate.statistics.regression import HUBER_K
+from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD, Floats
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.samples import CollectiveSamples
 
-_HUBER_K = 1.345
 _ITERATIONS = 5
 
 
@@ -130,8 +130,7 @@ class Solver(NamedTuple):
     def solve(self, idle_s: Floats, in_context_s: Floats, at: np.ndarray) -> tuple[float, float]:
         """Those that minimise Huber's loss of (added + idle + (factor - 1) share idle - in context) / in context.
 
-        Args:
-            idle_s, in_context_s: (pairs,) positive seconds. at: which size each is of.
+        Seconds are positive, one a pair; ``at`` is the size that each is of.
         """
         if self.shares is not None:
             return 0.0, _phi(in_context_s / idle_s, self.shares[at])
@@ -152,7 +151,7 @@ class Solver(NamedTuple):
             scale = MAD_TO_SD * float(np.median(residuals))
             if scale < 1e-12:
                 break
-            weights = np.minimum(1.0, _HUBER_K * scale / np.maximum(residuals, 1e-300))
+            weights = np.minimum(1.0, HUBER_K * scale / np.maximum(residuals, 1e-300))
         return scale_s * float(found[0]), 1 + (float(found[1]) if len(found) > 1 else 0.0)
 
     def covariance(self, pairs: Sequence[Pair]) -> tuple[tuple[float, float], tuple[float, float]]:

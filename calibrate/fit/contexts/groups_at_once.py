@@ -10,7 +10,7 @@ from calibrate.fit.contexts.pairs import About, Measured, NotFitted, Point
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_time import pieces_of, piecewise_seconds
-from calibrate.statistics.pair_draws import Floats
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.samples import CollectiveSamples
 
@@ -64,11 +64,7 @@ class ByteShares:
         fits: Sequence[CommunicationFit],
         operations: Mapping[str, CollectiveOperation],
     ) -> None:
-        self._fits = [
-            fit
-            for fit in fits
-            if (fit.library, fit.operation, fit.level) == (about.library, about.operation, about.level)
-        ]
+        self._fits = [fit for fit in fits if fit.key == (about.library, about.operation, about.level)]
         if not self._fits:
             raise NotFitted("no fit of alpha and beta says which part of the time its bytes take")
         pieces = pieces_of(operations[about.operation], self._fits)

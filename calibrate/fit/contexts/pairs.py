@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fit.reading import Placed
-from calibrate.statistics.pair_draws import Floats
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.context import Context, ContextSamples
 from paradl_bench.records.emulation import GHOSTS
@@ -23,11 +23,7 @@ class NotFitted(Exception):
 
 
 class About(NamedTuple):
-    """What is fitted together.
-
-    Attributes:
-        ranks: 0 where all numbers of them are. ghosts: whether they stand for the compute beside.
-    """
+    """What is fitted together; ``ranks`` is 0 where all counts are, ``ghosts`` whether they stand for compute."""
 
     context: Context
     library: str

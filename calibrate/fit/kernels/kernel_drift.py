@@ -1,9 +1,8 @@
 """Times that grow in the course of a sweep: what was added to them, whatever the kernel.
 
 A sweep of thousands of kernels takes hours, and what surrounds a kernel (caches of plans, a heap, a clock) may change
-meanwhile. In the public sweep of convolutions that this was written for, 0.3 ms are added to every time by its end, of
-kernels that take from 0.06 ms. Shapes come in random order there, so that no regressor on shapes can learn it; it is
-estimated from the order of measuring and taken out, and an estimate for a new shape adds what is typical of the sweep.
+meanwhile: in a public sweep of convolutions 0.3 ms are added by its end to kernels that take from 0.06 ms. Shapes come
+in random order, so that no regressor on shapes can learn it; it is estimated from the order of measuring.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.kernels.features import Floats
+from paradl_bench.core.statistics import Floats
 
 KNOTS = 9
 _ROUNDS = 3
@@ -28,12 +27,9 @@ def hats(order: Floats) -> Floats:
 def fit_drift(order: Floats, seconds: Floats, fit_unseen: Callable[[Floats], Floats]) -> tuple[float, ...]:
     """Seconds added at evenly spaced places of a sweep, 0 at its beginning.
 
-    Regressor and drift are fitted in turn, each to what the other leaves.
-
-    Args:
-        fit_unseen: of kernels' times, an estimate of each by a regressor that had not seen it.
+    The regressor, which estimates each kernel unseen, and the drift are fitted in turn, each to what the other leaves.
     """
-    shares: Floats = hats(order)
+    shares = hats(order)
     least = float(np.quantile(seconds, 0.005))
     drift: Floats = np.zeros(KNOTS)
     for _ in range(_ROUNDS):

@@ -30,6 +30,7 @@ from paradl_bench.network.kernel import KernelSamples
 
 FEWEST_KERNELS = 50
 """Below, a fifth held out says nothing."""
+_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +45,33 @@ class KernelFit:
     notes: tuple[str, ...] = ()
 
 
-def fit_kernels(records: Sequence[KernelSamples], *, seed: int = 0) -> KernelFit:
+def fit_kernels(records: Sequence[KernelSamples]) -> KernelFit:
     """Regressors of everything that was swept.
 
     Raises:
         WorkError: LightGBM is missing.
     """
-    if not records:
-        return KernelFit()
     if importlib.util.find_spec("lightgbm") is None:
         raise WorkError("fitting regressors of kernels needs LightGBM: pip install 'paradl[kernels]'")
     with_mlp = importlib.util.find_spec("torch") is not None
     models: list[KernelModel] = []
     arrays: Arrays = {}
-    notes: list[str] = []
-    if not with_mlp:
-        notes.append("torch is not installed: kernels were fitted by trees alone, without the paper's network")
+    without = "torch is not installed: kernels were fitted by trees alone, without the paper's network"
+    notes = [] if with_mlp else [without]
     for timed in timed_kernels(records):
         if len(timed.shapes) < FEWEST_KERNELS or not timed.names:
             notes.append(f"{_title(timed)}: {len(timed.shapes)} shapes are too few for a regressor ({FEWEST_KERNELS})")
             continue
-        model, own, more = _fit_group(timed, f"{len(models)}", seed, with_mlp=with_mlp)
+        prefix = f"{len(models)}"
+        model, of_group = _fit_group(timed, prefix, with_mlp=with_mlp)
         models.append(model)
-        notes += more
-        arrays |= prefixed(f"{len(models) - 1}", own)
+        arrays |= prefixed(prefix, of_group)
+        if model.drift_s:
+            notes.append(
+                f"{model.title}: times grew by {model.drift_s[-1] * 1e3:.3g} ms from the first kernel swept to the "
+                "last, whatever the shape; this was taken out for fitting, and an estimate adds what is typical of the"
+                " sweep"
+            )
     return KernelFit(models=tuple(models), arrays=arrays, notes=tuple(notes))
 
 
@@ -76,14 +80,14 @@ def _title(timed: Timed) -> str:
     return " ".join((shape.kind, *shape.settings.values(), shape.stage, timed.dtype))
 
 
-def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple[KernelModel, Arrays, list[str]]:
-    trial = try_candidates(timed, seed=seed, with_mlp=with_mlp)
+def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelModel, Arrays]:
+    trial = try_candidates(timed, seed=_SEED, with_mlp=with_mlp)
     chosen = trial.chosen
-    whole = fit_trees(timed, trial.fitted.drift_s, seed)
+    whole = fit_trees(timed, trial.fitted.drift_s, _SEED)
     if "process" in chosen:
-        whole = whole.beside(fit_smooth(timed, whole, seed, known=trial.fitted))
+        whole = whole.beside(fit_smooth(timed, whole, _SEED, known=trial.fitted))
     if chosen == "plain trees":
-        whole = whole.beside(fit_plain_trees(timed, seed))
+        whole = whole.beside(fit_plain_trees(timed, _SEED))
     network = {name: array for name, array in trial.fitted.arrays.items() if name.startswith("mlp/")}
     kept = ("plain/",) if chosen == "plain trees" else tuple(f"{part}/" for part in chosen.split(" and "))
     used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
@@ -114,13 +118,4 @@ def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple
         sha256="",
         arrays=prefix,
     )
-    return model, {**used, "seen": seen}, _drift_note(model)
-
-
-def _drift_note(model: KernelModel) -> list[str]:
-    if not model.drift_s:
-        return []
-    return [
-        f"{model.title}: times grew by {model.drift_s[-1] * 1e3:.3g} ms from the first kernel swept to the last, "
-        "whatever the shape; this was taken out for fitting, and an estimate adds what is typical of the sweep"
-    ]
+    return model, {**used, "seen": seen}

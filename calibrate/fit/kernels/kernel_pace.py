@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.kernels.features import Floats
+from paradl_bench.core.statistics import Floats
 from paradl_bench.network.kernel import KernelSamples
 
 _FEWEST_PAIRS = 30

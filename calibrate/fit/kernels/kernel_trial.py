@@ -9,7 +9,7 @@ network can't, since it needs its validation part to stop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from calibrate.fit.kernels.kernel_drift import fit_drift, hats
 from calibrate.fit.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
 from calibrate.kernels.features import (
-    Floats,
     Kernels,
     kernels_of,
     log_sizes,
@@ -38,6 +37,8 @@ from calibrate.kernels.model import (
 )
 from calibrate.kernels.process import fit_process
 from calibrate.kernels.trees import PARAMETERS, UNTUNED, UNTUNED_ROUNDS, evaluate_trees, grow_trees
+from calibrate.statistics.grouping import grouped
+from paradl_bench.core.statistics import Floats
 from paradl_bench.network.kernel import KernelSamples, KernelShape
 
 Ints = NDArray[np.int64]
@@ -51,8 +52,7 @@ _DRIFT_PAYS = 0.9
 class Timed:
     """Kernels of one kind, stage, settings and dtype, each shape once, in the order in which they were measured.
 
-    Attributes:
-        names: of the sizes that differ between them. order: place in the sweep, 0 to 1.
+    ``names`` are of the sizes that differ between them, ``order`` is the place in the sweep, 0 to 1.
     """
 
     shapes: Sequence[KernelShape]
@@ -64,20 +64,9 @@ class Timed:
 
     def at(self, rows: Ints) -> Timed:
         """Some of them; the names stay."""
-        kernels = Kernels(
-            {name: values[rows] for name, values in self.kernels.sizes.items()},
-            self.kernels.flops[rows],
-            self.kernels.bytes[rows],
-        )
         shapes = [self.shapes[row] for row in rows]
-        return Timed(
-            shapes=shapes,
-            dtype=self.dtype,
-            kernels=kernels,
-            names=self.names,
-            seconds=self.seconds[rows],
-            order=self.order[rows],
-        )
+        seconds, order = self.seconds[rows], self.order[rows]
+        return replace(self, shapes=shapes, kernels=kernels_of(shapes), seconds=seconds, order=order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +79,7 @@ class Fitted:
 
     def beside(self, arrays: Arrays) -> Fitted:
         """These and others' arrays."""
-        return Fitted(arrays=self.arrays | arrays, roofline=self.roofline, drift_s=self.drift_s)
+        return replace(self, arrays=self.arrays | arrays)
 
     def seconds(self, model: Regressor, timed: Timed, *, in_order: bool = False) -> Floats:
         """Estimates of kernels; with ``in_order`` with the drift of their place in the sweep, else what is typical."""
@@ -130,20 +119,20 @@ def timed_kernels(records: Iterable[KernelSamples]) -> tuple[Timed, ...]:
     """Records by kind, stage, settings and dtype, at the host's usual pace; of blocks of a shape the median counts."""
     records = tuple(records)
     usual_s = usual_reference_s(records)
-    groups: dict[tuple[object, ...], dict[tuple[int, ...], list[KernelSamples]]] = {}
-    for record in records:
-        shape = record.shape
-        key = (shape.kind, shape.stage, tuple(sorted(shape.settings.items())), tuple(shape.sizes), record.dtype)
-        groups.setdefault(key, {}).setdefault(tuple(shape.sizes.values()), []).append(record)
-    return tuple(
-        _timed(list(shapes.values()), usual_s) for _, shapes in sorted(groups.items(), key=lambda item: str(item[0]))
-    )
+    groups = grouped(records, _kind_of)
+    return tuple(_timed(groups[kind], usual_s) for kind in sorted(groups, key=str))
 
 
-def _timed(groups: Sequence[Sequence[KernelSamples]], usual_s: float) -> Timed:
-    medians = [float(np.median(blocks)) for blocks in medians_at_usual_pace(groups, usual_s)]
-    kept = [(group[0], seconds) for group, seconds in zip(groups, medians, strict=True) if seconds > 0]
-    return timed_shapes([first.shape for first, _ in kept], [each for _, each in kept], groups[0][0].dtype)
+def _kind_of(record: KernelSamples) -> tuple[object, ...]:
+    shape = record.shape
+    return shape.kind, shape.stage, tuple(sorted(shape.settings.items())), tuple(shape.sizes), record.dtype
+
+
+def _timed(records: Sequence[KernelSamples], usual_s: float) -> Timed:
+    of_shapes = list(grouped(records, lambda record: tuple(record.shape.sizes.values())).values())
+    medians = [float(np.median(blocks)) for blocks in medians_at_usual_pace(of_shapes, usual_s)]
+    kept = [(blocks[0].shape, seconds) for blocks, seconds in zip(of_shapes, medians, strict=True) if seconds > 0]
+    return timed_shapes([shape for shape, _ in kept], [seconds for _, seconds in kept], records[0].dtype)
 
 
 def timed_shapes(shapes: Sequence[KernelShape], seconds: Sequence[float], dtype: str) -> Timed:
@@ -183,8 +172,10 @@ def try_candidates(timed: Timed, *, seed: int, with_mlp: bool = True) -> Trial:
 def _with_drift_where_it_pays(training: Timed, validation: Timed, seed: int) -> Fitted:
     plain = fit_trees(training, (), seed)
     drifting = fit_trees(training, _drift(training, seed), seed)
-    errors = [_mean_re(each.seconds("trees", validation, in_order=True), validation) for each in (plain, drifting)]
-    return drifting if errors[1] < _DRIFT_PAYS * errors[0] else plain
+    without, with_it = (
+        _mean_re(fitted.seconds("trees", validation, in_order=True), validation) for fitted in (plain, drifting)
+    )
+    return drifting if with_it < _DRIFT_PAYS * without else plain
 
 
 def _drift(timed: Timed, seed: int) -> tuple[float, ...]:
@@ -207,12 +198,8 @@ def _drift(timed: Timed, seed: int) -> tuple[float, ...]:
 
 def reached(timed: Timed) -> tuple[float, float, float]:
     """(floor, peak FLOP/s, bytes/s) that the kernels reached, but for the best thousandth, which may be an error."""
-    floor_s, kernels = float(np.quantile(timed.seconds, 0.005)), timed.kernels
-    return (
-        floor_s,
-        float(np.quantile(kernels.flops / timed.seconds, 0.999)),
-        float(np.quantile(kernels.bytes / timed.seconds, 0.999)),
-    )
+    peak, bandwidth = (np.quantile(work / timed.seconds, 0.999) for work in (timed.kernels.flops, timed.kernels.bytes))
+    return float(np.quantile(timed.seconds, 0.005)), float(peak), float(bandwidth)
 
 
 def fit_trees(timed: Timed, drift_s: tuple[float, ...], seed: int) -> Fitted:
@@ -224,11 +211,7 @@ def fit_trees(timed: Timed, drift_s: tuple[float, ...], seed: int) -> Fitted:
 
 
 def fit_smooth(timed: Timed, trees: Fitted, seed: int, *, known: Fitted | None = None) -> Arrays:
-    """The Gaussian process, over the roofline of trees fitted to the same kernels.
-
-    Args:
-        known: a fit to some of them, whose length scales are taken over.
-    """
+    """The Gaussian process over the roofline of trees; length scales are those of a ``known`` fit to some kernels."""
     learned = None if known is None else {name: known.arrays[f"process/{name}"] for name in ("length", "variances")}
     target = _log_ratio(timed, trees.roofline, trees.drift_s)
     features = process_features(timed.kernels, timed.names)

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.profile.memory_factors import MemoryFactor, MemoryMeasure, MemoryReuse, MemoryRun
-from calibrate.statistics.regression import fit_relative, told_apart
-
-Floats = NDArray[np.float64]
+from calibrate.statistics.grouping import grouped
+from calibrate.statistics.regression import deviation, fit_relative, told_apart
+from paradl_bench.core.statistics import Floats
 
 _OUTERMOST_FIRST: tuple[MemoryMeasure, ...] = ("device", "allocator", "tensors")
 _RESAMPLES = 200
@@ -36,12 +35,9 @@ def fit_memory(runs: Iterable[MemoryRun]) -> MemoryFit:
     factors: list[MemoryFactor] = []
     reuse: list[MemoryReuse] = []
     notes: list[str] = []
-    by_device: dict[str, list[MemoryRun]] = {}
-    for run in runs:
-        by_device.setdefault(run.device, []).append(run)
-    for device, own in by_device.items():
-        measured = next(each for each in _OUTERMOST_FIRST if all(each in run.measured_bytes for run in own))
-        distinct = _without_repetitions(own, measured)
+    for device, of_device in grouped(runs, lambda run: run.device).items():
+        measured = next(name for name in _OUTERMOST_FIRST if all(name in run.measured_bytes for run in of_device))
+        distinct = _without_repetitions(of_device, measured)
         if len(distinct) < 2:
             notes.append(
                 f"memory on {device}: one configuration says nothing of how far others lie from it; no factor was"
@@ -49,8 +45,8 @@ def fit_memory(runs: Iterable[MemoryRun]) -> MemoryFit:
             )
             continue
         factors.append(_factor(device, measured, distinct))
-        found, more = _reuse(device, measured, [run for run in distinct if run.paradl_bytes is not None])
-        reuse += found
+        of_models, more = _reuse(device, measured, [run for run in distinct if run.paradl_bytes is not None])
+        reuse += of_models
         notes += more
     return MemoryFit(tuple(factors), tuple(reuse), tuple(notes))
 
@@ -63,18 +59,11 @@ class _Point(NamedTuple):
 
 
 def _without_repetitions(runs: Sequence[MemoryRun], measured: MemoryMeasure) -> list[_Point]:
-    groups: dict[str, list[MemoryRun]] = {}
-    for run in runs:
-        groups.setdefault(run.configuration, []).append(run)
-    return [
-        _Point(
-            own[0].model,
-            own[0].tensor_bytes,
-            own[0].paradl_bytes,
-            float(np.median([run.measured_bytes[measured] for run in own])),
-        )
-        for own in groups.values()
-    ]
+    points = []
+    for repeated in grouped(runs, lambda run: run.configuration).values():
+        first, peak = repeated[0], float(np.median([run.measured_bytes[measured] for run in repeated]))
+        points.append(_Point(first.model, first.tensor_bytes, first.paradl_bytes, peak))
+    return points
 
 
 def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> MemoryFactor:
@@ -92,7 +81,7 @@ def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> M
         fixed_bytes=float(found[0]),
         factor=float(found[1]),
         covariance=((fixed, both), (both, of_factor)),
-        relative_sd=_deviation(peaks / fitted - 1, len(points) - free),
+        relative_sd=deviation(peaks / fitted - 1, len(points) - free),
         deviations_90=_student(len(models) - free),
         runs=len(points),
         models=models,
@@ -129,10 +118,11 @@ def _covariance(points: Sequence[_Point], tensors: Floats, peaks: Floats, *, two
 def _reuse(
     device: str, measured: MemoryMeasure, points: Sequence[_Point]
 ) -> tuple[tuple[MemoryReuse, ...], tuple[str, ...]]:
-    by_model: dict[str, list[tuple[float, float]]] = {}
-    for point in points:
-        by_model.setdefault(point.model, []).append((float(point.paradl_bytes or 0), point.measured_bytes))
-    ratios = {model: _ratio(own) for model, own in by_model.items()}
+    by_model = {
+        model: [(float(point.paradl_bytes or 0), point.measured_bytes) for point in of_model]
+        for model, of_model in grouped(points, lambda point: point.model).items()
+    }
+    ratios = {model: _ratio(pairs) for model, pairs in by_model.items()}
     rhos = {model: min(ratio, 1.0) for model, ratio in ratios.items()}
     notes = [
         f"memory of {model} on {device} is {ratio:.3g} times the paper's sum; rho is 1 at most"
@@ -157,7 +147,7 @@ def _reuse(
     if len(rhos) > 1:
         values = np.array(list(ratios.values()))
         rho = min(1.0, float(fit_relative(np.ones((len(values), 1)), values)[0]))
-        between = _deviation(values / rho - 1, len(values) - 1)
+        between = deviation(values / rho - 1, len(values) - 1)
         found.append(
             MemoryReuse(
                 device=device,
@@ -187,11 +177,7 @@ def _within(by_model: Mapping[str, Sequence[tuple[float, float]]], rhos: Mapping
         if len(own) > 1:
             residuals += [peak / (rhos[model] * whole) - 1 for whole, peak in own]
             freedom += len(own) - 1
-    return (_deviation(np.array(residuals), freedom), freedom) if freedom else (0.0, 0)
-
-
-def _deviation(residuals: Floats, freedom: int) -> float:
-    return float(np.sqrt(np.sum(residuals**2) / max(freedom, 1)))
+    return deviation(np.array(residuals), freedom), freedom
 
 
 def _student(freedom: int) -> float:

@@ -1,7 +1,6 @@
 """Training runs as memory factors are fitted to them: the peaks of their memory and nothing else.
 
-Predictions of times are never fitted to runs; a profile says of each run used here which it was, so that a validation
-leaves its memory out of the account.
+A profile says of each run used here which it was, so that a validation leaves its memory out of the account.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.fit.reading import unlike_nearest
+from calibrate.fit.reading import first_few, unlike_nearest
 from calibrate.profile.memory_factors import MemoryMeasure, MemoryRun
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
@@ -23,8 +22,6 @@ from paradl_bench.records.measurement import MANIFEST_NAME, Environment, Manifes
 from paradl_bench.records.training.training_record import RUN_NAME, TrainingRun, read_run
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.memory.paradl import has_papers_row
-
-_SHOWN_DIFFERENCES = 3
 
 
 class MemoryRuns(NamedTuple):
@@ -57,7 +54,10 @@ def read_memory_runs(
     runs: list[MemoryRun] = []
     notes: list[str] = []
     for directory in (run for path in paths for run in _runs_in(path)):
-        manifest, about = _read(directory)
+        manifest = read_manifest(directory)
+        if manifest.kind != "training":
+            raise UserError(f"{directory} holds {manifest.kind}, no training run: --memory-runs takes those alone")
+        about = read_run(directory) if (directory / RUN_NAME).exists() else None
         if about is not None and about.ghost is not None:
             raise UserError(f"{directory} is emulated: its layers slept, and held no memory of a real run's")
         if about is None or not about.memory:
@@ -77,25 +77,17 @@ def read_memory_runs(
 def _runs_in(path: Path) -> list[Path]:
     if (path / MANIFEST_NAME).exists() or not path.is_dir():
         return [path]
-    found = [each for each in sorted(path.iterdir()) if (each / RUN_NAME).exists()]
-    if not found:
+    runs = [directory for directory in sorted(path.iterdir()) if (directory / RUN_NAME).exists()]
+    if not runs:
         raise UserError(f"{path} is no training run and holds none: give directories of paradl-bench train")
-    return found
-
-
-def _read(directory: Path) -> tuple[Manifest, TrainingRun | None]:
-    manifest = read_manifest(directory)
-    if manifest.kind != "training":
-        raise UserError(f"{directory} holds {manifest.kind}, no training run: --memory-runs takes those alone")
-    return manifest, read_run(directory) if (directory / RUN_NAME).exists() else None
+    return runs
 
 
 def _check_alike(directory: Path, environment: Environment, known: Sequence[Environment], *, force: bool) -> list[str]:
-    found = unlike_nearest(known, environment)
-    if not found:
+    differences = unlike_nearest(known, environment)
+    if not differences:
         return []
-    more = f" and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
-    text = f"{directory} was run in another environment ({', '.join(found[:_SHOWN_DIFFERENCES])}{more})"
+    text = f"{directory} was run in another environment ({first_few(differences)})"
     if not force:
         raise UserError(f"{text}; give runs of this one, or --force to use their memory all the same")
     return [f"{text}; its memory was used by --force"]
@@ -118,7 +110,9 @@ def _run(directory: Path, manifest: Manifest, about: TrainingRun, network: Model
     strategy = parse_strategy(about.strategy)
     device = manifest.environment.device
     planned = memory_of_plan(network, strategy, about.settings, dtype=about.dtype, device=device)
-    by_paper = has_papers_row(strategy)
+    paradl_bytes = None
+    if has_papers_row(strategy):
+        paradl_bytes = paradl_memory_of_plan(network, strategy, about.settings, dtype=about.dtype).peak_bytes
     return MemoryRun(
         path=str(directory),
         command_line=manifest.command_line,
@@ -133,9 +127,7 @@ def _run(directory: Path, manifest: Manifest, about: TrainingRun, network: Model
         dtype=about.dtype,
         optimizer=about.optimizer,
         tensor_bytes=planned.peak_bytes,
-        paradl_bytes=paradl_memory_of_plan(network, strategy, about.settings, dtype=about.dtype).peak_bytes
-        if by_paper
-        else None,
+        paradl_bytes=paradl_bytes,
         measured_bytes=measured_peaks(about),
     )
 

@@ -168,6 +168,11 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     step_bytes_range: tuple[PositiveEstimatedBytes, PositiveEstimatedBytes] | None = None
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is of: (library, operation, level)."""
+        return self.library, self.operation, self.level
+
+    @property
     def regime_range(self) -> tuple[float, float]:
         """Bytes of the smallest and the largest message of this regime: of a step's, or of the whole."""
         low, high = self.step_bytes_range or self.bytes_range

@@ -1,9 +1,8 @@
 """How far measured times of a collective lie off their fit, by rank count and size: what was measured goes first.
 
-A fit says how time grows, in few parameters: with bytes by straight pieces, with ranks by an algorithm. Times at the
-sizes and rank counts measured differ from it by more than their noise, the more so where one form has to do for all
-rank counts and messages outgrow caches. So a prediction inside of what was measured is the fit times what measured
-times are of it there (docs/model.md, "Collectives"), and the fit alone where nothing near was measured.
+Times at the sizes and rank counts measured differ from a fit by more than their noise, the more so where one form has
+to do for all rank counts and messages outgrow caches. So a prediction inside of what was measured is the fit times what
+measured times are of it there (docs/model.md, "Collectives"), and the fit alone where nothing near was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication import CommunicationFit
-from calibrate.profile.collectives.communication_time import Floats
+from paradl_bench.core.statistics import Floats
 
 
 class SizeRatios(NamedTuple):
@@ -50,15 +49,15 @@ class Residuals(NamedTuple):
         Between two rank counts it goes straight over the logarithm of ranks, from the one's factor to the other's.
         """
         p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
-        found = np.ones(p.shape)
+        factor = np.ones(p.shape)
         pairs = itertools.pairwise(self.counts) if len(self.counts) > 1 else zip(self.counts, self.counts, strict=True)
         for (low, at_low), (high, at_high) in pairs:
             inside = (p >= low) & (p <= high)
             if not inside.any():
                 continue
             share = np.log(p[inside] / low) / math.log(high / low) if high > low else 0.0
-            found[inside] = np.exp((1 - share) * at_low.log_ratio(m[inside]) + share * at_high.log_ratio(m[inside]))
-        return found
+            factor[inside] = np.exp((1 - share) * at_low.log_ratio(m[inside]) + share * at_high.log_ratio(m[inside]))
+        return factor
 
 
 def residuals_of(fits: Sequence[CommunicationFit]) -> Residuals:

@@ -5,13 +5,11 @@ rendezvous protocols, caches). Inside a piece the algorithm's cost terms hold. B
 and the smallest of the next nothing was measured: time runs straight from the one to the other, so that it is
 continuous in bytes. Beyond the first and the last piece their own lines go on. No bytes take no time.
 
-The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above): each doubling
-of the message beyond the smallest size measured adds the same. Below that size it stays at its latency, where eq. 18
-falls to minus infinity.
+The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above). Below the
+smallest size measured it stays at its latency, where eq. 18 falls to minus infinity.
 
-What a library does with a message, it decides by the bytes of that message: of one step of the algorithm. A ring over
-p ranks sends m / p a step, so that where it changes protocol grows, in bytes of the whole, with the ranks. Pieces of
-such an algorithm may be ranges of a step's bytes instead.
+A library changes protocol by the bytes of one step of the algorithm. A ring over p ranks sends m / p a step, so that
+pieces of such an algorithm may be ranges of a step's bytes instead.
 """
 
 from __future__ import annotations
@@ -22,13 +20,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
-
-Floats = NDArray[np.float64]
 
 
 class Piece(NamedTuple):
@@ -66,12 +63,10 @@ class Piece(NamedTuple):
 
     def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> Floats:
         """Seconds under this piece's parameters, wherever its range ends."""
-        logarithmic_from = self.low_bytes if self.doubling_s else None
-        terms = coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
-        return np.asarray(terms @ self.parameters)
+        return np.asarray(self.terms(ranks, message_bytes, ranks_per_node) @ self.parameters)
 
-    def terms(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> Floats:
-        """(5,) coefficients of this piece's parameters at one point."""
+    def terms(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> Floats:
+        """(..., 5) coefficients of this piece's parameters."""
         logarithmic_from = self.low_bytes if self.doubling_s else None
         return coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
 
@@ -89,13 +84,19 @@ def coefficients(
     ``logarithmic_from`` is given, seconds a doubling beyond so many bytes, at every step of the algorithm.
     """
     inside, between = algorithm.level_terms(ranks, message_bytes, ranks_per_node)
+    columns = (between.alpha_count, between.beta_bytes, between.gamma_bytes, inside.alpha_count, inside.beta_bytes)
+    design = np.stack(columns, axis=-1)
     if logarithmic_from is None:
-        columns = (between.alpha_count, between.beta_bytes, between.gamma_bytes, inside.alpha_count, inside.beta_bytes)
-        return np.stack(columns, axis=-1)
-    doublings = np.log2(np.maximum(np.asarray(message_bytes, float) / logarithmic_from, 1.0))
-    steps = between.alpha_count + inside.alpha_count
-    nothing = 0 * steps
-    return np.stack((between.alpha_count, steps * doublings, nothing, inside.alpha_count, nothing), axis=-1)
+        return design
+    return logarithmic_design(design, np.asarray(message_bytes, float) / logarithmic_from)
+
+
+def logarithmic_design(design: Floats, ratio: Floats) -> Floats:
+    """(..., 5) coefficients of a piece that grows with the logarithm of ``ratio``, bytes over its smallest size."""
+    steps = design[..., 0] + design[..., 3]
+    nothing = np.zeros(design.shape[:-1])
+    columns = (design[..., 0], steps * np.log2(np.maximum(ratio, 1.0)), nothing, design[..., 3], nothing)
+    return np.stack(columns, axis=-1)
 
 
 def pieces_of(operation: CollectiveOperation, fits: Sequence[CommunicationFit]) -> tuple[Piece, ...]:
@@ -184,11 +185,7 @@ def outside(value: float, span: tuple[float, float]) -> float:
 def spread_s(
     operation: CollectiveOperation, fits: Sequence[CommunicationFit], ranks: float, message_bytes: float
 ) -> float:
-    """Standard deviation of a predicted time inside the range fitted on: of the parameters, and of what drifts.
-
-    The parameters are those of the fit whose rank count, where each was fitted by itself, and sizes are nearest.
-    """
-
+    """Standard deviation of a predicted time inside the range fitted on: of the nearest fit's parameters, and drift."""
     fit = nearest_fit(operation, fits, ranks, message_bytes)
     (piece,) = pieces_of(operation, [fit])
     row = piece.terms(ranks, message_bytes, fit.inner.ranks if fit.inner else 1)

@@ -145,8 +145,3 @@ def contention_of(entries: Sequence[InContext], groups: float) -> Contention:
     # Neighbours are measured apart: their errors are independent.
     sd = math.hypot((1 - share) * lower[2], share * upper[2])
     return Contention(max(1.0, factor), sd, groups > known[-1][0])
-
-
-def covariance_of_factor(sd: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of (added_s, factor), where the factor alone is uncertain."""
-    return (0.0, 0.0), (0.0, sd * sd)

@@ -34,31 +34,31 @@ def in_one_list(profile: Any) -> Any:
     """A profile of version 5 (decoded JSON) with its four lists as one; what is no entry is left to be refused."""
     if not isinstance(profile, dict):
         return profile
-    found: list[Any] = []
+    contexts: list[Any] = []
     for name in _NAMES:
         entries = profile.get(name, [])
-        found += [_converted(name, each) for each in (entries if isinstance(entries, list) else [entries])]
+        contexts += [_converted(name, entry) for entry in (entries if isinstance(entries, list) else [entries])]
     fits = profile.get("communication")
     if isinstance(fits, list):
         # Of calls far above the usual ones; no prediction became better by it.
         fits = [_renamed(fit, {"congestion": ""}) if isinstance(fit, dict) else fit for fit in fits]
         profile = {**profile, "communication": fits}
-    return {**{field: value for field, value in profile.items() if field not in _NAMES}, "contexts": found}
+    return {**{field: value for field, value in profile.items() if field not in _NAMES}, "contexts": contexts}
 
 
 def _converted(name: str, entry: Any) -> Any:
     if not isinstance(entry, dict):
         return entry
     context, names = _NAMES[name]
-    found = {**_renamed(entry, names), "context": context}
-    if isinstance(points := found.get("points"), list):
-        found["points"] = [_renamed(each, _POINT) if isinstance(each, dict) else each for each in points]
+    converted = {**_renamed(entry, names), "context": context}
+    if isinstance(points := converted.get("points"), list):
+        converted["points"] = [_renamed(point, _POINT) if isinstance(point, dict) else point for point in points]
     if name == "interference":
-        found |= {"ranks": [entry.get("ranks")] * 2, "neighbour_sd": _scaled(entry.get("compute_slowdown_iqr"))}
-        found |= _of_factor(_scaled(entry.get("communication_slowdown_iqr")))
+        converted |= {"ranks": [entry.get("ranks")] * 2, "neighbour_sd": _scaled(entry.get("compute_slowdown_iqr"))}
+        converted |= _of_factor(_scaled(entry.get("communication_slowdown_iqr")))
     if name == "contention":
-        found |= _of_factor(_half_width(entry.get("factor_interval")))
-    return found
+        converted |= _of_factor(_half_width(entry.get("factor_interval")))
+    return converted
 
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def _scaled(iqr: Any) -> float | None:
 
 def _half_width(interval: Any) -> float | None:
     """The standard deviation of a 90% interval."""
-    low, high = (
-        (_number(end) for end in interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
-    )
+    if not isinstance(interval, list) or len(interval) != 2:
+        return None
+    low, high = map(_number, interval)
     return None if low is None or high is None else (high - low) / (2 * Z90)
 
 

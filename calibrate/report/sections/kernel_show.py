@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from calibrate.kernels.model import KernelCandidate, KernelModel
+from calibrate.kernels.model import KernelModel
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def kernel_lines(models: Sequence[KernelModel]) -> Iterator[str]:
     """A line a regressor, for the end of a fit."""
     for model in models:
-        others = ", ".join(f"{each.model} {_errors(each)}" for each in model.candidates if each.model != model.model)
-        own = next(each for each in model.candidates if each.model == model.model)
-        yield (
-            f"{model.title}: {model.kernels} kernels, {model.model}; held out RE {own.held_out_re:.1%}, "
-            f"WRE {own.held_out_wre:.1%}" + (f" ({others})" if others else "")
+        others = ", ".join(
+            f"{candidate.model} {candidate.held_out_re:.1%}, {candidate.held_out_wre:.1%}"
+            for candidate in model.candidates
+            if candidate.model != model.model
         )
-
-
-def _errors(candidate: KernelCandidate) -> str:
-    return f"{candidate.held_out_re:.1%}, {candidate.held_out_wre:.1%}"
+        chosen = next(candidate for candidate in model.candidates if candidate.model == model.model)
+        yield (
+            f"{model.title}: {model.kernels} kernels, {model.model}; held out RE {chosen.held_out_re:.1%}, "
+            f"WRE {chosen.held_out_wre:.1%}" + (f" ({others})" if others else "")
+        )
 
 
 def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None:

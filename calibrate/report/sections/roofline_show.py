@@ -34,11 +34,11 @@ def _reached(device: Device) -> str:
     measured = device.rates_from == "measured by doctor"
     peak, bandwidth = device.layers_reached if measured else (device.peak_flops, device.memory_bandwidth_bytes_per_s)
     parts = []
-    if peak:
-        share = f" ({peak / device.peak_flops:.0%} of doctor's)" if measured and device.peak_flops else ""
-        parts.append(f"{peak / 1e9:.3g} GFLOP/s{share}")
-    if bandwidth:
-        of = device.memory_bandwidth_bytes_per_s
-        share = f" ({bandwidth / of:.0%} of doctor's)" if measured and of else ""
-        parts.append(f"{bandwidth / 1e9:.3g} GB/s of memory{share}")
+    for rate, doctors, unit in (
+        (peak, device.peak_flops, "GFLOP/s"),
+        (bandwidth, device.memory_bandwidth_bytes_per_s, "GB/s of memory"),
+    ):
+        if rate:
+            share = f" ({rate / doctors:.0%} of doctor's)" if measured and doctors else ""
+            parts.append(f"{rate / 1e9:.3g} {unit}{share}")
     return " and ".join(parts)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication_residuals import Residuals
-from calibrate.profile.collectives.communication_time import Floats, Piece, piecewise_seconds
+from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
+from paradl_bench.core.statistics import Floats
 
 
 class CollectiveTimes(NamedTuple):

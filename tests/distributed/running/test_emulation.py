@@ -15,7 +15,7 @@ from in_process import run_in_process
 from profile_factory import make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import write_profile
-from paradl_bench.core.files.storage import read_json
+from paradl_bench.core.files.storage import hash_of_file, read_json
 from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.table import MAKERS
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -30,7 +30,6 @@ from paradl_bench.records.training.ghost_record import GHOST_FILE, DrawnSleeps, 
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, TrainingRun, read_run
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict
-from predict.emulation.ghost import profile_hash
 from predict.validation.validation import validate_runs
 
 pytestmark = pytest.mark.distributed
@@ -162,7 +161,7 @@ def test_ghosts_issue_the_planned_communication_and_take_their_sleep(place: Path
     slow_words = kind_of_emulation(read_manifest(place / "slow").environment.emulated)
     assert slow_words == f"{kind_of_emulation(read_manifest(place / 'plain').environment.emulated)}, slow rank 1.5@1"
     about = read_manifest(place / "plain").environment.emulated
-    sha256 = profile_hash(place / "profile.json")
+    sha256 = hash_of_file(place / "profile.json", what="profile")
     assert about == Emulation(layers=EmulatedLayers(profile_sha256=sha256, dilate=20.0))
     assert plain.ghost.dilate == 20.0
     assert plain.ghost.without_compute_s > 0

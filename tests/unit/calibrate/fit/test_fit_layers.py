@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic_measurements import LayersSpec, network, write_layers
 
 from calibrate.fit.copy_fit import fit_copies
-from calibrate.fit.layer_fit import QUANTILES, layer_times, model_times, rates_reached, shard_times
+from calibrate.fit.layer_fit import QUANTILES, layer_times, model_times, rates_reached
 from calibrate.fit.reading import Placed, read_measurements
 from calibrate.profile.profile import LayerTime
 from calibrate.statistics.blocks import (
@@ -130,7 +130,7 @@ def test_shards_align_with_iterations_of_their_own() -> None:
     assert times["f2"].samples == 3
     records = iterations_of([whole, part])
     assert [(time.shard, time.iteration.samples) for time in model_times(records)] == [("", 3)]
-    assert [(time.shard, time.iteration.samples) for time in shard_times(records)] == [("f2", 3)]
+    assert [(time.shard, time.iteration.samples) for time in model_times(records, shards=True)] == [("f2", 3)]
 
 
 @pytest.mark.parametrize(

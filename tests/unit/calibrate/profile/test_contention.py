@@ -15,7 +15,7 @@ from calibrate.fit.collectives.communication_fit import fit_communication
 from calibrate.fit.contexts.context_fit import fit_contexts
 from calibrate.fit.merge import merge_profiles
 from calibrate.fit.reading import Placed
-from calibrate.profile.collectives.contexts import InContext, contention_of, covariance_of_factor
+from calibrate.profile.collectives.contexts import InContext, contention_of
 from calibrate.profile.profile import Profile
 from calibrate.report.diff import compare
 from calibrate.report.sections.contexts_show import print_contexts
@@ -79,7 +79,7 @@ def fitted(records: Sequence[Placed[CollectiveSamples]]) -> tuple[tuple[InContex
 
 
 def entry(factor: float, groups: int = 2, *, sd: float = 0.0, **more: object) -> InContext:
-    found = in_context("groups", groups=groups, factor=factor, covariance=covariance_of_factor(sd))
+    found = in_context("groups", groups=groups, factor=factor, covariance=((0.0, 0.0), (0.0, sd * sd)))
     return msgspec.structs.replace(found, **more)
 
 

@@ -21,8 +21,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.simulation.exposure import StreamTimes
 from predict.simulation.prepared import price
-from predict.timeline.timeline import IterationTimeline, timeline_of
-from predict.timeline.timeline_actions import place_actions
+from predict.timeline.timeline import IterationTimeline, place_actions, timeline_of
 from predict.timeline.timeline_picture import draw
 from predict.timeline.timeline_report import summarise
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline

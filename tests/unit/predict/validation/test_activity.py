@@ -51,7 +51,7 @@ class Simulated:
         )
         timeline = timeline_of(priced, settings.of(PipelineOptions).schedule)
         roles = [timeline.roles[timeline.plan.role_of(rank)] for rank in range(self.strategy.ranks)]
-        self.units = [simulated_units(timeline, role, settings.of(PipelineOptions).schedule) for role in roles]
+        self.units = [simulated_units(role) for role in roles]
         self.finish_s = [role.finish_s for role in roles]
         self.iteration_s = timeline.iteration_s
         assert [units[-1].end_s for units in self.units] == pytest.approx(self.finish_s)
