@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from paradl_bench.core.terminal.command_line import run_command
+from predict.diagnosis.command import diagnose
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets_command import buckets
 from predict.prediction.command_options import point_options, refuse_missing
@@ -38,7 +39,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|validate|what-if|timeline|buckets|ghost ...]",
+    subcommand_metavar="[search|diagnose|validate|what-if|timeline|buckets|ghost ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -147,6 +148,7 @@ def validate(
     print_report(report, paths, as_json=as_json)
 
 
+group.add_command(diagnose)
 group.add_command(what_if_command)
 group.add_command(timeline)
 group.add_command(buckets)
