@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from paradl_bench.core.terminal.command_line import run_command
-from predict.diagnosis.command import diagnose
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets_command import buckets
 from predict.prediction.command_options import point_options, refuse_missing
 from predict.search.command import search_command
 from predict.timeline.command import timeline
+from predict.validation.diagnosis.command import diagnose
 from predict.what_if.command import what_if_command
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import parse_strategy
-from predict.diagnosis import limitations as of
-from predict.diagnosis.diagnosis import Case, by_weight, timed_finding
-from predict.diagnosis.findings import Diagnosis, Finding
-from predict.diagnosis.measured import MeasuredSeconds, seconds_of_run
-from predict.diagnosis.shares import Seconds, computed_s
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
+from predict.validation.diagnosis.findings import Diagnosis, Finding
+from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
+from predict.validation.diagnosis.shares import Seconds, computed_s
 from predict.validation.runs import Run
 
 _FULL = 0.95

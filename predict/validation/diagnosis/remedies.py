@@ -13,12 +13,12 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
-from predict.diagnosis import limitations as of
-from predict.diagnosis.diagnosis import Case, Diagnostician
-from predict.diagnosis.findings import Diagnosis, Finding, Remedy
 from predict.prediction.request import read_request
 from predict.prediction.scaling_band import gain_band
 from predict.search.search import command_of, search
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.diagnosis import Case, Diagnostician
+from predict.validation.diagnosis.findings import Diagnosis, Finding, Remedy
 
 _CAPS_MB = ("1", "5", "25", "100", "400")
 _MORE_MICRO_BATCHES = (2, 4, 8)

@@ -14,8 +14,8 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import HaloExchange
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
-from predict.diagnosis import limitations as of
 from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
+from predict.validation.diagnosis import limitations as of
 
 _HALF_WIDTH = 1.645
 """Standard deviations from the middle to either end of a 90% interval."""

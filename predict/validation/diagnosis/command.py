@@ -10,8 +10,8 @@ import click
 from predict.prediction.command_options import point_options, refuse_missing
 
 if TYPE_CHECKING:
-    from predict.diagnosis.findings import Diagnosis
     from predict.prediction.prediction import Prediction
+    from predict.validation.diagnosis.findings import Diagnosis
     from predict.validation.runs import Run
 
 
@@ -42,7 +42,7 @@ def diagnose(**options: Any) -> None:
     """
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
-    from predict.diagnosis.presentation import print_diagnosis
+    from predict.validation.diagnosis.presentation import print_diagnosis
 
     refuse_missing(options, "profile", *(() if options["run"] else ("model", "strategy", "batch")))
     output = options["output"]
@@ -62,12 +62,12 @@ def diagnose(**options: Any) -> None:
 
 def _diagnoses(options: dict[str, Any]) -> list[Diagnosis]:
     """A diagnosis of every strategy and batch, or of the run."""
-    from predict.diagnosis.against_run import held_against
-    from predict.diagnosis.diagnosis import Diagnostician
-    from predict.diagnosis.of_run import options_of_run, read_run_to_diagnose
-    from predict.diagnosis.remedies import with_remedies
     from predict.prediction.prediction import Predictor
     from predict.prediction.request import limit_memory, read_request
+    from predict.validation.diagnosis.against_run import held_against
+    from predict.validation.diagnosis.diagnosis import Diagnostician
+    from predict.validation.diagnosis.of_run import options_of_run, read_run_to_diagnose
+    from predict.validation.diagnosis.remedies import with_remedies
 
     run: Run | None = None
     if options["run"]:

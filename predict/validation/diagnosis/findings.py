@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from predict.diagnosis.limitations import Limitation
+from predict.validation.diagnosis.limitations import Limitation
 
 State = Literal["present", "possible", "not present", "not measured", "does not apply"]
 

@@ -27,7 +27,7 @@ from paradl_bench.network.graph import Layer
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.training.training_record import MemoryPeak
 from predict.cli import group
-from predict.diagnosis.limitations import LIMITATIONS
+from predict.validation.diagnosis.limitations import LIMITATIONS
 
 NETWORK = small_cnn(6, 8)
 BATCHES = (2, 4, 8, 16, 32)

@@ -20,8 +20,8 @@ from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 from predict.costs.sourced import Floats
-from predict.diagnosis import limitations as of
-from predict.diagnosis.shares import Seconds
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.shares import Seconds
 from predict.validation.runs import Run
 
 _DRAWS = 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
-from predict.diagnosis.findings import Diagnosis, Finding
+from predict.validation.diagnosis.findings import Diagnosis, Finding
 
 _COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "what says so")
 

@@ -16,13 +16,13 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.hardware.what_if_hardware import Hardware
-from predict.diagnosis import limitations as of
-from predict.diagnosis.findings import Diagnosis, Finding, State
-from predict.diagnosis.limitations import LIMITATIONS, Limitation
-from predict.diagnosis.shares import Seconds, seconds_of_limitations
 from predict.ledger.ledger import Ledger
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling_band import Timed
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.findings import Diagnosis, Finding, State
+from predict.validation.diagnosis.limitations import LIMITATIONS, Limitation
+from predict.validation.diagnosis.shares import Seconds, seconds_of_limitations
 from predict.workload import Configuration
 
 AT_LEAST = 0.05
