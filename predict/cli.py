@@ -17,6 +17,7 @@ from predict.prediction.buckets_command import buckets
 from predict.prediction.command_options import point_options, refuse_missing
 from predict.search.command import search_command
 from predict.timeline.command import timeline
+from predict.validation.diagnosis.command import diagnose
 from predict.what_if.command import what_if_command
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|validate|what-if|timeline|buckets|ghost ...]",
+    subcommand_metavar="[search|diagnose|validate|what-if|timeline|buckets|ghost ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -147,6 +148,7 @@ def validate(
     print_report(report, paths, as_json=as_json)
 
 
+group.add_command(diagnose)
 group.add_command(what_if_command)
 group.add_command(timeline)
 group.add_command(buckets)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.units import parse_recompute
+from paradl_bench.core.units import parse_memory, parse_recompute
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.axis_planner import refuse_unused
@@ -29,7 +31,7 @@ from predict.prediction.stage_balance import refuse_without_pipeline, with_balan
 from predict.simulation.slow_rank import slow_rank_option
 from predict.workload import Configuration, Evaluator, evaluator_named
 
-_MEASURED = "measured"
+MEASURED = "measured"
 """What ``--stages`` takes for stages that balance the profile's seconds."""
 
 
@@ -66,7 +68,7 @@ def read_request(options: Mapping[str, Any]) -> Request:
     )
     refuse_without_pipeline(options["stages"], chosen.points)
     points = chosen.points
-    if options["stages"] == _MEASURED:
+    if options["stages"] == MEASURED:
         points = tuple(with_balanced_stages(model, point) for point in points)
     return Request(model=model, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
 
@@ -95,6 +97,19 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         fusion=fusion_options(evaluator.name, options),
         slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
     )
+
+
+def limit_memory(model: CostModel, text: str | None) -> float | None:
+    """Bytes of a rank's memory: as given, else of the cluster; predictions say by it what fits.
+
+    Raises:
+        UserError: the text is no size.
+    """
+    communication = model.communication
+    if text is not None:
+        limit = parse_memory(text, "--memory")
+        communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
+    return communication.cluster.memory_bytes_per_rank
 
 
 class Predicted(NamedTuple):
@@ -143,7 +158,7 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
     """A plan's settings for a global mini-batch."""
     known = model.communication.cluster.ranks_per_node
-    given = {**options, "stages": None} if options["stages"] == _MEASURED else options
+    given = {**options, "stages": None} if options["stages"] == MEASURED else options
     axes = tuple(own.placed(lambda: known) for own in read_options(given)[0])
 
     def settings(batch: int) -> PlanSettings:

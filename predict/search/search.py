@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.units import parse_counts, parse_memory, parse_ranks
+from paradl_bench.core.units import parse_counts, parse_ranks
 from paradl_bench.plan.axes.registry import option_types
 from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES
 from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
-from predict.costs.cost_model import CostModel
 from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.request import read_model, settings_of
+from predict.prediction.request import MEASURED, limit_memory, read_model, settings_of
+from predict.prediction.stage_balance import CUT_BY
 from predict.search.candidates.mirrored import mirrored_dims
 from predict.search.candidates.space import Space, find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
@@ -126,7 +126,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
         raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
-    limit = _limit_memory(model, options["memory"])
+    limit = limit_memory(model, options["memory"])
     settings = settings_of(model, options)(batches[0])
     caps = parse_caps(options["caps"])
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
@@ -164,15 +164,6 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
         probability_of_others=others,
         searched=tuple(map(_searched, rankings)),
     )
-
-
-def _limit_memory(model: CostModel, text: str | None) -> float | None:
-    """A rank's memory: as given, else of the cluster; predictions say by it what fits."""
-    communication = model.communication
-    if text is not None:
-        limit = parse_memory(text, "--memory")
-        communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
-    return communication.cluster.memory_bytes_per_rank
 
 
 def _searched(ranking: Ranking) -> Searched:
@@ -217,7 +208,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
             probability_best=of_strategy[exact[index].prediction.strategy] if index in first.values() else None,
             pareto=frontier[index],
             estimate_s=exact[index].estimate_s,
-            predict_command=_command("predict", exact[index].prediction, options),
+            predict_command=command_of("predict", exact[index].prediction, options),
             train_command=_train_command(exact[index].prediction, options),
             prediction=exact[index].prediction,
         )
@@ -233,10 +224,10 @@ def _compared(prediction: Prediction) -> tuple[float, ...]:
 
 
 def _train_command(prediction: Prediction, options: Mapping[str, Any]) -> str | None:
-    return _command("train", prediction, options) if prediction.input_shape else None
+    return command_of("train", prediction, options) if prediction.input_shape else None
 
 
-def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -> str:
+def command_of(program: str, prediction: Prediction, options: Mapping[str, Any]) -> str:
     """The command that predicts, or trains, what a row says."""
     if program == "predict":
         words = ["predict", "--from-profile", str(options["profile"]), "--model", prediction.model]
@@ -249,11 +240,14 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
     strategy = parse_strategy(prediction.strategy)
     axes = {shown.name for axis in strategy.axes for kind in axis.declared.options for shown in kind.shown}
     of_others = {shown.name for kind in option_types() for shown in kind.shown} - axes
-    for name, text in prediction.options.items():
-        words += [f"--{name.replace('_', '-')}", text] if name not in of_others else []
+    shown = {name: text for name, text in prediction.options.items() if name not in of_others}
+    if shown.pop("cut_by", None) == CUT_BY:
+        shown["stages"] = MEASURED
+    for name, text in shown.items():
+        words += [f"--{name.replace('_', '-')}", text]
     if prediction.bucket_cap_bytes != bucket_limits(None)[1]:
         words += ["--bucket-cap-mb", f"{prediction.bucket_cap_bytes / 1024**2:.12g}"]
-    given: dict[str, object] = {name: options[name] for name in _PASSED_ON if options[name] is not None}
+    given: dict[str, object] = {name: options[name] for name in _PASSED_ON if options.get(name) is not None}
     if program == "train":
         given = {name: value for name, value in given.items() if name not in _NOT_OF_RUNS}
         given |= {"optimizer": prediction.optimizer, "dtype": prediction.dtype}

@@ -71,7 +71,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
     predictors = _Predictors(profile, profile_path, cluster)
     differences = list(
-        dict.fromkeys(line for run in (*runs, *unfit) for line in (*_unlike(profile, run), *predictors.unslept(run)))
+        dict.fromkeys(line for run in (*runs, *unfit) for line in (*unlike(profile, run), *predictors.unslept(run)))
     )
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
@@ -145,7 +145,7 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _unlike(profile: Profile, run: Run) -> list[str]:
+def unlike(profile: Profile, run: Run) -> list[str]:
     """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
     environment = run.manifest.environment.computing
     found = min((known.differences(environment) for known in profile.environments), key=len, default=[])

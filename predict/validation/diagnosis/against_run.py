@@ -1,0 +1,97 @@
+"""A run beside its prediction: what was measured of each limitation takes the place of what was predicted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import parse_strategy
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
+from predict.validation.diagnosis.findings import Diagnosis, Finding
+from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
+from predict.validation.diagnosis.shares import Seconds, computed_s
+from predict.validation.runs import Run
+
+_FULL = 0.95
+"""Of a device's memory: an allocator that has taken more has to wait for what is given back."""
+
+
+def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
+    """The diagnosis of a run.
+
+    Raises:
+        UserError: the run's records don't hold the same iterations of all ranks.
+    """
+    measured = seconds_of_run(run)
+    seconds = dict(measured.seconds)
+    strategy = parse_strategy(run.description.strategy)
+    if degree_of(strategy, Trait.SHARES_LAYERS) > 1:
+        seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, computed_s(case.ledger))
+    findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
+    return msgspec.structs.replace(
+        diagnosis,
+        iteration_s=run.median_s,
+        findings=by_weight(findings),
+        run=str(run.path),
+        notes=(*_slower_compute(measured, case), *diagnosis.notes),
+    )
+
+
+def _beyond(measured: Seconds, predicted_s: float) -> Seconds:
+    """What was measured beyond a prediction; none below 0."""
+    return Seconds(*(max(value - predicted_s, 0.0) for value in measured))
+
+
+def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run, at_least: float) -> Finding:
+    name = finding.limitation.name
+    if name == of.MEMORY_STALLS:
+        return _memory_stalls(finding, case, run)
+    if name not in seconds:
+        return finding
+    predicted = case.seconds.get(name)
+    whole = f"measured: {format_seconds(seconds[name].seconds)} of {format_seconds(run.median_s)}"
+    beside = f", predicted {format_seconds(predicted.seconds)}" if predicted else ""
+    return timed_finding(
+        finding.limitation,
+        seconds[name],
+        run.median_s,
+        at_least,
+        evidence=whole + beside,
+        predicted_s=predicted.seconds if predicted else 0.0,
+    )
+
+
+def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
+    """An allocator that holds nearly all of a device makes kernels wait for memory."""
+    limit = case.memory_limit_bytes
+    reserved = [peak.reserved_bytes for peak in run.description.memory if peak.reserved_bytes is not None]
+    if not reserved:
+        text = "only a GPU's allocator makes kernels wait, and this run has none"
+        return msgspec.structs.replace(finding, state="does not apply", evidence=text)
+    if limit is None:
+        text = "a cluster file that gives memory_bytes_per_rank says how much there is"
+        return msgspec.structs.replace(finding, evidence=f"needs {text}")
+    share = max(reserved) / limit
+    return msgspec.structs.replace(
+        finding,
+        state="possible" if share >= _FULL else "not present",
+        share=share,
+        share_interval=(share, share),
+        basis="measured",
+        evidence=f"measured: the allocator took {format_bytes(max(reserved))} of {format_bytes(round(limit))}",
+    )
+
+
+def _slower_compute(measured: MeasuredSeconds, case: Case) -> list[str]:
+    """What layers took beyond their prediction is no row of the table, and a reader has to know of it."""
+    predicted_s = computed_s(case.ledger)
+    if measured.computed.low_s <= predicted_s:
+        return []
+    factor = measured.computed.seconds / predicted_s
+    return [
+        f"layers took {factor:.2f} times as long as predicted ({format_seconds(measured.computed.seconds)} against"
+        f" {format_seconds(predicted_s)}): if the host was busy, measure again"
+    ]

@@ -1,0 +1,53 @@
+"""A diagnosis as a table for a person."""
+
+from __future__ import annotations
+
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.units import format_difference, format_seconds
+from predict.validation.diagnosis.findings import Diagnosis, Finding
+
+_COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "what says so")
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """All rows of the table, then remedies and notes, a line each."""
+    console = open_console()
+    console.print(table(_COLUMNS, [_row(finding) for finding in diagnosis.findings], title=_title(diagnosis)))
+    there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
+    if not there:
+        console.print(f"Nothing takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
+    for line in (*(line for finding in there for line in _remedies(finding)), *diagnosis.notes):
+        console.print(line, highlight=False)
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    against = f", measured in {diagnosis.run}" if diagnosis.run else ", predicted"
+    whole = format_seconds(diagnosis.iteration_s)
+    return f"{diagnosis.model} {diagnosis.strategy}, batch {diagnosis.batch}: an iteration of {whole}{against}"
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    about, ends = finding.limitation, finding.share_interval
+    return (
+        about.name,
+        about.category,
+        about.comes_of,
+        " ".join(about.phases),
+        "" if finding.share is None else f"{finding.share:.1%}",
+        "" if ends is None or finding.seconds_s is None else f"{ends[0]:.1%} to {ends[1]:.1%}",
+        finding.state,
+        finding.evidence,
+    )
+
+
+def _remedies(finding: Finding) -> list[str]:
+    name = finding.limitation.name
+    if not finding.remedies:
+        return [f"{name}: nothing that was tried helps"]
+    lines = []
+    for remedy in finding.remedies:
+        gain, low, high = (format_difference(value, 1) for value in (remedy.gain, *remedy.gain_interval))
+        faster = f"{format_seconds(remedy.iteration_s)}, {gain} samples/s (90%: {low} to {high})"
+        lines += [f"{name}: {remedy.change}: {faster}", f"  {remedy.command}"]
+    return lines

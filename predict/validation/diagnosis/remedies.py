@@ -1,0 +1,162 @@
+"""Configurations that suffer less: settings of the same strategy, and the strategies that a search likes best.
+
+Each is predicted whole, so a gain is what the iteration gains and not what the limitation loses. Settings are given
+as options of ``predict``, as a user would type them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.schedules.catalog import schedules
+from predict.prediction.request import read_request
+from predict.prediction.scaling_band import gain_band
+from predict.search.search import command_of, search
+from predict.validation.diagnosis import limitations as of
+from predict.validation.diagnosis.diagnosis import Case, Diagnostician
+from predict.validation.diagnosis.findings import Diagnosis, Finding, Remedy
+
+_CAPS_MB = ("1", "5", "25", "100", "400")
+_MORE_MICRO_BATCHES = (2, 4, 8)
+_STRATEGIES = 6
+_PREDICTIONS = 24
+"""Of a search, whose best strategies are tried."""
+_LESS = 0.9
+"""A remedy has to leave at most so much of a limitation's seconds."""
+Options = Mapping[str, Any]
+
+
+class _Tried(NamedTuple):
+    change: str
+    options: Options
+    case: Case
+
+
+def with_remedies(diagnosis: Diagnosis, doctor: Diagnostician, case: Case, options: Options) -> Diagnosis:
+    """The diagnosis with a remedy for each limitation that is there or may be, where one was found.
+
+    Args:
+        options: of the command line, by the names of its parameters, as :func:`read_request` takes them.
+    """
+    wanted = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
+    if not wanted:
+        return diagnosis
+    tried, refused = _tried(doctor, case, options)
+    findings = tuple(
+        msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
+        for finding in diagnosis.findings
+    )
+    return msgspec.structs.replace(diagnosis, findings=findings, notes=(*diagnosis.notes, *refused))
+
+
+def _tried(doctor: Diagnostician, case: Case, options: Options) -> tuple[list[_Tried], list[str]]:
+    """All alternatives, predicted; and why strategies could not be searched."""
+    found: list[_Tried] = []
+    refused: list[str] = []
+    for change in _settings(case, options):
+        try:
+            changed = {**options, **change}
+            (point,) = read_request(changed).points
+            found.append(_Tried(_in_words(change), changed, doctor.case_of(point)))
+        except UserError:
+            # Of another axis, or beyond a limit: no remedy here.
+            continue
+    try:
+        found += _strategies(doctor, case, options)
+    except UserError as error:
+        refused.append(f"other strategies were not searched: {error}")
+    return found, refused
+
+
+def _settings(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    """Other settings of the strategy; those that it has no use for are refused when they are read."""
+    yield from ({"bucket_cap_mb": float(cap)} for cap in _CAPS_MB)
+    yield from ({"exchange": exchange} for exchange in ("leader", "segmented"))
+    yield {"filter_backward": "reduce-scatter"}
+    yield {"stages": "measured"}
+    now = int(case.prediction.options.get("micro_batches", 0) or 0)
+    counts = [now, *(factor * now for factor in _MORE_MICRO_BATCHES)] if now else []
+    for count in counts:
+        for schedule in schedules():
+            change = {"micro_batches": count, "schedule": schedule}
+            yield change
+            yield {**change, "stages": "measured"}
+    yield {"recompute": "all"}
+    yield {"offload": "optimizer"}
+    yield {"prefetch": 2}
+    yield from ({"io_workers": workers} for workers in (1, 2, 4, 8))
+
+
+def _in_words(change: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name.replace('_', '-')} {value}"
+        for name, value in change.items()
+    )
+
+
+def _strategies(doctor: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
+    """The fastest strategies of as many ranks on the same mini-batch."""
+    asked = {
+        **options,
+        "strategy": None,
+        "evaluator": "simulate",
+        "ranks": str(case.prediction.ranks),
+        "top": _STRATEGIES,
+        "predictions": _PREDICTIONS,
+        "caps": ",".join(_CAPS_MB),
+        "price": None,
+    }
+    for row in search(asked).rows:
+        own = row.prediction
+        if own.strategy == case.prediction.strategy:
+            continue
+        changed = {**options, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
+        changed["bucket_cap_mb"] = own.bucket_cap_bytes / 1024**2
+        try:
+            (point,) = read_request(changed).points
+        except UserError:
+            continue
+        yield _Tried(f"--strategy {own.strategy}", changed, doctor.case_of(point))
+
+
+def _options_of(shown: Mapping[str, str]) -> dict[str, Any]:
+    return {name: int(text) if text.isdecimal() else text for name, text in shown.items()}
+
+
+def _best(finding: Finding, case: Case, tried: Iterable[_Tried]) -> tuple[Remedy, ...]:
+    """Of what helps against a limitation, the fastest settings of the strategy, and the fastest other strategy."""
+    helping = [other for other in tried if _helps(finding.limitation.name, case, other.case)]
+    same = [other for other in helping if other.case.prediction.strategy == case.prediction.strategy]
+    others = [other for other in helping if other not in same]
+    fastest = [min(some, key=lambda other: other.case.prediction.iteration_s) for some in (same, others) if some]
+    return tuple(_remedy(case, other) for other in fastest)
+
+
+def _remedy(case: Case, other: _Tried) -> Remedy:
+    prediction = other.case.prediction
+    return Remedy(
+        change=other.change,
+        command=command_of("predict", prediction, other.options),
+        iteration_s=prediction.iteration_s,
+        gain=case.prediction.iteration_s / prediction.iteration_s - 1,
+        gain_interval=gain_band(other.case.timed, case.timed),
+        memory_bytes=prediction.memory_bytes,
+    )
+
+
+def _helps(name: str, case: Case, other: Case) -> bool:
+    if name == of.REDUNDANT_MEMORY:
+        limit, peak = case.memory_limit_bytes, other.prediction.memory_bytes
+        return peak < case.prediction.memory_bytes and (limit is None or peak <= limit)
+    if other.prediction.iteration_s >= case.prediction.iteration_s or other.prediction.fits is False:
+        return False
+    if name in (of.RANKS, of.CONGESTION, of.MEMORY_STALLS):
+        return name == of.RANKS and other.prediction.strategy != case.prediction.strategy
+    before, after = case.seconds.get(name), other.seconds.get(name)
+    if before is None:
+        return False
+    return after is None or after.seconds <= _LESS * before.seconds

@@ -1,0 +1,211 @@
+"""``predict diagnose``: what is made worse on purpose is named first, and of what is not nothing is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from network_factory import small_cnn
+from profile_factory import (
+    affine_seconds,
+    free_copies,
+    layer_times,
+    make_profile,
+    model_times,
+    ring_fit,
+    write_training_run,
+)
+
+from calibrate.profile.profile import Profile
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.network.graph import Layer
+from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.training.training_record import MemoryPeak
+from predict.cli import group
+from predict.validation.diagnosis.limitations import LIMITATIONS
+
+NETWORK = small_cnn(6, 8)
+BATCHES = (2, 4, 8, 16, 32)
+OPERATIONS = ("all_reduce", "all_gather", "send_recv", "broadcast", "reduce_scatter", "exchange")
+
+
+def even_seconds(layer: Layer, phase: str, batch: int) -> float:
+    """Convolutions alone take time, all as much, so that they can be cut evenly."""
+    return (1e-3 if layer.kind == "conv" else 1e-9) * batch * (1 if phase == "FW" else 2)
+
+
+def batch_hardly_matters(layer: Layer, phase: str, batch: int) -> float:
+    """So micro-batches take nearly as long as the batch that they are parts of."""
+    return (1e-3 + 1e-6 * batch if layer.kind == "conv" else 1e-9) * (1 if phase == "FW" else 2)
+
+
+def profile(
+    *, slow: str = "", seconds: Any = even_seconds, wu_s: float = 1e-6, contention: float = 1.0, **changes: object
+) -> Profile:
+    """Messages take next to nothing but those of a slow operation, which take 10 ms and 1 us a byte."""
+    fits = [
+        ring_fit(name, alpha_s=1e-2, beta_s_per_byte=1e-6)
+        if name == slow
+        else ring_fit(name, alpha_s=1e-8, beta_s_per_byte=1e-14)
+        for name in OPERATIONS
+    ]
+    level = Level(name="node", ranks=8, contention=contention)
+    times = {
+        "layer_times": layer_times(
+            NETWORK, batches=BATCHES, ranks_on_host={n: 1.0 for n in (1, 2, 4, 8)}, seconds=seconds
+        ),
+        "model_times": model_times(NETWORK, batches=BATCHES, ranks_on_host=(1, 2, 4, 8), seconds=seconds, wu_s=wu_s),
+        "communication": tuple(fits),
+        "contexts": (),
+        "copies": free_copies((1, 2, 4, 8)),
+        "cluster": Cluster(name="test", levels=(level,), memory_bytes_per_rank=8e9),
+    }
+    return msgspec.structs.replace(make_profile(NETWORK), **{**times, **changes})
+
+
+def diagnosed(tmp_path: Path, made: Profile, *options: str) -> list[Any]:
+    """The findings, those that are there first."""
+    path = tmp_path / "profile.json"
+    path.write_bytes(encode_pretty(made))
+    where = [] if "--run" in options else ["--model", NETWORK.name]
+    result = CliRunner().invoke(group, ["diagnose", "--from-profile", str(path), *where, *options, "--json"])
+    assert result.exit_code == 0, result.output
+    (diagnosis,) = json.loads(result.stdout)
+    return diagnosis["findings"]
+
+
+def present(findings: Sequence[Any]) -> list[str]:
+    return [finding["limitation"]["name"] for finding in findings if finding["state"] == "present"]
+
+
+def run_of(
+    tmp_path: Path, rows: Sequence[Sequence[tuple[float, float, float, float]]], strategy: str, **changes: object
+) -> str:
+    """A run of batch 8; ``rows[rank][iteration]`` are seconds of FW, BW, exposed GE and WU."""
+    directory = tmp_path / "run"
+    write_training_run(directory, NETWORK, strategy=strategy, ranks=len(rows), batch=8, phases_s=rows, **changes)
+    return str(directory)
+
+
+WORSE = {
+    "gradient exchange": (profile(slow="all_reduce"), ["--strategy", "d2", "--batch", "8"]),
+    "layer-wise communication": (profile(slow="all_gather"), ["--strategy", "f2", "--batch", "8"]),
+    "halo exchange": (profile(slow="exchange"), ["--strategy", "s2", "--batch", "8"]),
+    "pipeline communication": (profile(slow="send_recv"), ["--strategy", "p2", "--batch", "8"]),
+    "pipeline bubbles": (profile(), ["--strategy", "p2", "--batch", "8", "--micro-batches", "1"]),
+    "workload imbalance": (
+        profile(),
+        ["--strategy", "p2", "--batch", "32", "--micro-batches", "16", "--stages", "conv5"],
+    ),
+    "weight update": (profile(wu_s=0.05), ["--strategy", "d2", "--batch", "8"]),
+    "redundant computation": (
+        profile(seconds=batch_hardly_matters),
+        ["--strategy", "p2", "--batch", "32", "--micro-batches", "16"],
+    ),
+    "redundant memory": (profile(), ["--strategy", "d2", "--batch", "8", "--memory", "50KiB"]),
+    "number of ranks": (profile(), ["--strategy", "d2", "--batch", "2"]),
+    "input": (profile(), ["--strategy", "d2", "--batch", "8", "--io-seconds", "0.2", "--h2d-seconds", "0"]),
+}
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_what_is_made_worse_is_named_first(tmp_path: Path, name: str) -> None:
+    made, options = WORSE[name]
+    assert present(diagnosed(tmp_path, made, *options, "--no-remedies"))[:1] == [name]
+
+
+def test_contention_of_groups_is_named(tmp_path: Path) -> None:
+    made = profile(slow="all_gather", contention=4.0)
+    names = present(diagnosed(tmp_path, made, "--strategy", "d4f2", "--batch", "8", "--no-remedies"))
+    assert names[:1] == ["contention of groups"]
+    assert "contention of groups" not in present(
+        diagnosed(tmp_path, profile(slow="all_gather"), "--strategy", "d4f2", "--batch", "8", "--no-remedies")
+    )
+
+
+@pytest.mark.parametrize("strategy", ["serial", "d2", "d4", "f2", "s2", "z3d2", "d2f2"])
+def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path, strategy: str) -> None:
+    findings = diagnosed(tmp_path, profile(), "--strategy", strategy, "--batch", "16", "--no-remedies")
+    assert present(findings) == []
+    assert {finding["limitation"]["name"] for finding in findings} == {own.name for own in LIMITATIONS}
+
+
+def test_a_run_tells_congestion(tmp_path: Path) -> None:
+    clean, slow = (0.024, 0.048, 1e-5, 1e-6), (0.024, 0.048, 0.2, 1e-6)
+    rows = [slow if index % 5 == 0 else clean for index in range(40)]
+    findings = diagnosed(tmp_path, profile(), "--run", run_of(tmp_path, [rows, rows], "d2"), "--no-remedies")
+    assert present(findings)[:1] == ["network congestion"]
+
+
+def test_a_run_tells_a_slow_rank(tmp_path: Path) -> None:
+    fast, slow = [(0.024, 0.048, 0.04, 1e-6)] * 20, [(0.034, 0.078, 1e-5, 1e-6)] * 20
+    findings = diagnosed(tmp_path, profile(), "--run", run_of(tmp_path, [fast, slow], "d2"), "--no-remedies")
+    assert present(findings) == ["workload imbalance"]
+    assert findings[0]["share"] == pytest.approx(0.04 / 2 / 0.112001, rel=1e-2)
+
+
+def test_a_run_tells_split_and_concatenation(tmp_path: Path) -> None:
+    rows = [(0.15, 0.15, 1e-6, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "f2")
+    assert present(diagnosed(tmp_path, profile(), "--run", run, "--no-remedies"))[:1] == ["split and concatenation"]
+
+
+def test_a_run_tells_a_full_allocator(tmp_path: Path) -> None:
+    peaks = tuple(
+        MemoryPeak(rank=rank, tracked_bytes=1, parts_bytes={}, allocator_bytes=1, reserved_bytes=int(7.9e9))
+        for rank in range(2)
+    )
+    rows = [(0.024, 0.048, 1e-5, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "d2", memory=peaks)
+    states = {own["limitation"]["name"]: own["state"] for own in diagnosed(tmp_path, profile(), "--run", run)}
+    assert states["memory stalls"] == "possible"
+
+
+def test_a_clean_run_yields_nothing(tmp_path: Path) -> None:
+    rows = [(0.024, 0.048, 1e-5, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "d2")
+    assert present(diagnosed(tmp_path, profile(), "--run", run)) == []
+
+
+def test_a_remedy_is_a_command_that_predicts_its_seconds(tmp_path: Path) -> None:
+    made = profile()
+    findings = diagnosed(tmp_path, made, "--strategy", "p2", "--batch", "16", "--micro-batches", "1")
+    remedy = findings[0]["remedies"][0]
+    words = remedy["command"].split()
+    assert words[0] == "predict"
+    result = CliRunner().invoke(group, [*words[1:], "--json"])
+    assert result.exit_code == 0, result.output
+    (prediction,) = json.loads(result.stdout)
+    assert prediction["iteration_s"] == pytest.approx(remedy["iteration_s"])
+    assert remedy["gain"] > 0.3
+
+
+def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
+    made = profile(slow="all_gather", seconds=affine_seconds, wu_s=1e-4)
+    for strategy in ("d2", "f2", "d2f2", "p2", "z3d2"):
+        findings = diagnosed(tmp_path, made, "--strategy", strategy, "--batch", "8", "--no-remedies")
+        assert 0 < sum(own["share"] for own in findings if own["seconds_s"] is not None) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", NETWORK.name, "--strategy", "d2"], "--batch"),
+        (["--run", "nowhere"], "nowhere"),
+        (["--run", "RUN", "--batch", "8"], "--batch: the run of --run says it; leave it out"),
+        (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--memory", "much"], "--memory"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(encode_pretty(profile()))
+    run = run_of(tmp_path, [[(0.02, 0.04, 1e-5, 1e-6)] * 6] * 2, "d2")
+    words = [run if word == "RUN" else word for word in options]
+    result = CliRunner().invoke(group, ["diagnose", "--from-profile", str(path), *words])
+    assert result.exit_code != 0
+    assert message in f"{result.output}{result.exception}"
