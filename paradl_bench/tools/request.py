@@ -9,6 +9,7 @@ from pathlib import Path
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.records.measurement import argument_texts
 from paradl_bench.tools.tool import Launcher, SweepTool
 
 
@@ -17,13 +18,13 @@ class ToolRequest:
     """A sweep by a tool.
 
     Attributes:
+        launcher_arguments: to the launcher, as they are.
         ranks: of one group. concurrent: how many groups of so many ranks run at once.
         sizes: message bytes as each operation defines them, ascending.
         blocks: how often every program is started, so that drift between starts is seen.
         level: that the ranks span, for tools that don't say where their ranks were.
         timeout_s: of one start of a program.
         point_s: seconds of repetitions of one size, for programs of our own.
-        launcher_arguments: to the launcher, as they are.
     """
 
     tool: SweepTool
@@ -64,12 +65,7 @@ class ToolRequest:
             "tool_path": str(self.tool_path or ""),
             "launcher": self.launcher,
             "launcher_arguments": " ".join(self.launcher_arguments),
-            "ranks": str(self.ranks),
-            "operations": ",".join(self.operations),
-            "sizes": ",".join(map(str, self.sizes)),
-            "blocks": str(self.blocks),
-            "level": self.level,
-            "point_s": str(self.point_s),
+            **argument_texts(self, "ranks", "operations", "sizes", "blocks", "level", "point_s"),
             **later,
         }
 
