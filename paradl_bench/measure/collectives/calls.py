@@ -50,9 +50,7 @@ class Calls:
     def timed(self, routine: Routine, buffers: Buffers, *, only: int | None = None) -> float | None:
         """Seconds of one call on this rank, behind a barrier of all ranks.
 
-        Args:
-            only: index of the team that calls while the others wait; None for all at once. On a rank of another team
-                the result is None.
+        Of another team than ``only``, which calls while the others wait, a rank gets None.
         """
         self.meet()
         if only not in (None, self.team.index):
@@ -88,10 +86,9 @@ class Calls:
         self.seconds(routine, buffers)
         right = routine.correct(buffers, self.team.rank, self.team.ranks)
         buffers.clear()
-        found = [bool(own[0]) for own in everyones(self.context, [float(right)])]
-        return tuple(all(found[rank] for rank in members) for members in self.team.groups)
+        right_on = [bool(told[0]) for told in everyones(self.context, [float(right)])]
+        return tuple(all(right_on[rank] for rank in members) for members in self.team.groups)
 
 
 def _page_faults() -> int:
-    """Pages that this process, all of its threads, was given so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -43,18 +43,14 @@ class FewLayers(nn.Sequential):
 
 
 class GhostsBefore:
-    """A few ghosts that take so many seconds in all.
-
-    Args:
-        seconds: of sleep.
-    """
+    """A few ghosts that sleep so many seconds in all."""
 
     def __init__(self, seconds: float) -> None:
         model = load_model(f"{__name__}:{FewLayers.__name__}", (_CHANNELS, _EXTENT, _EXTENT))
         network = trace_network(model)
         forward = network.layers[: operations_of_forward(network)]
-        own: dict[str, dict[GhostPhase, float]] = {layer.name: {"FW": seconds / len(forward)} for layer in forward}
-        twin = GhostTwin(network, GhostRole(layers=own, between={}, update_s=0.0), 1.0)
+        sleeps: dict[str, dict[GhostPhase, float]] = {layer.name: {"FW": seconds / len(forward)} for layer in forward}
+        twin = GhostTwin(network, GhostRole(layers=sleeps, between={}, update_s=0.0), 1.0)
         self._sleeper = twin.sleeper
         self._module = twin.alone(model.module)
         self._inputs = torch.zeros(1, _CHANNELS, _EXTENT, _EXTENT)

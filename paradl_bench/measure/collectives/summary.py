@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import summarise
+from paradl_bench.core.statistics import grouped, summarise
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
@@ -86,10 +85,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
 
 def sweep_rows(records: Iterable[CollectiveSamples]) -> tuple[SweepRow, ...]:
     """One row an operation and size, in the order of operations and sizes."""
-    groups: dict[tuple[str, int], list[CollectiveSamples]] = defaultdict(list)
-    for record in records:
-        groups[record.operation, record.message_bytes].append(record)
-    return tuple(_sweep_row(groups[key]) for key in sorted(groups))
+    return tuple(map(_sweep_row, grouped(records, lambda r: (r.operation, r.message_bytes)).values()))
 
 
 def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:

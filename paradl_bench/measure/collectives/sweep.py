@@ -15,7 +15,6 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,7 +47,6 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
 Sort = Literal["sweep"] | OfGroup
-Records = list[CollectiveSamples] | list[ContextSamples]
 
 
 class Step(NamedTuple):
@@ -60,20 +58,12 @@ class Step(NamedTuple):
     message_bytes: int
 
 
-class Bench(NamedTuple):
-    """Who measures a sort of step, and about how long the steps of that sort take."""
-
-    measure: Callable[[str, int, int], Records]
-    estimate_s: Callable[[list[Step]], float]
-
-
 def measure_collectives(
     request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
     """Measure on this rank together with all others; rank 0 writes.
 
     Args:
-        request: what to measure; ``request.all_ranks`` ranks have joined.
         output: measurement directory, new or left by an interrupted run of the same command.
 
     Raises:
@@ -91,7 +81,7 @@ def measure_collectives(
     accepted = tuple(name for name in request.operations if sweep.accepts(name))
     steps = _unmeasured(request, _steps(request, accepted), directory, context)
     sorts = dict.fromkeys(step.sort for step in steps)
-    benches = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
+    benches: dict[Sort, _Bench] = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
     estimate_s = sum(
         benches[sort].estimate_s([step for step in steps if step.sort == sort]) for sort in sorted(benches)
     )
@@ -147,14 +137,12 @@ def _step_of(record: ContextSamples) -> Step | None:
     return Step(record.block, record.context, name, record.message_bytes)
 
 
-def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
+def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> _Bench:
     if sort == "sweep":
-        return Bench(sweep.measure, sweep.estimate_s)
+        return sweep
     if sort == "with-compute":
-        beside = BesideComputeBench(sweep.calls, request.layout)
-        return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
-    in_context = ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
-    return Bench(in_context.measure, lambda steps: in_context.step_s() * len(steps))
+        return BesideComputeBench(sweep.calls, request.layout)
+    return ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
 
 
 def _announce(
@@ -163,30 +151,24 @@ def _announce(
     if directory.resumed:
         say(f"going on in {directory.path}: {counted(len(steps), 'measurement')} to go")
     if steps:
-        what = ", ".join(
-            counted(number, of)
-            for number, of in (
-                (len(request.operations), "operation"),
-                (len(request.sizes), "size"),
-                (request.blocks, "block"),
-            )
-        )
+        counts = {"operation": len(request.operations), "size": len(request.sizes), "block": request.blocks}
+        what = ", ".join(counted(number, noun) for noun, number in counts.items())
         groups = f"{request.groups} groups of " if request.groups > 1 else ""
         about = format_seconds(estimate_s)
         say(f"collectives over {request.backend} on {groups}{request.of_group} ranks: {what}; about {about}")
 
 
 def _measure_block(
-    steps: list[Step], benches: dict[Sort, Bench], directory: MeasurementDirectory | None, bar: Progress
+    steps: list[Step], benches: dict[Sort, _Bench], directory: MeasurementDirectory | None, bar: Progress
 ) -> None:
     """Measure the steps of one block; what is measured when it is interrupted is kept."""
-    measured: dict[Sort, list[Records]] = {}
+    measured: dict[Sort, list[CollectiveSamples | ContextSamples]] = {}
     written_s = time.monotonic()
     try:
         for step in steps:
             bar.describe(f"{step.name} {format_bytes(step.message_bytes)}")
             records = benches[step.sort].measure(step.name, step.message_bytes, step.block)
-            measured.setdefault(step.sort, []).append(records)
+            measured.setdefault(step.sort, []).extend(records)
             bar.advance()
             if time.monotonic() - written_s > WRITE_AFTER_S:
                 _write(measured, directory)
@@ -195,13 +177,14 @@ def _measure_block(
         _write(measured, directory)
 
 
-def _write(measured: dict[Sort, list[Records]], directory: MeasurementDirectory | None) -> None:
+def _write(
+    measured: dict[Sort, list[CollectiveSamples | ContextSamples]], directory: MeasurementDirectory | None
+) -> None:
     """Append what was measured, by rank 0, and forget it."""
     while measured:
-        sort, found = measured.popitem()
+        sort, records = measured.popitem()
         if directory is not None:
-            name = COLLECTIVES_FILE if sort == "sweep" else CONTEXTS_FILE
-            directory.append(name, [record for records in found for record in records])
+            directory.append(COLLECTIVES_FILE if sort == "sweep" else CONTEXTS_FILE, records)
 
 
 def _check_verified(directory: MeasurementDirectory) -> None:
@@ -296,9 +279,9 @@ class CollectiveSweep:
         together, alone = [], []
         for index in range(count):
             together.append(calls.seconds(routine, buffers))
-            own = calls.timed(routine, buffers, only=index % calls.team.count)
-            if own is not None:
-                alone.append(own)
+            seconds = calls.timed(routine, buffers, only=index % calls.team.count)
+            if seconds is not None:
+                alone.append(seconds)
         return everyones(calls.context, together), everyones(calls.context, alone)
 
     def _record(
@@ -312,24 +295,27 @@ class CollectiveSweep:
         team: int,
         concurrent: int,
     ) -> CollectiveSamples:
-        mine = self.calls.team
-        of_team = [times[rank] for rank in mine.groups[team]]
+        teams = self.calls.team
+        members = teams.groups[team]
         return CollectiveSamples(
             library=self.calls.context.backend,
             tool="torch",
             operation=operation,
-            level=mine.level,
-            ranks=mine.ranks,
+            level=teams.level,
+            ranks=teams.ranks,
             message_bytes=size,
             dtype="fp32",
             block=block,
-            samples_s=tuple(of_team[rank] for rank in routines()[operation].sides(mine.ranks)),
+            samples_s=tuple(times[members[side]] for side in routines()[operation].sides(teams.ranks)),
             verified=verified[team],
-            ranks_per_node=mine.ranks_per_node,
+            ranks_per_node=teams.ranks_per_node,
             concurrent=concurrent,
             group=team if concurrent > 1 else 0,
-            first_rank=mine.first_rank(mine.groups[team]),
+            first_rank=teams.first_rank(members),
         )
+
+
+_Bench = CollectiveSweep | BesideComputeBench | ContextBench
 
 
 def repetitions(call_s: float, point_s: float) -> int:
