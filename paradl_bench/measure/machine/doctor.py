@@ -19,13 +19,7 @@ from paradl_bench.tools.catalog import tools
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked for.
-
-    Attributes:
-        found: version, path or count; None when missing.
-        without: what its absence costs.
-        text: the whole of what ``found`` is the digest of, where it has many lines.
-    """
+    """One thing that was looked for, as :class:`NodeFinding` has it, and what its absence costs."""
 
     name: str
     found: str | None
@@ -47,13 +41,13 @@ def examine(*, cores: int | None = None) -> list[Finding]:
     """Look at devices, backends, tools and versions of this machine; measures nothing.
 
     Args:
-        cores: to say of it that they are allowed; None for those that this process is allowed.
+        cores: that are said to be allowed; None for those that this process is allowed.
     """
     cores = cores or len(os.sched_getaffinity(0))
-    findings = [
+    return [
         Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
         Finding(name="kernel", found=f"{platform.system()} {platform.release()}"),
-        *(Finding(name=each.name, found=each.found, text=each.text) for each in node_findings()),
+        *(Finding(name=finding.name, found=finding.found, text=finding.text) for finding in node_findings()),
         *_packages(),
         *_backends(),
         Finding(
@@ -68,16 +62,13 @@ def examine(*, cores: int | None = None) -> list[Finding]:
             found="set for every rank that paradl-bench starts: " + ", ".join(ALLOCATOR_VARIABLES),
         ),
     ]
-    return findings
 
 
 def _packages() -> list[Finding]:
-    found = versions()
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        found["transformers"] = metadata.version("transformers")
-    for package, name in (("Pillow", "pillow"), ("matplotlib", "matplotlib"), ("scipy", "scipy")):
+    installed = versions()
+    for package in ("transformers", "Pillow", "matplotlib", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(name)
+            installed[package] = metadata.version(package)
     costs = {
         "paradl": "versions in measurements: run it installed (pip install -e .)",
         "python": "",
@@ -88,7 +79,7 @@ def _packages() -> list[Finding]:
         "matplotlib": "drawings of calibrate show -o: pip install 'paradl[plots]'",
         "Pillow": "paradl-bench io of images: pip install 'paradl[bench]'",
     }
-    return [Finding(name=name, found=found.get(name), without=cost) for name, cost in costs.items()]
+    return [Finding(name=name, found=installed.get(name), without=cost) for name, cost in costs.items()]
 
 
 def _backends() -> list[Finding]:
@@ -133,13 +124,13 @@ def _sweep_tools() -> list[Finding]:
         if tool.read is not None:  # a program of our own
             continue
         paths = {op: next(filter(None, map(_which, names)), None) for op, names in tool.programs.items()}
-        there = sorted(op for op, path in paths.items() if path)
-        first = next((path for path in paths.values() if path), None)
-        lacking = "" if len(there) == len(paths) else f"; not of {', '.join(sorted(paths.keys() - set(there)))}"
+        present = sorted(op for op, path in paths.items() if path)
+        first = next(filter(None, paths.values()), None)
+        lacking = "" if len(present) == len(paths) else f"; not of {', '.join(sorted(paths.keys() - set(present)))}"
         findings.append(
             Finding(
                 name=tool.name,
-                found=f"{first} and others, of {', '.join(there)}{lacking}" if first else None,
+                found=f"{first} and others, of {', '.join(present)}{lacking}" if first else None,
                 without=f"sweeps by --tool {tool.name}, unless --tool-path says where it is",
             )
         )

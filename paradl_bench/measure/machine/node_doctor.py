@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 
 def node_of_findings(*, cores: int | None = None) -> tuple[NodeFinding, ...]:
-    """All that doctor finds here.
-
-    Args:
-        cores: that ranks of this node were given; None asks for this process's own, which after joining are one.
-    """
-    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine(cores=cores))
+    """All that doctor finds here; ``cores`` as for :func:`examine`: after joining a process has but one."""
+    return tuple(
+        NodeFinding(name=finding.name, found=finding.found, text=finding.text) for finding in examine(cores=cores)
+    )
 
 
 def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> JobNodes:
@@ -47,11 +45,11 @@ def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> Jo
 
 def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tuple[NodeFinding, ...]) -> JobNodes:
     """The same where it is known on which host each rank is, and how far its clock is off."""
-    own = context.gather(findings, tuple[NodeFinding, ...])
+    of_ranks = context.gather(findings, tuple[NodeFinding, ...])
     nodes = []
     for host in dict.fromkeys(place.host for place in places):
         ranks = tuple(place.rank for place in places if place.host == host)
-        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=own[ranks[0]]))
+        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=of_ranks[ranks[0]]))
     return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
 
 
@@ -88,7 +86,7 @@ def print_nodes(job: JobNodes, *, as_json: bool) -> None:
         console.print(line, style="yellow", soft_wrap=True)
     if job.differences:
         console.print(_difference_table(job))
-    alike = len({each.name for node in job.nodes for each in node.findings}) - len(job.differences)
+    alike = len({finding.name for node in job.nodes for finding in node.findings}) - len(job.differences)
     if len(job.nodes) == 1:
         console.print("one node: nothing to compare; start a task on each node of the job")
     else:

@@ -30,11 +30,7 @@ _LONGEST_CALL_S = 1.0
 
 
 class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench doctor --measure`` is asked to measure.
-
-    Attributes:
-        point_s: how long each kernel is repeated in a block.
-    """
+    """What ``paradl-bench doctor --measure`` is asked to measure, each kernel for ``point_s`` in a block."""
 
     device: str
     dtypes: tuple[str, ...]
@@ -63,9 +59,7 @@ class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
 def measure_roofline(
     request: RooflineRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure on this rank together with the others of the host; rank 0 writes.
-
-    Every kernel is run by rank 0 alone, then by all ranks at once.
+    """Measure on this rank together with the others of the host, each kernel by rank 0 alone and by all; rank 0 writes.
 
     Raises:
         UserError: a directory of something else.
@@ -81,7 +75,9 @@ def measure_roofline(
             bar.describe(f"{kernel.name} {kernel.dtype} on {ranks}")
             if (kernel.key, ranks, block) not in done:
                 record = _measure(request, context, clock, kernel, ranks, block)
-                _keep(context, directory, record)
+                rows = context.gather(record, RateSamples | None)
+                if directory is not None:
+                    directory.append(RATES_FILE, [row for row in rows if row is not None])
             bar.advance()
     if directory is not None:
         directory.finish()
@@ -94,13 +90,13 @@ def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext)
     """
     kept = list(range(len(kernels)))
     for dtype in sorted({kernel.dtype for kernel in kernels if kernel.resource == "compute"}):
-        own = [i for i, kernel in enumerate(kernels) if kernel.resource == "compute" and kernel.dtype == dtype]
-        smallest = min(own, key=lambda index: kernels[index].work)
+        of_dtype = [i for i, kernel in enumerate(kernels) if kernel.resource == "compute" and kernel.dtype == dtype]
+        smallest = min(of_dtype, key=lambda index: kernels[index].work)
         with products_in(dtype), torch.no_grad():
             call = kernels[smallest].prepare()
             call()
             per_work_s = _seconds_a_call(clock, call, 1) / kernels[smallest].work
-        slow = [i for i in own if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
+        slow = [i for i in of_dtype if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
         kept = [index for index in kept if index not in slow]
         if slow and context.rank == 0:
             say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
@@ -148,8 +144,7 @@ def _measure(
     request: RooflineRequest, context: RankContext, clock: Clock, kernel: RateKernel, ranks: int, block: int
 ) -> RateSamples | None:
     """This rank's times; None where it stands by."""
-    takes_part = context.rank < ranks
-    if not takes_part:
+    if context.rank >= ranks:
         context.barrier()
         return None
     with products_in(kernel.dtype), torch.no_grad():
@@ -158,7 +153,9 @@ def _measure(
         call_s = _seconds_a_call(clock, call, 1)
         calls = max(1, round(_SHORTEST_SAMPLE_S / max(call_s, 1e-9)))
         context.barrier()
-        samples = _samples(clock, call, calls, request.point_s)
+        samples: list[float] = []
+        while len(samples) < _FEWEST_SAMPLES or sum(samples) * calls < request.point_s:
+            samples.append(_seconds_a_call(clock, call, calls))
     return RateSamples(
         resource=kernel.resource,
         kernel=kernel.name,
@@ -174,13 +171,6 @@ def _measure(
     )
 
 
-def _samples(clock: Clock, call: Callable[[], object], calls: int, point_s: float) -> list[float]:
-    samples: list[float] = []
-    while len(samples) < _FEWEST_SAMPLES or sum(samples) * calls < point_s:
-        samples.append(_seconds_a_call(clock, call, calls))
-    return samples
-
-
 def _seconds_a_call(clock: Clock, call: Callable[[], object], calls: int) -> float:
     begin = clock.stamp()
     for _ in range(calls):
@@ -188,9 +178,3 @@ def _seconds_a_call(clock: Clock, call: Callable[[], object], calls: int) -> flo
     end = clock.stamp()
     clock.synchronise()
     return clock.seconds(begin, end) / calls
-
-
-def _keep(context: RankContext, directory: MeasurementDirectory | None, record: RateSamples | None) -> None:
-    rows = context.gather(record, RateSamples | None)
-    if directory is not None:
-        directory.append(RATES_FILE, [row for row in rows if row is not None])

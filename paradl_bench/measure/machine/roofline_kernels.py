@@ -162,18 +162,18 @@ def cache_bytes(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         last = int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNKNOWN_CACHE_BYTES
         return last, last
-    found = _caches_of_core(Path("/sys/devices/system/cpu/cpu0/cache"))
-    if not found:
+    sizes = caches_of_core()
+    if not sizes:
         levels = (os.sysconf(f"SC_LEVEL{level}_CACHE_SIZE") for level in (2, 3))
-        found = [size for size in levels if size > 0]
-    return (found[0], found[-1]) if found else (_UNKNOWN_CACHE_BYTES, _UNKNOWN_CACHE_BYTES)
+        sizes = [size for size in levels if size > 0] or [_UNKNOWN_CACHE_BYTES]
+    return sizes[0], sizes[-1]
 
 
-def _caches_of_core(folder: Path) -> list[int]:
-    """Sizes of the caches from the second level out."""
-    found: dict[int, int] = {}
-    for index in folder.glob("index*"):
+def caches_of_core() -> list[int]:
+    """Bytes of the caches from the second level out, as far as sysfs tells."""
+    sizes: dict[int, int] = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
             level = int((index / "level").read_text())
-            found[level] = parse_size((index / "size").read_text().strip())
-    return [size for level, size in sorted(found.items()) if level > 1]
+            sizes[level] = parse_size((index / "size").read_text().strip())
+    return [size for level, size in sorted(sizes.items()) if level > 1]
