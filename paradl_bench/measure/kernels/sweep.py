@@ -11,7 +11,6 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from paradl_bench.measure.kernels.design import (
     Limits,
     Planner,
     SweptKernel,
-    kernel_key,
+    key_of_samples,
     read_design,
     shapes_of,
 )
@@ -71,7 +70,12 @@ def plan_sweep(request: KernelsRequest, device: torch.device, clock: Clock, cach
     limits = Limits(kernel_s=request.kernel_s, memory_bytes=memory)
     effort = effort_of(request, caches, next(iter(speeds.values())).bytes_per_s)
     planner = Planner(request.kinds, request.dtypes, limits, speeds, effort, device=device.type, seed=request.seed)
-    source = _of_models(request) if request.models else None
+    source = None
+    if request.models:
+        shape = request.input_shape
+        networks = [trace_network(load_model(name, shape, device="meta")) for name in dict.fromkeys(request.models)]
+        asked = Asked(request.kinds, request.dtypes, request.batches)
+        source = kernels_of_models(networks, asked, seed=request.seed)
     budget_s = None if request.budget_s is None else request.budget_s * _SPARE
     design = planner.design(budget_s=budget_s, samples=request.samples, source=source)
     if not design.kernels:
@@ -83,13 +87,6 @@ def effort_of(request: KernelsRequest, caches: Caches, bytes_per_s: float) -> Ef
     """What is spent on a kernel; what displaces the caches' contents is read."""
     settle_s = caches.buffer_bytes / bytes_per_s
     return Effort(blocks=request.blocks, most_samples=request.repetitions, settle_s=settle_s)
-
-
-def _of_models(request: KernelsRequest) -> Iterator[SweptKernel]:
-    networks = [
-        trace_network(load_model(name, request.input_shape, device="meta")) for name in dict.fromkeys(request.models)
-    ]
-    return kernels_of_models(networks, Asked(request.kinds, request.dtypes, request.batches), seed=request.seed)
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -173,8 +170,7 @@ class _Sweep:
         self._mark_s = time.monotonic()
         self._waiting: list[KernelSamples] = []
         self._done = {
-            (kernel_key(r.shape.kind, r.shape.sizes, r.shape.settings, r.dtype), r.block)
-            for r in directory.records(KERNELS_FILE, KernelSamples)
+            (key_of_samples(record), record.block) for record in directory.records(KERNELS_FILE, KernelSamples)
         }
         self._skipped = {record.kernel.key for record in directory.records(SKIPPED_FILE, SkippedKernel)}
         if directory.resumed and self._done:
