@@ -36,6 +36,7 @@ from paradl_bench.records.input_record import (
     LoaderSamples,
     UnreadableFile,
 )
+from paradl_bench.records.measurement import argument_texts
 
 SYNTHETIC = "synthetic"
 _IMAGES_FOLDER = ".images"
@@ -65,9 +66,8 @@ class InputRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
-        names = ("source", "samples", "crop", "blocks", "loader_batches", "start", "seed")
-        lists = {name: ",".join(map(str, getattr(self, name))) for name in ("batches", "workers")}
-        return {name: str(getattr(self, name)) for name in names} | lists
+        names = ("source", "samples", "crop", "blocks", "loader_batches", "start", "seed", "batches", "workers")
+        return argument_texts(self, *names)
 
 
 @dataclass(slots=True)
@@ -90,10 +90,7 @@ class _Run:
 def measure_input(
     request: InputRequest, context: RankContext, cores: frozenset[int], output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure in this process.
-
-    Args:
-        cores: that this process was allowed before it was pinned, for the loader and its workers.
+    """Measure in this process; ``cores`` are those of the loader and its workers.
 
     Raises:
         UserError: no folder or image, a directory of something else, or no file that can be decoded.
@@ -114,7 +111,10 @@ def measure_input(
     if directory.resumed:
         say(f"going on in {directory.path}: {len(steps)} of {len(_steps(request))} steps are left")
     with progress("io", len(steps) + request.samples * (not found and bool(steps))) as bar:
-        paths = _chosen(request, found) if found or not steps else _made(request, output / _IMAGES_FOLDER, bar)
+        if found or not steps:
+            paths = random.Random(request.seed).sample(found, min(request.samples, len(found)))
+        else:
+            paths = _made(request, output / _IMAGES_FOLDER, bar)
         run = _Run(request, context, cores, directory, clock_for(context.device), paths)
         run.unreadable = {Path(item.path): item.why for item in directory.records(UNREADABLE_FILE, UnreadableFile)}
         for step in steps:
@@ -124,10 +124,6 @@ def measure_input(
     directory.finish()
     if not found and not request.keep:
         remove_images(paths, output / _IMAGES_FOLDER)
-
-
-def _chosen(request: InputRequest, found: list[Path]) -> list[Path]:
-    return random.Random(request.seed).sample(found, min(request.samples, len(found)))
 
 
 def _made(request: InputRequest, folder: Path, bar: Progress) -> list[Path]:
