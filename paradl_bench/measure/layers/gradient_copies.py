@@ -30,19 +30,14 @@ class GradientCopies:
         parameters = dict(module.named_parameters())
         order = network.gradient_order or tuple(parameters)
         self._gradients = [torch.zeros_like(parameters[name].detach()) for name in order]
-        bucket = torch.zeros(sum(gradient.numel() for gradient in self._gradients), device=device)
-        self._views = []
-        offset = 0
-        for gradient in self._gradients:
-            self._views.append(bucket[offset : offset + gradient.numel()].view_as(gradient))
-            offset += gradient.numel()
+        sizes = [gradient.numel() for gradient in self._gradients]
+        parts = torch.zeros(sum(sizes), device=device).split(sizes)
+        self._views = [part.view_as(gradient) for part, gradient in zip(parts, self._gradients, strict=True)]
         self._hosts = [host_copy(gradient) for gradient in self._gradients]
 
     @torch.no_grad()
     def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> dict[CopyDirection, list[float]]:
-        """Seconds to copy all gradients into the bucket, out of it, to add them up, and to copy as much to the device,
-        and back, each ``repetitions`` times.
-        """
+        """Seconds, ``repetitions`` times, of all copies of a direction; those of a state are of as many bytes."""
         factor = torch.tensor(0.5)
         state = [torch.empty_like(gradient) for gradient in self._gradients]
         for tensor in state:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import grouped
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
@@ -104,7 +105,8 @@ def _rows(network: ModelGraph, times: Times, exchange: _Exchange) -> tuple[list[
     sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
     shared: set[str] = set()
     rows = []
-    for number, layer in enumerate((each for each in network.layers if (each.name, "FW") in times), start=1):
+    timed = (layer for layer in network.layers if (layer.name, "FW") in times)
+    for number, layer in enumerate(timed, start=1):
         # A parameter that two layers read is exchanged once.
         size = sum(sizes.get(name, 0) for name in layer.parameters if name not in shared)
         shared |= set(layer.parameters)
@@ -121,13 +123,11 @@ def _rows(network: ModelGraph, times: Times, exchange: _Exchange) -> tuple[list[
 
 
 def _times(records: Sequence[LayerSamples]) -> Times:
-    found: dict[tuple[str, str], list[float]] = {}
-    for record in sorted(records, key=lambda record: record.block):
-        if record.phase in ("FW", "BW"):
-            found.setdefault((record.layer, record.phase), []).extend(record.samples_s)
-    if not found:
+    parts = [record for record in sorted(records, key=lambda r: r.block) if record.phase in ("FW", "BW")]
+    if not parts:
         raise UserError("the layer times are not of FW and BW apart; an S-SGD trace needs both")
-    return {key: np.array(values) for key, values in found.items()}
+    groups = grouped(parts, lambda record: (record.layer, record.phase))
+    return {key: np.concatenate([record.samples_s for record in group]) for key, group in groups.items()}
 
 
 class _Exchange:

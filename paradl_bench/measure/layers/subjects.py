@@ -15,10 +15,7 @@ from paradl_bench.measure.execution.autocast import autocast_to
 from paradl_bench.measure.execution.compiled import CompiledModel
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
-from paradl_bench.measure.execution.probes import (
-    OperationProbe,
-    entered,
-)
+from paradl_bench.measure.execution.probes import OperationProbe, entered
 from paradl_bench.measure.layers.gradient_copies import GradientCopies
 from paradl_bench.measure.layers.isolated import IsolatedOperation, isolated_operations
 from paradl_bench.measure.layers.rehearsal import RehearsedModel, distinct_positions, sharing_axis
