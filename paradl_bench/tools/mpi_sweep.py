@@ -23,11 +23,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read what the program wrote: a head, then a record a size.
-
-    Raises:
-        UserError: no head; a broken line behind it ends what is read.
-    """
+    """Read what the program wrote: a head, UserError without one, then a record a size; a broken one is dropped."""
     lines = log.content.split(b"\n")
     try:
         head = msgspec.json.decode(lines[0], type=Head)

@@ -18,13 +18,11 @@ class ToolRequest:
     """A sweep by a tool.
 
     Attributes:
-        launcher_arguments: to the launcher, as they are.
         ranks: of one group. concurrent: how many groups of so many ranks run at once.
         sizes: message bytes as each operation defines them, ascending.
         blocks: how often every program is started, so that drift between starts is seen.
         level: that the ranks span, for tools that don't say where their ranks were.
-        timeout_s: of one start of a program.
-        point_s: seconds of repetitions of one size, for programs of our own.
+        timeout_s: of one start of a program. point_s: of the repetitions of one size, for programs of our own.
     """
 
     tool: SweepTool
@@ -71,11 +69,7 @@ class ToolRequest:
 
 
 def launcher_of_tool(tool: SweepTool, asked: str | None) -> Launcher:
-    """Who starts a tool's ranks: as asked, else nobody where one process can drive all, else mpirun.
-
-    Raises:
-        UserError: torchrun, which starts Python programs.
-    """
+    """Who starts a tool's ranks: nobody where one process can drive all, unless asked; UserError for torchrun."""
     if asked == "torchrun":
         raise UserError(f"--launcher torchrun starts Python programs; {tool.name} takes mpirun or srun")
     if asked == "mpirun" or (asked is None and not tool.alone):

@@ -292,11 +292,7 @@ def _describe(output: Path, held: Imported, source: Path) -> None:
 
 
 def raise_failures(failures: Sequence[Failure], output: Path) -> None:
-    """Say what failed, if anything did.
-
-    Raises:
-        WorkError: a program did not end well; what it measured is kept.
-    """
+    """Raise WorkError of programs that did not end well; what they measured is kept."""
     if failures:
         words = "; ".join(failure.words for failure in failures)
         raise WorkError(f"{words}; logs are in {output / LOGS}; the same command goes on with what is missing")

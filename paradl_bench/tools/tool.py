@@ -82,11 +82,7 @@ class SweepTool:
 
 
 def geometric_runs(sizes: Sequence[int], *, factors: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """Sizes cut into runs of one whole factor; a size that fits none is a run by itself.
-
-    Args:
-        sizes: ascending. factors: those that a tool can step by; None for every whole one.
-    """
+    """Ascending sizes cut into runs of one whole factor, one of ``factors`` where given; what fits none is by itself."""
     runs: list[list[int]] = []
     for size in sizes:
         run = runs[-1] if runs else []

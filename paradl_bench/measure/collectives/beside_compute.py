@@ -1,16 +1,13 @@
 """How much slower compute and a collective each are while both run on every rank: interference.
 
 The simulator lets compute run 1/s_c and communication 1/s_m as fast while both are active. So both are measured in a
-steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back, the next one always
-queued behind the one that runs, while compute kernels repeat; the work that each finishes in that window is counted.
-A collective alone is one at a time, as in a sweep, since the sweep's times are those that the simulator slows down.
-Alone and beside alternate within a second, so that a slow spell of the machine falls on both.
+steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back while compute kernels
+repeat, and the work that each finishes in that window is counted. A collective alone is one at a time, as in the sweep
+whose times the simulator slows down. Alone and beside alternate, so that a slow spell of the machine falls on both.
 
 Ranks, cores and threads are as in training: gloo's threads inherit the one core of the rank that made them, as they do
-under DDP, and share it with the kernels; NCCL's kernels take multiprocessors from those of compute.
-
-On emulated nodes ghosts stand for compute: what dispatches them takes the cores that gloo reduces and copies on.
-All-reduces go through the groups of the sweep, all of them at once.
+under DDP, and share it with the kernels; NCCL's kernels take multiprocessors from those of compute. On emulated nodes
+ghosts stand for compute: what dispatches them takes the cores that gloo reduces and copies on.
 """
 
 from __future__ import annotations

@@ -25,11 +25,10 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         context: ``groups=2`` for two groups at once. neighbour: what surrounds the calls; empty for groups.
         neighbour_level: that an all-reduce in flight spans where it goes over more ranks than the call; else empty.
-        idle_s: None where nothing was measured idle. in_context_s: None where no call began in the context.
-        ratio: of the two. neighbour_ratio: how many times longer compute beside takes; None for what is not beside.
+        idle_s, in_context_s: None where nothing was measured so.
+        neighbour_ratio: how many times longer compute beside takes; None for what is not beside.
         lag_s: between the first and the last rank's arrival; None where ranks share no clock.
         queued: share of the calls begun beside an all-reduce that ended after it; None where there is none.
-        calls: in the context. verified: of groups, whether all results were right.
     """
 
     library: str

@@ -1,8 +1,7 @@
 """Ghost layers in the place of compute before a call, as emulated runs have them between their calls.
 
 A call behind a bare sleep finds its rank's code where the last call left it. Behind layers it does not: the host
-dispatches them, ranks that share a core one after the other, and then they sleep. So a few ghosts are run, as an
-emulated run runs them, and the call counts from the moment at which their sleep was to be over.
+dispatches them, ranks that share a core one after the other, and then they sleep.
 """
 
 from __future__ import annotations

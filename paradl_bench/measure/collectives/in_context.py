@@ -1,20 +1,17 @@
 """Calls after compute, and calls with an all-reduce in flight: each in pairs with calls that it does not surround.
 
-A repetition is a pair. Of ``after-compute`` A is a call right behind a barrier, as a sweep makes it, and B the same
-behind about a millisecond of compute on every rank, which does what layers do before a run's collectives: it fills the
-caches with other data and leaves the communication library's threads asleep. Of ``with-all-reduce`` A is a few calls
-with compute before each, and B the same behind an all-reduce that was issued and not waited for, as in backward. It
-goes through the group of the calls, as a run's does whose layers are shared by all ranks; or through that of all ranks,
-while those side by side call among themselves, as where each node has a replica whose layers its ranks share. Whether a
-call waits for the all-reduce or goes on beside it is the library's to say, so it is measured: by whether that was still
-in flight when the call was done. Both halves are of one run, so that a slow spell falls on both.
+Of ``after-compute`` A is a call right behind a barrier, as a sweep makes it, and B the same behind about a millisecond
+of compute on every rank. Layers do that before a run's collectives: it fills the caches with other data and leaves the
+communication library's threads asleep. Of ``with-all-reduce`` A is a few calls with compute before each, and B the same
+behind an all-reduce that was issued and not waited for, as in backward. It goes through the group of the calls; or
+through that of all ranks, as where each node has a replica whose layers its ranks share. Whether a call waits for it is
+the library's to say, so it is measured: by whether that was still in flight when the call was done.
 
-On emulated nodes ghosts of a few layers stand for compute, as they do in what is trained there: ranks share this host's
-cores, and what they compute on them is no part of what is emulated. A call counts from the moment at which they were to
-be over, since ranks on one core begin their calls one after the other. What precedes them is a call as well, and no
-barrier: that one lets ranks go by and by, while a call lets them go as the next call finds them. What follows is what
-follows in a run: what a gather brought is put in its places, and ghosts are dispatched. Where ranks share a core, one
-that is done keeps another from ending its part of the call meanwhile: that is a quarter of what short gathers take.
+On emulated nodes ghosts of a few layers stand for compute. A call counts from the moment at which they were to be over,
+since ranks on one core begin their calls one after the other. What precedes them is a call as well, and no barrier,
+which lets ranks go by and by. What follows is what follows in a run: what a gather brought is put in its places, and
+ghosts are dispatched. Where ranks share a core, one that is done keeps another from ending its part of the call
+meanwhile: that is a quarter of what short gathers take.
 """
 
 from __future__ import annotations
@@ -68,11 +65,9 @@ def order_in(
 
 
 class _Chain(NamedTuple):
-    """Calls one after the other, as one rank stamped them, in seconds.
+    """Calls one after the other, as one rank stamped them, in seconds; compute before them, the all-reduce beside.
 
-    Attributes:
-        compute_s: before the first. exchange_s: from the issue of the all-reduce to its end.
-        begun, outlived: of each call, 1 where the all-reduce was in flight then.
+    ``begun`` and ``outlived`` are 1 of each call where the all-reduce was in flight then.
     """
 
     start_s: list[float]

@@ -39,11 +39,7 @@ def _layers(device: torch.device) -> Kernel:
 
 
 class ComputeBefore:
-    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
-
-    Args:
-        ghosts_s: that ghosts sleep instead; None where ranks compute.
-    """
+    """About :data:`COMPUTE_S` of compute on this rank, as many kernels on all, or ghosts that sleep instead."""
 
     def __init__(self, calls: Calls, ghosts_s: float | None) -> None:
         self.kernel, self.seconds = (KERNEL, COMPUTE_S) if ghosts_s is None else (GHOSTS, ghosts_s)
@@ -116,13 +112,9 @@ class _CudaFlight:
 
 
 class AllReduceInFlight:
-    """An all-reduce over all ranks that outlasts some compute; alike on all of them.
-
-    Args:
-        outlasts_s: of compute, twice.
+    """An all-reduce over all ranks that outlasts some compute twice; alike on all of them.
 
     Attributes:
-        bytes: of its buffer. seconds: that it takes by itself.
         level: that it spans where it goes over more ranks than the calls beside it; else empty.
     """
 

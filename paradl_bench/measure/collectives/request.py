@@ -20,15 +20,13 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep, and in which contexts to measure its calls too.
 
     Attributes:
-        contexts: those of one group; several groups at once are ``concurrent``.
         ranks: of one group, or all that ``side_by_side`` parts.
-        concurrent: how many disjoint groups of so many ranks there are.
-        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
-            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
         operations: names; sizes: message bytes as each operation defines them.
         blocks: how often the whole sweep is repeated, so that drift over time is seen.
         point_s: seconds that the repetitions of one operation and size take in one block, about.
-        layout: emulated nodes that the ranks lie on; None for real ones.
+        contexts: those of one group; several groups at once are ``concurrent``, disjoint ones of so many ranks.
+        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
+            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
 
     Raises:
         UserError: an unknown operation, a size that is no whole number of elements, or a backend that does not fit.

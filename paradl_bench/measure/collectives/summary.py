@@ -27,11 +27,10 @@ _COMPARES_ALL = frozenset({"torch", "mpi4py"})
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation and size over all blocks.
+    """One operation and size over all blocks; a call lasts as long as its slowest rank, or its faster side.
 
     Attributes:
         message_bytes: as the operation defines it. size_bytes: as nccl-tests does, its largest buffer.
-        median_s, iqr_s: over calls; a call lasts as long as the operation says (slowest rank, or faster side).
         algbw_bytes_per_s, busbw_bytes_per_s: nccl-tests' algorithm and bus bandwidth at the median.
     """
 
@@ -51,11 +50,7 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints.
-
-    Attributes:
-        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
-    """
+    """What ``--json`` prints, in what nodes differ and what was emulated in lines."""
 
     collectives: tuple[SweepRow, ...]
     contexts: tuple[ContextRow, ...] = ()
@@ -65,11 +60,7 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_collectives(directory: Path) -> CollectivesSummary:
-    """Summary of a measurement directory.
-
-    Raises:
-        UserError: a record that is not valid.
-    """
+    """Summary of a measurement directory; raises UserError where a record is not valid."""
     sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
     noted = read_host_records(directory)
     clocks = HostClocks(noted)

@@ -1,11 +1,9 @@
 """The sweep: every operation at every size through torch.distributed, verified, in blocks spread over time.
 
-Ranks meet in a barrier before each repetition, then each times its own call. All ranks' times are kept; whose counts is
-the operation's to say. A block visits all operations and sizes in shuffled order, so that a slow spell of the machine
-does not fall on neighbouring sizes.
-
-Where several groups of ranks run at once, repetitions in which all of them call alternate with such in which one calls
-and the others wait, so that what the groups cost each other is told within one run.
+Ranks meet in a barrier before each repetition, then each times its own call. A block visits all operations and sizes in
+shuffled order, so that a slow spell of the machine does not fall on neighbouring sizes. Where several groups of ranks
+run at once, repetitions in which all of them call alternate with such in which one calls and the others wait, so that
+what the groups cost each other is told within one run.
 """
 
 from __future__ import annotations
@@ -61,10 +59,7 @@ class Step(NamedTuple):
 def measure_collectives(
     request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure on this rank together with all others; rank 0 writes.
-
-    Args:
-        output: measurement directory, new or left by an interrupted run of the same command.
+    """Measure on this rank together with all others; rank 0 writes, or goes on in what an interrupted run left.
 
     Raises:
         UserError: a directory of something else, or too little memory.

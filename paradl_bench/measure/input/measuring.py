@@ -46,10 +46,9 @@ class InputRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What ``paradl-bench io`` is asked to measure.
 
     Attributes:
-        source: a folder of images, or ``synthetic``.
+        source: a folder of images, or ``synthetic``, which ``keep`` leaves in the measurement directory.
         samples: files that are timed; the loader goes round them.
         loader_batches: at least so many behind the first, of every number of workers, in each block.
-        keep: leave synthetic images in the measurement directory.
     """
 
     source: str

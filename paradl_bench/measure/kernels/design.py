@@ -37,11 +37,9 @@ _VISIT_S = 0.02
 
 
 class SweptKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel that a sweep runs; its stages are measured together.
+    """A kernel that a sweep runs, its stages together, one call of all of which is estimated to take ``estimate_s``.
 
-    Attributes:
-        origin: ``range``, or where a shape comes from: a model's layer, its shard, a neighbour.
-        estimate_s: seconds of one call of all its stages, from the machine's speeds.
+    ``origin`` is ``range``, or where a shape comes from: a model's layer, its shard, a neighbour.
     """
 
     kind: str
@@ -81,12 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep spends on a kernel.
-
-    Attributes:
-        blocks: visits, spread over time. most_samples: in one visit; long kernels get fewer.
-        settle_s: seconds of bringing the caches into their state before a call.
-    """
+    """What a sweep spends on a kernel: visits, samples in one, fewer of long kernels, and seconds of settling the caches."""
 
     blocks: int
     most_samples: int
@@ -105,11 +98,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep is to measure, in order (file ``design.json``).
-
-    Attributes:
-        passed_over: how many drawn kernels were not taken, by kind and reason.
-    """
+    """What a sweep is to measure, in order, and how many drawn kernels it does not take (file ``design.json``)."""
 
     kernels: tuple[SweptKernel, ...]
     limits: Limits
@@ -118,11 +107,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_design(path: Path) -> Design:
-    """A sweep's design.
-
-    Raises:
-        UserError: unreadable, truncated, or a wrong field, named by its path.
-    """
+    """A sweep's design; raises UserError where the file is unreadable or a field, named by its path, wrong."""
     return read_json(path, Design, remedy="; measure anew into another directory")
 
 
@@ -174,11 +159,7 @@ class Planner:
     def design(
         self, *, budget_s: float | None, samples: int | None, source: Iterable[SweptKernel] | None = None
     ) -> Design:
-        """As many kernels as the budget in seconds or the number of samples asks for.
-
-        Args:
-            source: kernels to take in their order, instead of those of the ranges.
-        """
+        """As many kernels, of ``source`` or else of the ranges, as the budget in seconds or the number of samples asks for."""
         taken = self._in_turn() if source is None else (self.accept(kernel) for kernel in source)
         kernels: list[SweptKernel] = []
         spent = 0.0

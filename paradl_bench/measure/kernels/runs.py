@@ -73,8 +73,7 @@ def build_run(
 ) -> IsolatedOperation | _OptimizerRun | _CopyRun:
     """Make a kernel's tensors; ``measure`` gives samples in seconds by stage, after a call that warms up.
 
-    Raises:
-        RuntimeError: of torch: there is no memory for them.
+    Raises torch's RuntimeError where there is no memory for them.
     """
     dtype = TORCH_DTYPES[kernel.dtype]
     if kernel.kind == "optimizer":

@@ -46,12 +46,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep.
-
-    Attributes:
-        planned, kernels: in the design, and measured at least once. skipped: by reason.
-        passed_over: drawn and not taken into the design, by kind and reason.
-    """
+    """A sweep: kernels in its design, those that were measured, and those that were skipped or never taken, by reason."""
 
     planned: int
     kernels: int
@@ -64,11 +59,7 @@ class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_sweep(directory: Path) -> SweepSummary:
-    """Counts and spreads of a sweep.
-
-    Raises:
-        UserError: the directory holds none, or a damaged one.
-    """
+    """Counts and spreads of a sweep; raises UserError where the directory holds none, or a damaged one."""
     manifest = read_manifest(directory)
     design = read_design(directory / DESIGN_FILE)
     records = read_records(directory, KERNELS_FILE, KernelSamples)
@@ -140,11 +131,7 @@ def _skipped(reasons: dict[str, int]) -> list[str]:
 
 
 def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: float | None, *, as_json: bool) -> None:
-    """Show what a sweep would measure.
-
-    Args:
-        seconds: what each kernel is estimated to take in all blocks.
-    """
+    """Show what a sweep would measure, given what each kernel is estimated to take in all blocks."""
     kernels, total_s = _within(design.kernels, seconds, budget_s)
     if as_json:
         plan = {

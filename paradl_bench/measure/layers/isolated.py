@@ -70,8 +70,6 @@ class IsolatedOperation:
         layer: the first of the layers that share the operation.
         dtype: of inputs and parameters. input_dtypes: of each of the inputs, where autocast leaves them unlike.
         settle: called before every call that is kept.
-        entered: makes the context that a forward runs in.
-        kernel_settings: of which the layout is that of the tensors.
     """
 
     def __init__(
@@ -167,11 +165,10 @@ def isolated_operations(
     dtype: str = "fp32",
     kernel_settings: KernelSettings = NO_SETTINGS,
 ) -> list[IsolatedOperation]:
-    """Distinct operations of a network to be measured alone.
+    """Distinct operations of a network, which is trained in ``dtype``, to be measured alone.
 
     Args:
         which: ``none``; ``split``: those whose backward has two parts; ``all``: every one whose kind can be built.
-        dtype: that the network is trained in; inputs are of the dtypes that autocast leaves them in.
 
     Raises:
         UserError: another choice.

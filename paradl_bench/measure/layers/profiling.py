@@ -37,11 +37,7 @@ from paradl_bench.records.training.verification import VERIFICATION_FILE, Verifi
 
 
 def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
-    """Measure on this rank, together with the others that share the host; rank 0 writes.
-
-    Args:
-        context: this rank, of as many as ``request.ranks``; those that a block asks for run it at once.
-        output: measurement directory, new or left by an interrupted run of the same command.
+    """Measure together with the other ranks of the host, as many at once as a block asks for; rank 0 writes.
 
     Raises:
         UserError: a model or batch that does not run, or a directory of something else.

@@ -84,11 +84,7 @@ class _Rehearsal(Group):
 
 
 def sharing_axis(strategy: Strategy) -> int:
-    """Index of the axis whose ranks share layers.
-
-    Raises:
-        UserError: no axis does.
-    """
+    """Index of the axis whose ranks share layers; raises UserError where no axis does."""
     for index in group_axes(strategy, Trait.SHARES_LAYERS):
         if strategy.axes[index].degree > 1:
             return index
@@ -99,9 +95,6 @@ def sharing_axis(strategy: Strategy) -> int:
 def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
     """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each.
 
-    Args:
-        settings: with the local batch as the whole one.
-
     Raises:
         UserError: a limit is exceeded, or layers that were chosen are not there.
     """
@@ -111,12 +104,10 @@ def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSe
 
 
 class RehearsedModel:
-    """One rank's part of a model, to be trained without the other ranks.
+    """One rank's part of a model, which the settings' whole batch is given to, to be trained without the other ranks.
 
     Args:
         model: on its device, with the same values as on every rank; its parameters are replaced by shards.
-        network: its traced network.
-        axis: whose ranks share layers. position: of this rank along it.
 
     Attributes:
         layers: by index in the network, the layers that are not those of the whole model, as this rank runs them.

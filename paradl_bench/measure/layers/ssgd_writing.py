@@ -28,11 +28,9 @@ Times = dict[tuple[str, str], NDArray[np.float64]]
 def trace_lines(
     directory: Path, network: ModelGraph, *, batch: int | None, sweep: Path | None, io_s: float
 ) -> tuple[list[str], list[str]]:
-    """The lines of a trace, and notes on what it can't hold.
+    """The lines of a trace of a layers directory, in situ and on one rank, and notes on what it can't hold.
 
     Args:
-        directory: a measurement of layers, in situ, on one rank.
-        network: that directory's own.
         batch: which of its local batches; may be left out where it has one.
         sweep: a measurement of all_reduce, which gives the exchanges; without it they are what the directory's own
             trace had, else 0, as on one device.

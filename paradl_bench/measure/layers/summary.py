@@ -91,7 +91,7 @@ def _closure_of(records: list[IterationSamples]) -> Closure:
 
 def remainders(records: list[IterationSamples]) -> Floats:
     """Relative remainder of every pair: what the parts leave of the uninstrumented iteration."""
-    parts = []
+    parts: list[Floats] = []
     for record in records:
         layers = np.add(record.fw_layers_s, record.bw_layers_s)
         between = np.add(record.fw_between_s, record.bw_between_s)
@@ -103,7 +103,7 @@ def remainders(records: list[IterationSamples]) -> Floats:
 
 
 def _iterations_s(record: IterationSamples) -> Floats:
-    return np.asarray(record.fw_s) + np.asarray(record.bw_s) + np.asarray(record.wu_s)
+    return np.asarray(np.add(record.fw_s, record.bw_s) + record.wu_s)
 
 
 def closures(directory: Path) -> list[Closure]:

@@ -21,10 +21,8 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 def note_places(context: RankContext, directory: MeasurementDirectory | None) -> HostNotes:
     """Note every rank's host and clock, and what its nodes have; a collective. Rank 0 alone has a directory.
 
-    An attempt that goes on elsewhere replaces what the one before has noted of its nodes.
-
-    Raises:
-        WorkError: it can't be written.
+    An attempt that goes on elsewhere replaces what the one before has noted of its nodes. Raises WorkError where that
+    can't be written.
     """
     noted = HostNotes(context, directory)
     # Rank 0's word: what one rank takes part in, all have to.

@@ -54,11 +54,7 @@ def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tup
 
 
 def refuse_known_nodes(output: Path) -> None:
-    """Refuse a place for ``nodes.json`` before anything is looked for.
-
-    Raises:
-        UserError: a file, or a directory that holds one already.
-    """
+    """Raise UserError, before anything is looked for, where ``nodes.json`` can't go."""
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; -o takes a directory")
     if (output / NODES_NAME).exists():
@@ -66,11 +62,7 @@ def refuse_known_nodes(output: Path) -> None:
 
 
 def write_nodes(job: JobNodes, output: Path) -> None:
-    """Keep what was found as ``nodes.json`` in a directory.
-
-    Raises:
-        WorkError: it can't be written.
-    """
+    """Keep what was found as ``nodes.json`` in a directory; raises WorkError where it can't be written."""
     write_bytes_atomically(output / NODES_NAME, encode_pretty(job))
     say(f"{output / NODES_NAME} holds all that was found on {len(job.nodes)} nodes")
 

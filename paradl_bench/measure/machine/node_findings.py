@@ -70,11 +70,7 @@ class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_findings(root: Path = SYS) -> tuple[NodeFinding, ...]:
-    """Clocks, topology and network interfaces of this node, as far as it has them and says so.
-
-    Args:
-        root: where sysfs is mounted.
-    """
+    """Clocks, topology and network interfaces of this node, as far as sysfs, mounted at ``root``, says so."""
     system = root / "devices/system"
     fastest = _line(system / "cpu/cpu0/cpufreq/cpuinfo_max_freq")
     turbo = _line(system / "cpu/intel_pstate/no_turbo")
@@ -152,11 +148,7 @@ def calendar_lines(nodes: Sequence[Node]) -> list[str]:
 
 
 def lines_of_nodes(directory: Path) -> list[str]:
-    """What is worth saying of the nodes of a measurement, a line each; empty where they agree, or nobody noted them.
-
-    Raises:
-        UserError: a file that is not valid.
-    """
+    """What is worth saying of a measurement's nodes, a line each, nothing where they agree; UserError for a broken file."""
     path = directory / NODES_NAME
     if not path.exists():
         return []

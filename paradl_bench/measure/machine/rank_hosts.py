@@ -24,10 +24,9 @@ ROUND_TRIPS = 40
 
 
 class HostNotes:
-    """Notes of an attempt at a measurement: every rank's host, and its clock as often as asked; a collective.
+    """Every rank's host, and its clock as often as asked, in an attempt at a measurement; a collective.
 
     Attributes:
-        attempt: at the measurement, counted from 1; the same on every rank.
         places: of every rank, as at the beginning of this attempt.
         speaking: the first rank of each host.
     """

@@ -59,10 +59,9 @@ class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
 def measure_roofline(
     request: RooflineRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure on this rank together with the others of the host, each kernel by rank 0 alone and by all; rank 0 writes.
+    """Measure each kernel by rank 0 alone and by all ranks of the host; rank 0 writes.
 
-    Raises:
-        UserError: a directory of something else.
+    Raises UserError for a directory of something else.
     """
     clock = clock_for(context.device)
     kernels = _quick_enough(rate_kernels(context.device, request.dtypes, context.ranks), clock, context)

@@ -47,11 +47,7 @@ class RateKernel:
 
 
 def rate_kernels(device: torch.device, dtypes: tuple[str, ...], ranks: int) -> list[RateKernel]:
-    """Kernels of all resources for a device.
-
-    Args:
-        ranks: that share the host's memory and caches; sizes are such that all of them fit together.
-    """
+    """Kernels of all resources, of sizes such that those of all ranks fit into the host's memory and caches."""
     kernels = [_matmul(device, dtype, extent) for dtype in dtypes for extent in _MATMUL_EXTENTS[device.type]]
     kernels += [_conv(device, dtype, *shape) for dtype in dtypes for shape in _CONVOLUTIONS]
     return kernels + _streams(device, ranks)

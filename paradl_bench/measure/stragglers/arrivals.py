@@ -33,8 +33,6 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         late_s: median over calls of its arrival less the median of the others'; below 0 for one that waits.
         error_s: most that clocks may be wrong by, median over calls; 0 on one host.
-        late_share: of calls to which it came late.
-        calls: that were compared.
     """
 
     rank: int
@@ -60,11 +58,9 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meetings(NamedTuple):
-    """Calls in which the same ranks meet.
+    """Calls in which the same ranks meet: (ranks, calls) arrivals on one clock and most that each may be wrong by.
 
-    Attributes:
-        arrivals_s, error_s: (ranks, calls) on one clock, and most that each may be wrong by.
-        before_s: (calls,) what is computed before.
+    ``before_s`` of each call is what is computed before.
     """
 
     arrivals_s: Floats

@@ -60,9 +60,7 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
         slow_nodes: hosts on which every rank is slow against peers, where there are several hosts.
         affected_share: of iterations in which any rank was slow against its peers.
         slow_spells: (first iteration, iterations, times the run's median) of chunks that were slow on all ranks.
-        slow_spell_share: of all iterations.
         arrivals: at the end of backward, by stamps on one clock; empty for pipelines, whose stages take turns.
-        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[RankPace, ...] = ()
@@ -235,9 +233,7 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
         ranks: of one group at a time, over operations in which all ranks wait for all.
         slow_nodes: hosts of which every rank is late, where there are several.
         slow_blocks: (block, times the median of all blocks) of blocks that were slow, over all operations and sizes.
-        blocks: how many there are.
         arrivals: at collectives after compute, by stamps on one clock.
-        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[LateRank, ...] = ()
