@@ -82,7 +82,7 @@ class SweepTool:
 
 
 def geometric_runs(sizes: Sequence[int], *, factors: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """Ascending sizes cut into runs of one whole factor, one of ``factors`` where given; what fits none is by itself."""
+    """Ascending sizes cut into runs of one whole factor, of ``factors`` where given; what fits none is by itself."""
     runs: list[list[int]] = []
     for size in sizes:
         run = runs[-1] if runs else []

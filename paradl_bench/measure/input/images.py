@@ -46,12 +46,13 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
-    """Write JPEGs with sizes spread as ImageNet's, in class folders, but for those that are there; WorkError where it can't.
+    """Write JPEGs with sizes spread as ImageNet's, in class folders; those that are there already are kept.
 
     ImageNet's training images have a median of about 500 x 375 pixels and 110 kB, a few are ten times as large: the
     longer side is drawn log-normal round 500 (sigma 0.35, from 100 to 3000), the ratio of sides mostly 4:3, one in four
     upright, one in ten square. Content is noise smoothed at several scales, of which JPEG at quality 90 makes about as
     many bytes a pixel as of photographs (0.5 to 0.7); pure noise would be three times as large and as slow to decode.
+    Raises WorkError where they can't be written.
     """
     for index in range(count):
         path = folder / f"class{index % _SYNTHETIC_CLASSES}" / f"{index:06d}.jpg"

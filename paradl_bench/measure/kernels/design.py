@@ -79,7 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep spends on a kernel: visits, samples in one, fewer of long kernels, and seconds of settling the caches."""
+    """What a sweep spends on a kernel: visits, samples in one (fewer of long kernels), seconds of settling caches."""
 
     blocks: int
     most_samples: int
@@ -159,7 +159,7 @@ class Planner:
     def design(
         self, *, budget_s: float | None, samples: int | None, source: Iterable[SweptKernel] | None = None
     ) -> Design:
-        """As many kernels, of ``source`` or else of the ranges, as the budget in seconds or the number of samples asks for."""
+        """As many kernels, of ``source`` or else of the ranges, as a budget in seconds or a number of samples asks for."""
         taken = self._in_turn() if source is None else (self.accept(kernel) for kernel in source)
         kernels: list[SweptKernel] = []
         spent = 0.0

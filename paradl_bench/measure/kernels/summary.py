@@ -46,7 +46,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep: kernels in its design, those that were measured, and those that were skipped or never taken, by reason."""
+    """A sweep: kernels in its design, those measured, and those skipped or never taken, by reason."""
 
     planned: int
     kernels: int

@@ -22,7 +22,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
         ranks_on_host: how many ranks of the host compute at once, in turn; as many are started as the most of them.
         pairs: uninstrumented and instrumented iterations a block.
-        isolated: ``split`` measures the two parts of backward of the operations that have them, ``all`` every operation.
+        isolated: ``split`` measures both parts of backward of operations that have them, ``all`` every operation.
         shards: strategies whose ranks' parts of the model are measured as well, with options of ``axes``.
         verify: whether these parts are proved to make up the model first; None for where that is quick.
     """

@@ -148,7 +148,7 @@ def calendar_lines(nodes: Sequence[Node]) -> list[str]:
 
 
 def lines_of_nodes(directory: Path) -> list[str]:
-    """What is worth saying of a measurement's nodes, a line each, nothing where they agree; UserError for a broken file."""
+    """What is worth saying of a measurement's nodes, a line each; raises UserError where their file is broken."""
     path = directory / NODES_NAME
     if not path.exists():
         return []
