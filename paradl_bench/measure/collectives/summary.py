@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import grouped, summarise
+from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
@@ -105,13 +106,10 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     """Print the summary on standard output: a table, or JSON."""
     summary = summarise_collectives(directory)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
-        sys.stdout.flush()
+        write_output("-", encode_pretty(summary))
         return
 
     # A file or a pipe has no width of its own: the table takes what it needs.
-    from paradl_bench.core.terminal.command_line import open_console
-
     console = open_console(width=120)
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)

@@ -24,10 +24,11 @@ from paradl_bench.measure.collectives.calls import Calls
 from paradl_bench.measure.collectives.in_context import ContextBench, order_in
 from paradl_bench.measure.collectives.request import CollectivesRequest
 from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.plan.collectives.catalog import routines
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment, host_memory_bytes
+from paradl_bench.ranks.environment import host_memory_bytes
 from paradl_bench.ranks.groups.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.groups.teams import form_teams, leave_team
@@ -69,7 +70,10 @@ def measure_collectives(
     if context.device.type == "cpu":
         on_host = max(hosts) if request.layout is None else context.ranks
         request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
-    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    directory = None
+    if context.rank == 0:
+        settings = {"dtype": "fp32", **context.settings}
+        directory = open_directory(output, "collectives", request.arguments(), command_line, request.device, settings)
     hosts_noted = note_places(context, directory)
     team = form_teams(context, request.groups, side_by_side=request.side_by_side is not None)
     sweep = CollectiveSweep(request, Calls(request, context, team))
@@ -109,27 +113,18 @@ def _unmeasured(
     request: CollectivesRequest, steps: list[Step], directory: MeasurementDirectory | None, context: RankContext
 ) -> list[Step]:
     """What an earlier, interrupted run did not measure: rank 0 looks, and all ranks agree."""
-    done: set[Step] = set()
+    noted: Counter[Step] = Counter()
     if directory is not None and directory.resumed:
-        # A step of several groups is done when all of their records are there.
-        sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
-        at_once = [record for record in sweeps if record.concurrent == request.concurrent]
-        contexts = directory.records(CONTEXTS_FILE, ContextSamples)
-        noted = Counter(
-            [Step(record.block, "sweep", record.operation, record.message_bytes) for record in at_once]
-            + [step for record in contexts if (step := _step_of(record))]
-        )
-        done = {step for step, records in noted.items() if records >= request.groups}
-    wanted = of_first(context, [int(step not in done) for step in steps])
+        for swept in directory.records(COLLECTIVES_FILE, CollectiveSamples):
+            if swept.concurrent == request.concurrent:
+                noted[Step(swept.block, "sweep", swept.operation, swept.message_bytes)] += 1
+        for record in directory.records(CONTEXTS_FILE, ContextSamples):
+            if record.context != "groups":
+                name = record.neighbour if record.context == "with-compute" else record.operation
+                noted[Step(record.block, record.context, name, record.message_bytes)] += 1
+    # A step of several groups is done when all of their records are there.
+    wanted = of_first(context, [int(noted[step] < request.groups) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
-
-
-def _step_of(record: ContextSamples) -> Step | None:
-    """The step that a record is of, which is called by the kernel beside, else by the operation."""
-    if record.context == "groups":
-        return None
-    name = record.neighbour if record.context == "with-compute" else record.operation
-    return Step(record.block, record.context, name, record.message_bytes)
 
 
 def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> _Bench:
@@ -321,16 +316,3 @@ def repetitions(call_s: float, point_s: float) -> int:
 def is_refusal(error: Exception) -> bool:
     """Whether a backend says that it does not have an operation, rather than that a call failed."""
     return isinstance(error, NotImplementedError) or bool(_REFUSAL.search(str(error)))
-
-
-def _open(
-    request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="collectives",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
-        watch=True,
-    )

@@ -22,9 +22,9 @@ from paradl_bench.measure.input.batches import measure_batches
 from paradl_bench.measure.input.files import TimedFiles, time_files
 from paradl_bench.measure.input.images import find_images, make_images, remove_images
 from paradl_bench.measure.input.loader import measure_loader
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.input_record import (
     BATCHES_FILE,
@@ -97,14 +97,7 @@ def measure_input(
     """
     found = [] if request.source == SYNTHETIC else find_images(Path(request.source))
     settings = {"crop": str(request.crop), **context.settings}
-    directory = MeasurementDirectory.open(
-        output,
-        kind="input",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings=settings),
-        watch=True,
-    )
+    directory = open_directory(output, "input", request.arguments(), command_line, request.device, settings)
     done = _finished(directory)
     steps = [step for step in _steps(request) if step not in done]
     if directory.resumed:

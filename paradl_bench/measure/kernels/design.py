@@ -159,7 +159,7 @@ class Planner:
     def design(
         self, *, budget_s: float | None, samples: int | None, source: Iterable[SweptKernel] | None = None
     ) -> Design:
-        """As many kernels, of ``source`` or else of the ranges, as a budget in seconds or a number of samples asks for."""
+        """As many kernels, of ``source`` or of the ranges, as a budget in seconds or a number of samples asks for."""
         taken = self._in_turn() if source is None else (self.accept(kernel) for kernel in source)
         kernels: list[SweptKernel] = []
         spent = 0.0

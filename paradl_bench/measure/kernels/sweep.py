@@ -41,12 +41,12 @@ from paradl_bench.measure.kernels.request import (
     SweepProgress,
 )
 from paradl_bench.measure.kernels.runs import Caches, build_run, machine_speed
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.ranks.clocks import Clock, ThreadClock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import ran_out
 from paradl_bench.ranks.pulse import beat
@@ -119,17 +119,9 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         "displaced_bytes": str(caches.buffer_bytes),
         **context.settings,
     }
-    environment = capture_environment(request.device, settings=settings)
     # Models are looked at before a directory is made.
     design = None if (output / DESIGN_FILE).exists() else plan_sweep(request, context.device, clock, caches)
-    directory = MeasurementDirectory.open(
-        output,
-        kind="kernels",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=environment,
-        watch=True,
-    )
+    directory = open_directory(output, "kernels", request.arguments(), command_line, request.device, settings)
     if design is None:
         design = read_design(output / DESIGN_FILE)
     else:

@@ -25,10 +25,10 @@ from paradl_bench.measure.execution.probes import ProbeCost, ProbedIteration, me
 from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.layers.subjects import Subject, make_subjects
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.network.graph import Layer
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE
@@ -50,7 +50,9 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     subjects = [subject for name in request.models for subject in make_subjects(request, name, context, clock, proofs)]
     directory = None
     if context.rank == 0:
-        directory = _open(request, context, output, command_line)
+        compiling_settings = compiler_settings(request.kernel_settings, request.device)
+        settings = {"dtype": request.dtype, **compiling_settings, **context.settings}
+        directory = open_directory(output, "layers", request.arguments(), command_line, request.device, settings)
         for network in {subject.network.name: subject.network for subject in subjects}.values():
             write_network(output, network)
         if proofs:
@@ -73,26 +75,6 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     if directory is not None:
         directory.finish()
     return output
-
-
-def _open(
-    request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="layers",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(
-            request.device,
-            settings={
-                "dtype": request.dtype,
-                **compiler_settings(request.kernel_settings, request.device),
-                **context.settings,
-            },
-        ),
-        watch=True,
-    )
 
 
 _Done = set[tuple[str, int, str, int, int, int]]

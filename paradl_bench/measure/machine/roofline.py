@@ -17,9 +17,9 @@ from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.terminal.command_line import progress, say
 from paradl_bench.core.units import counted
 from paradl_bench.measure.machine.roofline_kernels import DTYPES, RateKernel, products_in, rate_kernels
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.roofline_record import RATES_FILE, RateSamples
 
@@ -65,7 +65,10 @@ def measure_roofline(
     """
     clock = clock_for(context.device)
     kernels = _quick_enough(rate_kernels(context.device, request.dtypes, context.ranks), clock, context)
-    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    directory = None
+    if context.rank == 0:
+        arguments = request.arguments(context.ranks)
+        directory = open_directory(output, "roofline", arguments, command_line, request.device, context.settings)
     done = context.share(_finished(directory), set[_Done])
     plan = _plan(request, len(kernels), context.ranks)
     with progress("doctor", len(plan)) as bar:
@@ -100,19 +103,6 @@ def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext)
         if slow and context.rank == 0:
             say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
     return [kernels[index] for index in context.share(kept, list[int])]
-
-
-def _open(
-    request: RooflineRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="roofline",
-        arguments=request.arguments(context.ranks),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings=context.settings),
-        watch=True,
-    )
 
 
 _Done = tuple[tuple[str, str, tuple[tuple[str, int], ...]], int, int]

@@ -112,36 +112,24 @@ def _streams(device: torch.device, ranks: int) -> list[RateKernel]:
     sets += [("cache", inner // 2)] if inner < last else []
     # Ranks share the last cache of a CPU: what each keeps there has to leave room for the others.
     sets += [("cache", last // (4 * (ranks if device.type == "cpu" else 1)))]
-    makers = (_copy, _triad)
-    return [make(device, resource, size) for resource, size in dict.fromkeys(sets) for make in makers]
+    return [
+        _stream(device, resource, size, name, arrays)
+        for resource, size in dict.fromkeys(sets)
+        for name, arrays in (("copy", 2), ("triad", 3))
+    ]
 
 
-def _copy(device: torch.device, resource: Resource, working_set_bytes: int) -> RateKernel:
-    elements = working_set_bytes // 2 // _ELEMENT_BYTES
-
-    def prepare() -> Callable[[], object]:
-        source = torch.ones(elements, device=device)
-        target = torch.zeros_like(source)
-        return lambda: target.copy_(source)
-
-    return _stream("copy", resource, elements, 2, prepare)
-
-
-def _triad(device: torch.device, resource: Resource, working_set_bytes: int) -> RateKernel:
-    elements = working_set_bytes // 3 // _ELEMENT_BYTES
+def _stream(device: torch.device, resource: Resource, working_set_bytes: int, name: str, arrays: int) -> RateKernel:
+    elements = working_set_bytes // arrays // _ELEMENT_BYTES
+    moved = arrays * elements * _ELEMENT_BYTES
 
     def prepare() -> Callable[[], object]:
-        left, right = torch.ones(elements, device=device), torch.ones(elements, device=device)
-        out = torch.zeros_like(left)
+        out, left, *rest = (torch.ones(elements, device=device) for _ in range(arrays))
+        if not rest:
+            return lambda: out.copy_(left)
+        (right,) = rest
         return lambda: torch.add(left, right, alpha=3.0, out=out)
 
-    return _stream("triad", resource, elements, 3, prepare)
-
-
-def _stream(
-    name: str, resource: Resource, elements: int, arrays: int, prepare: Callable[[], Callable[[], object]]
-) -> RateKernel:
-    moved = arrays * elements * _ELEMENT_BYTES
     return RateKernel(
         resource=resource,
         name=name,
