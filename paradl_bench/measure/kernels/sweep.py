@@ -246,21 +246,18 @@ class _Sweep:
 
     def _measure(self, kernel: SweptKernel) -> tuple[dict[str, list[float]], dict[str, tuple[float, ...]]]:
         pace = self._caches.pace
+        samples = self._effort.samples(kernel, len(self._shapes[kernel.key]))
         gc.disable()
         try:
             run = build_run(kernel, self._device, self._caches.settle)
             if pace is None:
-                return run.measure(self._clock, self._samples(kernel)), {}
+                return run.measure(self._clock, samples), {}
             pace.taken_s.clear()
-            measured = run.measure(self._clock, self._samples(kernel))
+            measured = run.measure(self._clock, samples)
             pace.take()
-            around = pace.around(self._samples(kernel), len(measured))
-            return measured, dict(zip(measured, around, strict=True))
+            return measured, dict(zip(measured, pace.around(samples, len(measured)), strict=True))
         finally:
             gc.enable()
-
-    def _samples(self, kernel: SweptKernel) -> int:
-        return self._effort.samples(kernel, len(self._shapes[kernel.key]))
 
     def _skip(self, kernel: SweptKernel, error: BaseException) -> None:
         # torch has it from version 2.8 on.

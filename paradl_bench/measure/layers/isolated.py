@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.execution.kernel_layout import laid_out
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
@@ -24,7 +23,6 @@ from paradl_bench.ranks.clocks import Clock
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
 
 _DRAWN = 2**18
-CHOICES = ("none", "split", "all")
 
 Settle = Callable[[Sequence[torch.Tensor]], None]
 """Brings caches into the state that a call is to find, given the tensors that were written right before it."""
@@ -169,12 +167,7 @@ def isolated_operations(
 
     Args:
         which: ``none``; ``split``: those whose backward has two parts; ``all``: every one whose kind can be built.
-
-    Raises:
-        UserError: another choice.
     """
-    if which not in CHOICES:
-        raise UserError(f"isolated {which!r}: choices are {', '.join(CHOICES)}")
     kinds = layer_kinds()
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     chosen: dict[tuple[str, bool], IsolatedOperation] = {}
