@@ -275,17 +275,17 @@ def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
 def _describe(output: Path, held: Imported, source: Path) -> None:
     """Add what the tool said of devices and versions to the environment."""
     manifest = read_manifest(output)
-    found = environment_of(
+    said = environment_of(
         [FileRead(log=load_file(source), held=held)], cluster=None, device_name=None, memory_bytes=0, force=True
     )
     known = manifest.environment
     environment = msgspec.structs.replace(
         known,
-        device=found.device,
-        device_name=found.device_name if held.device_names else known.device_name,
-        device_count=max(known.device_count, found.device_count),
-        versions={**known.versions, **found.versions},
-        settings={**known.settings, **found.settings},
+        device=said.device,
+        device_name=said.device_name if held.device_names else known.device_name,
+        device_count=max(known.device_count, said.device_count),
+        versions={**known.versions, **said.versions},
+        settings={**known.settings, **said.settings},
     )
     if environment != known:
         write_manifest(output, msgspec.structs.replace(manifest, environment=environment))

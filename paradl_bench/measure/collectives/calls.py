@@ -47,23 +47,12 @@ class Calls:
             work.wait()
         return start, self.clock.stamp()
 
-    def timed(self, routine: Routine, buffers: Buffers, *, only: int | None = None) -> float | None:
-        """Seconds of one call on this rank, behind a barrier of all ranks.
-
-        Of another team than ``only``, which calls while the others wait, a rank gets None.
-        """
+    def seconds(self, routine: Routine, buffers: Buffers) -> float:
+        """Seconds of one call on this rank, behind a barrier of all ranks."""
         self.meet()
-        if only not in (None, self.team.index):
-            return None
         start, end = self.stamped(routine, buffers)
         self.clock.synchronise()
         return self.clock.seconds(start, end)
-
-    def seconds(self, routine: Routine, buffers: Buffers) -> float:
-        """:meth:`timed` with all teams at once."""
-        measured = self.timed(routine, buffers)
-        assert measured is not None
-        return measured
 
     def warm(self, routine: Routine, buffers: Buffers, least: int) -> float:
         """Call until that needs no new memory, at least ``least`` times; median seconds of those calls on this rank.

@@ -46,6 +46,7 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
 Sort = Literal["sweep"] | OfGroup
+_Measured = dict[Sort, list[CollectiveSamples | ContextSamples]]
 
 
 class Step(NamedTuple):
@@ -152,7 +153,7 @@ def _measure_block(
     steps: list[Step], benches: dict[Sort, _Bench], directory: MeasurementDirectory | None, bar: Progress
 ) -> None:
     """Measure the steps of one block; what is measured when it is interrupted is kept."""
-    measured: dict[Sort, list[CollectiveSamples | ContextSamples]] = {}
+    measured: _Measured = {}
     written_s = time.monotonic()
     try:
         for step in steps:
@@ -167,9 +168,7 @@ def _measure_block(
         _write(measured, directory)
 
 
-def _write(
-    measured: dict[Sort, list[CollectiveSamples | ContextSamples]], directory: MeasurementDirectory | None
-) -> None:
+def _write(measured: _Measured, directory: MeasurementDirectory | None) -> None:
     """Append what was measured, by rank 0, and forget it."""
     while measured:
         sort, records = measured.popitem()
@@ -269,9 +268,10 @@ class CollectiveSweep:
         together, alone = [], []
         for index in range(count):
             together.append(calls.seconds(routine, buffers))
-            seconds = calls.timed(routine, buffers, only=index % calls.team.count)
-            if seconds is not None:
-                alone.append(seconds)
+            if index % calls.team.count == calls.team.index:
+                alone.append(calls.seconds(routine, buffers))
+            else:
+                calls.meet()
         return everyones(calls.context, together), everyones(calls.context, alone)
 
     def _record(

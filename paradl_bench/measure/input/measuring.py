@@ -95,16 +95,16 @@ def measure_input(
         UserError: no folder or image, a directory of something else, or no file that can be decoded.
         WorkError: images can't be written, or a worker of the loader died.
     """
-    found = [] if request.source == SYNTHETIC else find_images(Path(request.source))
+    images = [] if request.source == SYNTHETIC else find_images(Path(request.source))
     settings = {"crop": str(request.crop), **context.settings}
     directory = open_directory(output, "input", request.arguments(), command_line, request.device, settings)
     done = _finished(directory)
     steps = [step for step in _steps(request) if step not in done]
     if directory.resumed:
         say(f"going on in {directory.path}: {len(steps)} of {len(_steps(request))} steps are left")
-    with progress("io", len(steps) + request.samples * (not found and bool(steps))) as bar:
-        if found or not steps:
-            paths = random.Random(request.seed).sample(found, min(request.samples, len(found)))
+    with progress("io", len(steps) + request.samples * (not images and bool(steps))) as bar:
+        if images or not steps:
+            paths = random.Random(request.seed).sample(images, min(request.samples, len(images)))
         else:
             paths = _made(request, output / _IMAGES_FOLDER, bar)
         run = _Run(request, context, cores, directory, clock_for(context.device), paths)
@@ -114,7 +114,7 @@ def measure_input(
             _measure(run, step)
             bar.advance()
     directory.finish()
-    if not found and not request.keep:
+    if not images and not request.keep:
         remove_images(paths, output / _IMAGES_FOLDER)
 
 

@@ -92,29 +92,17 @@ def _backends() -> list[Finding]:
     names = ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus)
     software = versions()
     cuda = ", ".join(f"{name} {software[name]}" for name in ("driver", "cuda", "cudnn") if name in software)
-    return [
-        Finding(name="CUDA devices", found=names or None, without="GPU profiles and NCCL sweeps"),
-        Finding(
-            name="CUDA",
-            found=cuda or (f"torch is built for {torch.version.cuda}, and sees no GPU" if torch.version.cuda else None),
-            without="measurements on GPUs: this torch is built for CPUs",
-        ),
-        Finding(
-            name="gloo", found="built into torch" if dist.is_gloo_available() else None, without="several ranks on CPUs"
-        ),
-        Finding(
-            name="NCCL",
-            found=f"{software.get('nccl', 'version not known')}, built into torch"
-            if dist.is_nccl_available() and gpus
-            else None,
-            without="collectives between GPUs",
-        ),
-        Finding(
-            name="MPI in torch",
-            found="built into torch" if dist.is_mpi_available() else None,
-            without="torch.distributed over MPI",
-        ),
-    ]
+    unseen = f"torch is built for {torch.version.cuda}, and sees no GPU" if torch.version.cuda else None
+    built = "built into torch"
+    nccl = f"{software.get('nccl', 'version not known')}, {built}" if dist.is_nccl_available() and gpus else None
+    rows = (
+        ("CUDA devices", names or None, "GPU profiles and NCCL sweeps"),
+        ("CUDA", cuda or unseen, "measurements on GPUs: this torch is built for CPUs"),
+        ("gloo", built if dist.is_gloo_available() else None, "several ranks on CPUs"),
+        ("NCCL", nccl, "collectives between GPUs"),
+        ("MPI in torch", built if dist.is_mpi_available() else None, "torch.distributed over MPI"),
+    )
+    return [Finding(name=name, found=value, without=cost) for name, value, cost in rows]
 
 
 def _sweep_tools() -> list[Finding]:

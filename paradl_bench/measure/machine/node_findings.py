@@ -120,8 +120,8 @@ def _gpus() -> Iterator[NodeFinding]:
     topology = _nvidia_smi("topo", "-m")
     if topology is not None:
         digest = hashlib.sha256(" ".join(topology.split()).encode()).hexdigest()[:12]
-        found = f"{len(topology.splitlines())} lines, digest {digest}"
-        yield NodeFinding(name="topology (nvidia-smi topo -m)", found=found, text=topology)
+        words = f"{len(topology.splitlines())} lines, digest {digest}"
+        yield NodeFinding(name="topology (nvidia-smi topo -m)", found=words, text=topology)
 
 
 def _nvidia_smi(*arguments: str) -> str | None:

@@ -80,14 +80,14 @@ def arrivals_after_compute(records: Iterable[ContextSamples], hosts: Mapping[int
             arrivals = np.array(record.arrivals_s)
             error = np.full(arrivals.shape, record.clock_error_s or 0.0)
             groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.neighbour_s, axis=0)))
-    found = []
+    arrivals_of_ranks = []
     for first, meetings in sorted(groups.items()):
         ranks = max(len(meeting.arrivals_s) for meeting in meetings)
         of_all = [meeting for meeting in meetings if len(meeting.arrivals_s) == ranks]
         for row in range(ranks):
             others = [other for other in range(ranks) if other != row]
-            found.append(_arrival(first + row, row, others, of_all, hosts))
-    return tuple(found)
+            arrivals_of_ranks.append(_arrival(first + row, row, others, of_all, hosts))
+    return tuple(arrivals_of_ranks)
 
 
 def arrivals_in_training(
@@ -105,7 +105,8 @@ def arrivals_in_training(
     for record in records:
         if record.host_begin_s:
             chunks[record.attempt, record.first_iteration][record.rank] = record
-    meetings = [found for key in sorted(chunks) if (found := _of_chunk(chunks[key], sorted(peers), clocks))]
+    of_chunks = [_of_chunk(chunks[key], sorted(peers), clocks) for key in sorted(chunks)]
+    meetings = [meeting for meeting in of_chunks if meeting is not None]
     place = {rank: index for index, rank in enumerate(sorted(peers))}
     return tuple(
         _arrival(rank, place[rank], [place[other] for other in others], meetings, hosts)
