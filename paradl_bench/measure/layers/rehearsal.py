@@ -83,11 +83,11 @@ class _Rehearsal(Group):
                 buffer.zero_()
 
 
-def sharing_axis(strategy: Strategy) -> int:
-    """Index of the axis whose ranks share layers; raises UserError where no axis does."""
+def sharing_axis(strategy: Strategy) -> Axis:
+    """The axis whose ranks share layers; raises UserError where no axis does."""
     for index in group_axes(strategy, Trait.SHARES_LAYERS):
         if strategy.axes[index].degree > 1:
-            return index
+            return strategy.axes[index]
     kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARES_LAYERS))
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
@@ -98,7 +98,7 @@ def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSe
     Raises:
         UserError: a limit is exceeded, or layers that were chosen are not there.
     """
-    alone = Strategy(axes=(strategy.axes[sharing_axis(strategy)],))
+    alone = Strategy(axes=(sharing_axis(strategy),))
     plan = planner_for(alone).plan(network, alone, settings)
     return tuple(plan.positions.index(role) for role in range(len(plan.roles)))
 

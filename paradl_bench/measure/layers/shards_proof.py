@@ -36,7 +36,7 @@ def verify_on_first_rank(
     if context.rank:
         context.rest()
         return []
-    axis = strategy.axes[sharing_axis(strategy)]
+    axis = sharing_axis(strategy)
     verified = verify_shards(request, network, axis, sample_s)
     context.barrier()
     return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]

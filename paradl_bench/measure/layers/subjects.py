@@ -129,7 +129,7 @@ def _rehearsed_subjects(
     request: LayersRequest, name: str, network: ModelGraph, strategy: Strategy, context: RankContext
 ) -> Iterator[Subject]:
     """What unlike ranks of a strategy run, one subject each."""
-    axis = strategy.axes[sharing_axis(strategy)]
+    axis = sharing_axis(strategy)
     for batch in request.batches:
         settings = request.settings(batch)
         for position in distinct_positions(network, strategy, settings):
