@@ -99,7 +99,7 @@ def free_memory_bytes(device: torch.device) -> int:
     raise UserError("this system does not say how much memory is free: give --memory")
 
 
-def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Design:
+def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> None:
     """Measure, and write what was measured so far even when interrupted.
 
     Raises:
@@ -135,7 +135,6 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         skipped = directory.records(SKIPPED_FILE, SkippedKernel)
         raise WorkError(f"no kernel ran: {skipped[0].why}" if skipped else "no kernel ran within the budget")
     directory.finish()
-    return design
 
 
 class _Sweep:

@@ -36,7 +36,7 @@ from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSam
 from paradl_bench.records.training.verification import VERIFICATION_FILE, VerifiedShards
 
 
-def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
+def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> None:
     """Measure together with the other ranks of the host, as many at once as a block asks for; rank 0 writes.
 
     Raises:
@@ -74,7 +74,6 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
             bar.advance()
     if directory is not None:
         directory.finish()
-    return output
 
 
 _Done = set[tuple[str, int, str, int, int, int]]
