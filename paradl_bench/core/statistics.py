@@ -5,7 +5,8 @@ Medians, because shared machines have slow spells that move a mean; spreads are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from paradl_bench.core.bounds import SHORTEST_S, PositiveCount, Seconds
 
+Record = TypeVar("Record")
+Key = TypeVar("Key", bound=tuple[object, ...])
 Floats = NDArray[np.float64]
 Z90 = 1.6448536269514722
 """Standard normal quantile of a two-sided 90% interval."""
@@ -41,6 +44,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         # A profile holds more of these than of anything else: a call for one number would be seen in reading it.
         if 0.0 < self.median_s < SHORTEST_S or 0.0 < self.typical_s < SHORTEST_S:
             raise ValueError(f"median_s and typical_s have to be 0 or at least {SHORTEST_S:g}, not less")
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Records by their key, in the order of keys."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return {name: groups[name] for name in sorted(groups)}
 
 
 def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summary:

@@ -215,6 +215,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     also_on: tuple[str, ...] = ()
 
 
+def argument_texts(request: object, *names: str) -> dict[str, str]:
+    """Attributes of a request as a manifest's arguments; entries of a tuple stand between commas."""
+    values = {name: getattr(request, name) for name in names}
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in values.items()
+    }
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest of a measurement directory atomically."""
     write_bytes_atomically(directory / MANIFEST_NAME, encode_pretty(manifest))

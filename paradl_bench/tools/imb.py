@@ -5,8 +5,6 @@ Several groups at once are its ``-multi 0``, which prints the slowest group's ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from paradl_bench.core.files.storage import write_text_atomically
 from paradl_bench.tools.tool import Job, SweepTool
 
@@ -29,18 +27,12 @@ def _arguments(job: Job) -> list[str]:
     return [_BENCHMARKS[job.operation], "-npmin", str(job.ranks), *multi, "-msglen", str(sizes)]
 
 
-def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(sizes)]
-
-
 TOOL = SweepTool(
     name="imb",
     reads="imb",
     backend="mpi",
     programs={operation: ("IMB-MPI1",) for operation in _BENCHMARKS},
     places=("", "bin"),
-    alone=False,
     arguments=_arguments,
-    at_once=_runs,
     groups="at once",
 )

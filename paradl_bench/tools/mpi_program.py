@@ -9,6 +9,7 @@ each group alone, then one for each of them at once.
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 import time
@@ -53,57 +54,34 @@ def _sum(ranks: int, elements: int, start: int = 0) -> Floats:
 
 def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
     rank, ranks = comm.Get_rank(), comm.Get_size()
+    given = np.zeros(elements * (ranks if operation == "reduce_scatter" else 1), np.float32)
+    taken = given
     if operation in ("all_gather", "reduce_scatter"):
-        return _prepare_parted(comm, mpi, operation, elements)
-    buffer = np.zeros(elements, np.float32)
-
-    def fill() -> None:
-        buffer[:] = _data(rank, elements)
-
-    if operation == "all_reduce":
-        return Call(
-            fill,
-            lambda: comm.Allreduce(mpi.IN_PLACE, buffer),
-            lambda: bool(np.array_equal(buffer, _sum(ranks, elements))),
-        )
-    if operation == "broadcast":
-        return Call(fill, lambda: comm.Bcast(buffer, root=0), lambda: bool(np.array_equal(buffer, _data(0, elements))))
-    if operation == "reduce":
-        summed = lambda: rank > 0 or bool(np.array_equal(buffer, _sum(ranks, elements)))  # noqa: E731
-        return Call(fill, _reducing(comm, mpi, buffer), summed)
-    send = (lambda: comm.Send(buffer, dest=ranks - 1)) if rank == 0 else (lambda: comm.Recv(buffer, source=0))
-    source = 0 if rank == ranks - 1 else rank
-    return Call(fill, send, lambda: bool(np.array_equal(buffer, _data(source, elements))))
-
-
-def _reducing(comm: Any, mpi: Any, buffer: Any) -> Callable[[], None]:
-    """To rank 0, whose own buffer takes the sum."""
-    if comm.Get_rank() == 0:
-        return lambda: comm.Reduce(mpi.IN_PLACE, buffer, root=0)
-    return lambda: comm.Reduce(buffer, None, root=0)
-
-
-def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    gathers = operation == "all_gather"
-    given = np.zeros(elements * (1 if gathers else ranks), np.float32)
-    taken = np.zeros(elements * (ranks if gathers else 1), np.float32)
+        taken = np.zeros(elements * (ranks if operation == "all_gather" else 1), np.float32)
+    reduced = (mpi.IN_PLACE, given) if rank == 0 else (given, None)
+    calls: dict[str, Callable[[], None]] = {
+        "all_reduce": functools.partial(comm.Allreduce, mpi.IN_PLACE, given),
+        "all_gather": functools.partial(comm.Allgather, given, taken),
+        "reduce_scatter": functools.partial(comm.Reduce_scatter_block, given, taken),
+        "broadcast": functools.partial(comm.Bcast, given, root=0),
+        "reduce": functools.partial(comm.Reduce, *reduced, root=0),
+        "send_recv": functools.partial(comm.Send, given, dest=ranks - 1)
+        if rank == 0
+        else functools.partial(comm.Recv, given, source=0),
+    }
+    promised: dict[str, Callable[[], Floats]] = {
+        "all_reduce": lambda: _sum(ranks, elements),
+        "all_gather": lambda: np.concatenate([_data(sender, elements) for sender in range(ranks)]),
+        "reduce_scatter": lambda: _sum(ranks, elements, rank * elements),
+        "broadcast": lambda: _data(0, elements),
+        "reduce": lambda: _sum(ranks, elements) if rank == 0 else given,
+        "send_recv": lambda: _data(0 if rank == ranks - 1 else rank, elements),
+    }
 
     def fill() -> None:
         given[:] = _data(rank, len(given))
 
-    def call() -> None:
-        if gathers:
-            comm.Allgather(given, taken)
-        else:
-            comm.Reduce_scatter_block(given, taken)
-
-    def correct() -> bool:
-        if gathers:
-            return all(np.array_equal(part, _data(at, elements)) for at, part in enumerate(taken.reshape(ranks, -1)))
-        return bool(np.array_equal(taken, _sum(ranks, elements, rank * elements)))
-
-    return Call(fill, call, correct)
+    return Call(fill, calls[operation], lambda: np.array_equal(taken, promised[operation]()))
 
 
 def _seconds(comm: Any, call: Callable[[], None]) -> float:
@@ -154,8 +132,8 @@ def main(operation: str, sizes: tuple[int, ...], point_s: float, groups: int, ou
     hosts = comm.gather(MPI.Get_processor_name(), root=0)
     if hosts is not None:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
-        found = {"mpi": library, "mpi4py": mpi4py.__version__, "python": platform.python_version()}
-        append_lines(output, [Head(hosts=tuple(hosts), device_name=cpu_name(), versions=found)])
+        versions = {"mpi": library, "mpi4py": mpi4py.__version__, "python": platform.python_version()}
+        append_lines(output, [Head(hosts=tuple(hosts), device_name=cpu_name(), versions=versions)])
     for size in sizes:
         prepared = _prepare(group, MPI, operation, size // _ELEMENT_BYTES)
         prepared.fill()

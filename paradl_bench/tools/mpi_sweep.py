@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import msgspec
 
@@ -12,16 +11,11 @@ from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.tools.tool import Job, SweepTool
 
-PROGRAM = "paradl_bench.tools.mpi_program"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """First line of what the program writes: where it ran.
-
-    Attributes:
-        hosts: of every rank, in the order of ranks.
-    """
+    """First line of what the program writes: where it ran, the host of every rank in the order of ranks."""
 
     hosts: tuple[str, ...]
     device_name: str
@@ -29,11 +23,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read what the program wrote: a head, then a record a size.
-
-    Raises:
-        UserError: no head; a broken line behind it ends what is read.
-    """
+    """Read what the program wrote: a head, UserError without one, then a record a size; a broken one is dropped."""
     lines = log.content.split(b"\n")
     try:
         head = msgspec.json.decode(lines[0], type=Head)
@@ -59,22 +49,15 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
 
 def _arguments(job: Job) -> list[str]:
     sizes = ",".join(map(str, job.message_bytes))
-    return ["-P", "-m", PROGRAM, job.operation, sizes, str(job.point_s), str(job.concurrent), str(job.report_path)]
-
-
-def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(sizes)] if sizes else []
+    program = ["-P", "-m", "paradl_bench.tools.mpi_program"]
+    return [*program, job.operation, sizes, str(job.point_s), str(job.concurrent), str(job.report_path)]
 
 
 TOOL = SweepTool(
     name="mpi4py",
-    reads="",
     backend="mpi",
     programs={operation: (sys.executable,) for operation in OPERATIONS},
-    places=("",),
-    alone=False,
     arguments=_arguments,
-    at_once=_runs,
     groups="with alone",
     read=read,
 )

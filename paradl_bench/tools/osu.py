@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 from paradl_bench.tools.tool import Job, SweepTool, geometric_runs
 
@@ -18,14 +18,9 @@ def _arguments(job: Job) -> list[str]:
     return ["-m", f"{first}:{last}", "-M", str(max(1 << 29, 4 * last * job.ranks)), "-f"]
 
 
-def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    return geometric_runs(sizes, factors=(2,))
-
-
 # Where make install puts them, and where they are built; version 7 made folders below.
 _ROOTS = ("", "mpi", "c/mpi", "libexec/osu-micro-benchmarks/mpi")
 _FOLDERS = ("", "collective", "pt2pt", "collective/blocking", "pt2pt/standard")
-_PLACES = tuple(f"{root}/{folder}".strip("/") for root in _ROOTS for folder in _FOLDERS)
 
 TOOL = SweepTool(
     name="osu",
@@ -39,9 +34,8 @@ TOOL = SweepTool(
         "reduce": ("osu_reduce",),
         "send_recv": ("osu_latency",),
     },
-    places=_PLACES,
-    alone=False,
+    places=tuple(f"{root}/{folder}".strip("/") for root in _ROOTS for folder in _FOLDERS),
     arguments=_arguments,
-    at_once=_runs,
+    at_once=functools.partial(geometric_runs, factors=(2,)),
     no_groups="its collectives run over all ranks that are started",
 )

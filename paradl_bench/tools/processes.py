@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from paradl_bench.tools.tool import Launcher, SweepTool
 
 _HELP_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
+# What a program left behind when it ended well has no ranks to take down.
 _GRACE_SECONDS_LEFT_BEHIND = 1.0
 _POLL_SECONDS = 0.02
 _LAST_LINES = 12
@@ -26,11 +28,7 @@ _LAST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a program ended.
-
-    Attributes:
-        exit_code: None where its time was up and it was ended, negative where a signal ended it.
-    """
+    """How a program ended: its code is None where its time was up, negative where a signal ended it."""
 
     exit_code: int | None
     last_lines: tuple[str, ...]
@@ -52,20 +50,18 @@ def find_program(tool: SweepTool, operation: str, tool_path: Path | None) -> Pat
     if names is None:
         raise UserError(f"--ops {operation}: {tool.name} sweeps {', '.join(sorted(tool.programs))}")
     if tool_path is None:
-        found = next((path for name in names if (path := shutil.which(name))), None)
-        if found is None:
-            raise WorkError(f"{names[0]} of {tool.name} is not on PATH; say where it is with --tool-path DIR")
-        return Path(found)
+        for path in filter(None, map(shutil.which, names)):
+            return Path(path)
+        raise WorkError(f"{names[0]} of {tool.name} is not on PATH; say where it is with --tool-path DIR")
     if tool_path.is_file():
         if tool_path.name not in names:
             raise UserError(f"--tool-path {tool_path}: {operation} is swept by {' or '.join(names)}; give their folder")
         return _runnable(tool_path)
     if not tool_path.is_dir():
         raise UserError(f"--tool-path {tool_path} does not exist; give the folder with {names[0]}")
-    for place in tool.places:
-        for name in names:
-            if (tool_path / place / name).is_file():
-                return _runnable(tool_path / place / name)
+    for place, name in itertools.product(tool.places, names):
+        if (tool_path / place / name).is_file():
+            return _runnable(tool_path / place / name)
     raise WorkError(f"--tool-path {tool_path} holds no {names[0]} of {tool.name}")
 
 
@@ -112,9 +108,7 @@ def can_report(program: Path, tool: SweepTool) -> bool:
     return tool.report_flag.encode() in done.stdout
 
 
-def run_program(
-    command: Sequence[str], log: Path, *, timeout_s: float, variables: Mapping[str, str] | None = None
-) -> Ended:
+def run_program(command: Sequence[str], log: Path, *, timeout_s: float, variables: Mapping[str, str]) -> Ended:
     """Run a program to its end or to the limit; what it prints goes to ``log``. Its whole process group is ended.
 
     Args:
@@ -124,7 +118,7 @@ def run_program(
         WorkError: it can't be started.
     """
     with open(open_own(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
-        words = [*(f"{name}='{value}'" for name, value in (variables or {}).items()), *command]
+        words = [*(f"{name}='{value}'" for name, value in variables.items()), *command]
         output.write((" ".join(words) + "\n").encode())
         output.flush()
         try:
@@ -134,7 +128,7 @@ def run_program(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **(variables or {})},
+                env={**os.environ, **variables},
             )
         except OSError as error:
             raise WorkError(f"{command[0]} does not start: {error.strerror or error}") from error
@@ -145,7 +139,7 @@ def run_program(
         finally:
             # Also behind an interrupt, and for what the program left behind.
             _end(process)
-    return Ended(exit_code=code, last_lines=last_lines(log))
+    return Ended(exit_code=code, last_lines=_last_lines(log))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -153,7 +147,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if not _signalled(process.pid, signal.SIGTERM):
         process.wait()
         return
-    # What it left behind when it ended well need not be given as long as a program that has ranks to take down.
     until = time.monotonic() + (_GRACE_SECONDS if process.poll() is None else _GRACE_SECONDS_LEFT_BEHIND)
     while time.monotonic() < until and (process.poll() is None or _signalled(process.pid, 0)):
         time.sleep(_POLL_SECONDS)
@@ -170,8 +163,8 @@ def _signalled(group: int, number: int) -> bool:
     return True
 
 
-def last_lines(log: Path) -> tuple[str, ...]:
-    """The last lines that were printed, for whoever has to find out why, without escapes and control characters."""
+def _last_lines(log: Path) -> tuple[str, ...]:
+    """The last lines that were printed, without escapes and control characters."""
     with open_regular(log) as stream:
         stream.seek(max(0, log.stat().st_size - _LAST_BYTES))
         text = stream.read().decode("utf-8", errors="replace")

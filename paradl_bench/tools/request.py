@@ -9,6 +9,7 @@ from pathlib import Path
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.records.measurement import argument_texts
 from paradl_bench.tools.tool import Launcher, SweepTool
 
 
@@ -21,9 +22,7 @@ class ToolRequest:
         sizes: message bytes as each operation defines them, ascending.
         blocks: how often every program is started, so that drift between starts is seen.
         level: that the ranks span, for tools that don't say where their ranks were.
-        timeout_s: of one start of a program.
-        point_s: seconds of repetitions of one size, for programs of our own.
-        launcher_arguments: to the launcher, as they are.
+        timeout_s: of one start of a program. point_s: of the repetitions of one size, for programs of our own.
     """
 
     tool: SweepTool
@@ -64,22 +63,13 @@ class ToolRequest:
             "tool_path": str(self.tool_path or ""),
             "launcher": self.launcher,
             "launcher_arguments": " ".join(self.launcher_arguments),
-            "ranks": str(self.ranks),
-            "operations": ",".join(self.operations),
-            "sizes": ",".join(map(str, self.sizes)),
-            "blocks": str(self.blocks),
-            "level": self.level,
-            "point_s": str(self.point_s),
+            **argument_texts(self, "ranks", "operations", "sizes", "blocks", "level", "point_s"),
             **later,
         }
 
 
 def launcher_of_tool(tool: SweepTool, asked: str | None) -> Launcher:
-    """Who starts a tool's ranks: as asked, else nobody where one process can drive all, else mpirun.
-
-    Raises:
-        UserError: torchrun, which starts Python programs.
-    """
+    """Who starts a tool's ranks: nobody where one process can drive all, unless asked; UserError for torchrun."""
     if asked == "torchrun":
         raise UserError(f"--launcher torchrun starts Python programs; {tool.name} takes mpirun or srun")
     if asked == "mpirun" or (asked is None and not tool.alone):

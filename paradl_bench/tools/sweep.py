@@ -9,9 +9,9 @@ import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ from paradl_bench.records.measurement import (
     read_manifest,
     write_manifest,
 )
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.tools.processes import Ended, can_report, find_program, launch_prefix, run_program
 from paradl_bench.tools.request import ToolRequest
 from paradl_bench.tools.tool import Job
@@ -47,8 +48,7 @@ DONE = "done.jsonl"
 """(operation, size as asked for, block) of what need not be measured again: tools round sizes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """A program that did not end well."""
 
     operation: str
@@ -119,6 +119,8 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
             what = unlike[0] if unlike else "on another host"
             raise UserError(f"{output} was measured with other settings ({what}); give another directory")
         return
+    # Programs of one name may differ between two measurements.
+    builds = {path.name: hash_of_file(path)[:16] for path in sorted(set(programs.values()))}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         kind="collectives",
@@ -133,16 +135,11 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
             hostname=cluster_or_host(),
             kernel=platform.release(),
             versions={},
-            settings={"tool": request.tool.name, "launcher": request.launcher, **_hashes(programs)},
+            settings={"tool": request.tool.name, "launcher": request.launcher, **builds},
             variables=recorded_variables(),
         ),
     )
     write_manifest(output, manifest)
-
-
-def _hashes(programs: dict[str, Path]) -> dict[str, str]:
-    """Which builds were run: programs of one name may differ between two measurements."""
-    return {path.name: hash_of_file(path)[:16] for path in sorted(set(programs.values()))}
 
 
 def _say_shared_cores(request: ToolRequest) -> None:
@@ -180,22 +177,19 @@ def _jobs(
             wanted = [size for size in request.sizes if _mark(operation, size, block, concurrent) not in done]
             of_groups = f"-{concurrent}groups" if concurrent > 1 else ""
             for number, sizes in enumerate(request.tool.at_once(wanted) if wanted else ()):
-                stem = _free_stem(output / LOGS, f"{operation}-{block}-{number}{of_groups}")
-                yield (
-                    block,
-                    Job(
-                        operation=operation,
-                        message_bytes=sizes,
-                        # A ping-pong is between two, however many ranks there are.
-                        ranks=2 if operation == "send_recv" else request.ranks,
-                        own=request.launcher == "own",
-                        folder=output / LOGS,
-                        stem=stem,
-                        report=reports[programs[operation]],
-                        point_s=request.point_s,
-                        concurrent=concurrent,
-                    ),
+                job = Job(
+                    operation=operation,
+                    message_bytes=sizes,
+                    # A ping-pong is between two, however many ranks there are.
+                    ranks=2 if operation == "send_recv" else request.ranks,
+                    own=request.launcher == "own",
+                    folder=output / LOGS,
+                    stem=_free_stem(output / LOGS, f"{operation}-{block}-{number}{of_groups}"),
+                    report=reports[programs[operation]],
+                    point_s=request.point_s,
+                    concurrent=concurrent,
                 )
+                yield block, job
 
 
 def _free_stem(folder: Path, stem: str) -> str:
@@ -217,7 +211,7 @@ def _run(request: ToolRequest, output: Path, program: Path, job: Job, block: int
     held = _keep(request, output, job, block, log, whole=ended.well)
     if ended.well and held.rows and not _refused(held):
         return None
-    return Failure(operation=job.operation, program=program.name, ended=ended, held=held)
+    return Failure(job.operation, program.name, ended, held)
 
 
 def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *, whole: bool) -> Imported:
@@ -242,20 +236,22 @@ def _drop_other_ranks(held: Imported, job: Job) -> None:
     """Drop rows of another number of ranks: without MPI every process of a launcher runs by itself, on its own rank."""
     if any(record.concurrent > 1 for record in held.collectives):
         # Behind its groups IMB goes on to all ranks as one, which nobody asked for.
-        asked = [record for record in held.collectives if record.concurrent > 1 or record.ranks == job.ranks]
-        held.collectives, held.rows = asked, len({(record.message_bytes, record.source) for record in asked})
+        _keep_only(held, [rec for rec in held.collectives if rec.concurrent > 1 or rec.ranks == job.ranks])
     others = sorted({record.ranks for record in held.collectives if record.ranks != job.ranks})
     if others:
         counts = " or ".join(map(str, others))
         held.drop(0, job.operation, f"measured on {counts} ranks, not {job.ranks}: is the program built with MPI?")
-        held.collectives = [record for record in held.collectives if record.ranks == job.ranks]
-        held.rows = len({(record.message_bytes, record.source) for record in held.collectives})
+        _keep_only(held, [record for record in held.collectives if record.ranks == job.ranks])
     most = max((record.concurrent for record in held.collectives), default=job.concurrent)
     if most != job.concurrent:
         held.drop(
             0, job.operation, f"{most} groups at once, not {job.concurrent}: was the variable passed to all ranks?"
         )
-        held.collectives, held.rows = [], 0
+        _keep_only(held, [])
+
+
+def _keep_only(held: Imported, records: list[CollectiveSamples]) -> None:
+    held.collectives, held.rows = records, len({(record.message_bytes, record.source) for record in records})
 
 
 def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
@@ -279,28 +275,24 @@ def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
 def _describe(output: Path, held: Imported, source: Path) -> None:
     """Add what the tool said of devices and versions to the environment."""
     manifest = read_manifest(output)
-    found = environment_of(
+    said = environment_of(
         [FileRead(log=load_file(source), held=held)], cluster=None, device_name=None, memory_bytes=0, force=True
     )
     known = manifest.environment
     environment = msgspec.structs.replace(
         known,
-        device=found.device,
-        device_name=found.device_name if held.device_names else known.device_name,
-        device_count=max(known.device_count, found.device_count),
-        versions={**known.versions, **found.versions},
-        settings={**known.settings, **found.settings},
+        device=said.device,
+        device_name=said.device_name if held.device_names else known.device_name,
+        device_count=max(known.device_count, said.device_count),
+        versions={**known.versions, **said.versions},
+        settings={**known.settings, **said.settings},
     )
     if environment != known:
         write_manifest(output, msgspec.structs.replace(manifest, environment=environment))
 
 
 def raise_failures(failures: Sequence[Failure], output: Path) -> None:
-    """Say what failed, if anything did.
-
-    Raises:
-        WorkError: a program did not end well; what it measured is kept.
-    """
+    """Raise WorkError of programs that did not end well; what they measured is kept."""
     if failures:
         words = "; ".join(failure.words for failure in failures)
         raise WorkError(f"{words}; logs are in {output / LOGS}; the same command goes on with what is missing")

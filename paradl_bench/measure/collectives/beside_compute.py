@@ -1,16 +1,13 @@
 """How much slower compute and a collective each are while both run on every rank: interference.
 
 The simulator lets compute run 1/s_c and communication 1/s_m as fast while both are active. So both are measured in a
-steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back, the next one always
-queued behind the one that runs, while compute kernels repeat; the work that each finishes in that window is counted.
-A collective alone is one at a time, as in a sweep, since the sweep's times are those that the simulator slows down.
-Alone and beside alternate within a second, so that a slow spell of the machine falls on both.
+steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back while compute kernels
+repeat, and the work that each finishes in that window is counted. A collective alone is one at a time, as in the sweep
+whose times the simulator slows down. Alone and beside alternate, so that a slow spell of the machine falls on both.
 
 Ranks, cores and threads are as in training: gloo's threads inherit the one core of the rank that made them, as they do
-under DDP, and share it with the kernels; NCCL's kernels take multiprocessors from those of compute.
-
-On emulated nodes ghosts stand for compute: what dispatches them takes the cores that gloo reduces and copies on.
-All-reduces go through the groups of the sweep, all of them at once.
+under DDP, and share it with the kernels; NCCL's kernels take multiprocessors from those of compute. On emulated nodes
+ghosts stand for compute: what dispatches them takes the cores that gloo reduces and copies on.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,12 +44,15 @@ IN_FLIGHT = 2
 MIN_CALLS, MAX_CALLS = 4, 500
 
 
+def random_tensors(device: torch.device, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Operands of a kernel: the same numbers on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+
+
 def _conv2d(device: torch.device) -> Kernel:
     """Backward of a 3x3 convolution, 64 channels on 28x28, batch 4: bound by arithmetic, as most of a CNN's."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4, 64, 28, 28, generator=generator).to(device)
-    weight = torch.randn(64, 64, 3, 3, generator=generator).to(device)
-    gradient = torch.randn(4, 64, 28, 28, generator=generator).to(device)
+    inputs, weight, gradient = random_tensors(device, (4, 64, 28, 28), (64, 64, 3, 3), (4, 64, 28, 28))
 
     def kernel() -> None:
         torch.ops.aten.convolution_backward(
@@ -65,10 +64,7 @@ def _conv2d(device: torch.device) -> Kernel:
 
 def _linear(device: torch.device) -> Kernel:
     """Backward of a layer from 2048 to 2048, batch 8: bound by memory, 16 MiB of weights read, 16 written."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(8, 2048, generator=generator).to(device)
-    weight = torch.randn(2048, 2048, generator=generator).to(device)
-    gradient = torch.randn(8, 2048, generator=generator).to(device)
+    inputs, weight, gradient = random_tensors(device, (8, 2048), (2048, 2048), (8, 2048))
     to_inputs, to_weight = torch.empty_like(inputs), torch.empty_like(weight)
 
     def kernel() -> None:
@@ -82,41 +78,25 @@ KERNELS: dict[str, Callable[[torch.device], Kernel]] = {"conv2d": _conv2d, "line
 
 
 def order_beside_compute(seed: int, block: int, layout: NodeLayout | None = None) -> list[tuple[str, int]]:
-    """Kernels and message sizes of one block, shuffled: alike on all ranks, unlike in all blocks.
-
-    Args:
-        layout: of emulated nodes; None of real ones.
-    """
+    """Kernels and message sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
     points = [(kernel, size) for kernel in (KERNELS if layout is None else (GHOSTS,)) for size in MESSAGE_BYTES]
     random.Random(f"{seed} beside {block}").shuffle(points)
     return points
 
 
-class Streams(Protocol):
+class _CpuStreams:
     """Runs compute and all-reduces, alone or side by side, and counts what each finishes.
 
+    Compute is on the calling thread; a second thread issues collectives, which the backend's own threads carry out.
     ``buffers`` has shape (IN_FLIGHT, elements): collectives that are issued at once have a row each.
     """
-
-    def compute(self, kernel: Kernel) -> float:
-        """Seconds a call of the kernel, repeated for :data:`WINDOW_S`."""
-
-    def communicate(self, buffers: torch.Tensor, count: int) -> float:
-        """Seconds a collective of ``count``, one after the other."""
-
-    def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
-        """(seconds a call of the kernel, seconds a collective) while both are active."""
-
-
-class CpuStreams:
-    """Compute on the calling thread; a second thread issues collectives, which the backend's own threads carry out."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._issuer = ThreadPoolExecutor(max_workers=1)
         self._group = group
 
     def compute(self, kernel: Kernel) -> float:
-        """See :class:`Streams`."""
+        """Seconds a call of the kernel, repeated for :data:`WINDOW_S`."""
         calls, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < WINDOW_S or calls < MIN_CALLS:
             kernel()
@@ -124,12 +104,12 @@ class CpuStreams:
         return elapsed / calls
 
     def communicate(self, buffers: torch.Tensor, count: int) -> float:
-        """See :class:`Streams`."""
+        """Seconds a collective of ``count``, one after the other."""
         start, end = self._issue(buffers[:1], count)
         return (end - start) / count
 
     def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
-        """See :class:`Streams`."""
+        """(seconds a call of the kernel, seconds a collective) while both are active."""
         # Compute is under way before the first collective and until after the last.
         ends = [time.perf_counter()]
         issued = self._issuer.submit(self._issue, buffers, count)
@@ -142,7 +122,7 @@ class CpuStreams:
     def _issue(self, buffers: torch.Tensor, count: int) -> tuple[float, float]:
         """Run ``count`` all-reduces, as many issued at any time as there are buffers; when they started and ended."""
         start = time.perf_counter()
-        works = [dist.all_reduce(each, group=self._group, async_op=True) for each in buffers]
+        works = [dist.all_reduce(buffer, group=self._group, async_op=True) for buffer in buffers]
         for index in range(count):
             works[index].wait()
             if len(works) < count:
@@ -150,47 +130,40 @@ class CpuStreams:
         return start, time.perf_counter()
 
 
-class CudaStreams:
-    """Compute on the current stream; collectives are waited for on a side stream, so that the host never blocks."""
+class _CudaStreams:
+    """The same on the current stream; collectives are waited for on a side stream, so that the host never blocks."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, kernel: Kernel) -> float:
-        """See :class:`Streams`."""
         start = _event()
         ends = [_event()]
         while start.elapsed_time(ends[-1]) / 1e3 < WINDOW_S or len(ends) <= MIN_CALLS:
-            ends.extend(self._launch(kernel) for _ in range(MIN_CALLS))
+            ends.extend(_launch(kernel) for _ in range(MIN_CALLS))
             ends[-1].synchronize()
         return _seconds(start, ends[-1]) / (len(ends) - 1)
 
     def communicate(self, buffers: torch.Tensor, count: int) -> float:
-        """See :class:`Streams`."""
         start, end = self._issue(buffers, count)
         end.synchronize()
         return _seconds(start, end) / count
 
     def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
-        """See :class:`Streams`."""
         origin = _event()
         marks = [origin]
         start, end = self._issue(buffers, count)
         while not end.query():  # type: ignore[no-untyped-call]
-            marks.append(self._launch(kernel))
+            marks.append(_launch(kernel))
             # A few kernels ahead: the GPU never idles, and little runs on after the last collective.
             if len(marks) > MIN_CALLS:
                 marks[-MIN_CALLS].synchronize()
-        marks.append(self._launch(kernel))
+        marks.append(_launch(kernel))
         torch.cuda.synchronize()
         ends = [_seconds(origin, mark) for mark in marks]
         first, last = _seconds(origin, start), _seconds(origin, end)
         return (last - first) / _finished_between(ends, first, last), (last - first) / count
-
-    def _launch(self, kernel: Kernel) -> torch.cuda.Event:
-        kernel()
-        return _event()
 
     def _issue(self, buffers: torch.Tensor, count: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         self._side.wait_stream(torch.cuda.current_stream())
@@ -207,6 +180,11 @@ def _event() -> torch.cuda.Event:
     return event
 
 
+def _launch(kernel: Kernel) -> torch.cuda.Event:
+    kernel()
+    return _event()
+
+
 def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
@@ -214,15 +192,14 @@ def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
 class BesideComputeBench:
     """Measures one kernel beside all-reduces of one size, on all ranks at once, in the groups of a sweep.
 
-    Args:
-        layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
+    With a layout of emulated nodes ranks sleep instead of computing.
     """
 
     def __init__(self, calls: Calls, layout: NodeLayout | None) -> None:
         context, group = calls.context, calls.team.process_group
-        self._context, self._team = context, calls.team
+        self._calls, self._context, self._team = calls, context, calls.team
         on_gpu = context.device.type == "cuda"
-        self._streams: Streams = CudaStreams(context.device, group) if on_gpu else CpuStreams(group)
+        self._streams = _CudaStreams(context.device, group) if on_gpu else _CpuStreams(group)
         self._kernels = (
             {name: build(context.device) for name, build in KERNELS.items()}
             if layout is None
@@ -238,14 +215,15 @@ class BesideComputeBench:
         kernel, buffers, count = self._kernels[kernel_name], self._buffers(size), self._counts[size]
         rows = []
         for _ in range(GROUPS):
-            self._meet()
+            self._calls.meet()
             compute_alone = self._streams.compute(kernel)
-            self._meet()
+            self._calls.meet()
             communication_alone = self._streams.communicate(buffers, count)
-            self._meet()
-            compute_beside, communication_beside = self._streams.both(kernel, buffers, count)
-            rows.append((compute_alone, compute_beside, communication_alone, communication_beside))
-        told = [everyones(self._context, column) for column in zip(*rows, strict=True)]
+            self._calls.meet()
+            rows.append((compute_alone, communication_alone, *self._streams.both(kernel, buffers, count)))
+        compute_alone_s, communication_alone_s, compute_beside_s, communication_beside_s = (
+            everyones(self._context, column) for column in zip(*rows, strict=True)
+        )
         return [
             ContextSamples(
                 library=self._context.backend,
@@ -259,24 +237,24 @@ class BesideComputeBench:
                 neighbour=kernel_name,
                 # Means over a window, in which no rank is late.
                 one_clock=True,
-                idle_end_s=tuple(told[2][rank] for rank in members),
+                idle_end_s=tuple(communication_alone_s[rank] for rank in members),
                 start_s=((0.0,) * len(rows),) * len(members),
-                end_s=tuple(told[3][rank] for rank in members),
-                neighbour_s=tuple(told[1][rank] for rank in members),
-                neighbour_idle_s=tuple(told[0][rank] for rank in members),
+                end_s=tuple(communication_beside_s[rank] for rank in members),
+                neighbour_s=tuple(compute_beside_s[rank] for rank in members),
+                neighbour_idle_s=tuple(compute_alone_s[rank] for rank in members),
                 first_rank=self._team.first_rank(members),
             )
             for members in self._team.groups
         ]
 
-    def step_s(self) -> float:
-        """About how long one measurement takes, from a few collectives beside a kernel at each size."""
+    def estimate_s(self, steps: Sequence[object]) -> float:
+        """About how long measurements take, from a few collectives beside a kernel at each size."""
         kernel = next(iter(self._kernels.values()))
         beside_s = []
         for size, count in self._counts.items():
-            self._meet()
+            self._calls.meet()
             beside_s.append(count * self._streams.both(kernel, self._buffers(size), MIN_CALLS)[1])
-        return GROUPS * (2 * WINDOW_S + statistics.mean(beside_s))
+        return GROUPS * (2 * WINDOW_S + statistics.mean(beside_s)) * len(steps)
 
     def _count(self, size: int) -> int:
         """How many collectives fill the window alone; the same on all ranks, which have to issue equally many."""
@@ -287,16 +265,8 @@ class BesideComputeBench:
     def _buffers(self, size: int) -> torch.Tensor:
         return self._pool[: IN_FLIGHT * size // ELEMENT_BYTES].view(IN_FLIGHT, -1)
 
-    def _meet(self) -> None:
-        if self._context.device.type == "cuda":
-            torch.cuda.synchronize()
-        self._context.barrier()
-
 
 def _finished_between(ends: list[float], start: float, end: float) -> float:
-    """How many kernel calls were finished from ``start`` to ``end``, the first and the last one in part.
-
-    ``ends`` are the times at which calls ended, the first being when the first call began.
-    """
+    """How many kernel calls were finished in between; ``ends`` begins with when the first call began."""
     counts = np.interp([start, end], ends, np.arange(len(ends)))
     return float(counts[1] - counts[0])

@@ -47,25 +47,12 @@ class Calls:
             work.wait()
         return start, self.clock.stamp()
 
-    def timed(self, routine: Routine, buffers: Buffers, *, only: int | None = None) -> float | None:
-        """Seconds of one call on this rank, behind a barrier of all ranks.
-
-        Args:
-            only: index of the team that calls while the others wait; None for all at once. On a rank of another team
-                the result is None.
-        """
+    def seconds(self, routine: Routine, buffers: Buffers) -> float:
+        """Seconds of one call on this rank, behind a barrier of all ranks."""
         self.meet()
-        if only not in (None, self.team.index):
-            return None
         start, end = self.stamped(routine, buffers)
         self.clock.synchronise()
         return self.clock.seconds(start, end)
-
-    def seconds(self, routine: Routine, buffers: Buffers) -> float:
-        """:meth:`timed` with all teams at once."""
-        measured = self.timed(routine, buffers)
-        assert measured is not None
-        return measured
 
     def warm(self, routine: Routine, buffers: Buffers, least: int) -> float:
         """Call until that needs no new memory, at least ``least`` times; median seconds of those calls on this rank.
@@ -88,10 +75,9 @@ class Calls:
         self.seconds(routine, buffers)
         right = routine.correct(buffers, self.team.rank, self.team.ranks)
         buffers.clear()
-        found = [bool(own[0]) for own in everyones(self.context, [float(right)])]
-        return tuple(all(found[rank] for rank in members) for members in self.team.groups)
+        right_on = [bool(told[0]) for told in everyones(self.context, [float(right)])]
+        return tuple(all(right_on[rank] for rank in members) for members in self.team.groups)
 
 
 def _page_faults() -> int:
-    """Pages that this process, all of its threads, was given so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

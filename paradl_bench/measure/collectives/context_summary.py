@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.contexts.context import ContextSamples
@@ -25,11 +25,10 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         context: ``groups=2`` for two groups at once. neighbour: what surrounds the calls; empty for groups.
         neighbour_level: that an all-reduce in flight spans where it goes over more ranks than the call; else empty.
-        idle_s: None where nothing was measured idle. in_context_s: None where no call began in the context.
-        ratio: of the two. neighbour_ratio: how many times longer compute beside takes; None for what is not beside.
+        idle_s, in_context_s: None where nothing was measured so.
+        neighbour_ratio: how many times longer compute beside takes; None for what is not beside.
         lag_s: between the first and the last rank's arrival; None where ranks share no clock.
         queued: share of the calls begun beside an all-reduce that ended after it; None where there is none.
-        calls: in the context. verified: of groups, whether all results were right.
     """
 
     library: str
@@ -52,17 +51,15 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def context_rows(records: Iterable[ContextSamples], sweeps: Iterable[CollectiveSamples]) -> tuple[ContextRow, ...]:
     """One row a context, neighbour, operation and size."""
-    groups: dict[tuple[str, str, str, str, int], list[ContextSamples]] = defaultdict(list)
-    for record in records:
-        key = record.context, record.neighbour, record.neighbour_level, record.operation, record.message_bytes
-        groups[key].append(record)
-    by_size: dict[tuple[str, int, int], list[CollectiveSamples]] = defaultdict(list)
-    for sweep in sweeps:
-        by_size[sweep.operation, sweep.message_bytes, sweep.concurrent].append(sweep)
-    at_once = [key for key in sorted(by_size) if key[2] > 1]
+    groups = grouped(records, lambda r: (r.context, r.neighbour, r.neighbour_level, r.operation, r.message_bytes))
+    by_size = grouped(sweeps, lambda r: (r.operation, r.message_bytes, r.concurrent))
     return (
-        *(_row(groups[key]) for key in sorted(groups)),
-        *(_row_of_groups(by_size[key], by_size.get((*key[:2], 1), [])) for key in at_once),
+        *map(_row, groups.values()),
+        *(
+            _row_of_groups(together, by_size.get((operation, size, 1), []))
+            for (operation, size, concurrent), together in by_size.items()
+            if concurrent > 1
+        ),
     )
 
 

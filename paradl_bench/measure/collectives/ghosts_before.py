@@ -1,8 +1,7 @@
 """Ghost layers in the place of compute before a call, as emulated runs have them between their calls.
 
 A call behind a bare sleep finds its rank's code where the last call left it. Behind layers it does not: the host
-dispatches them, ranks that share a core one after the other, and then they sleep. So a few ghosts are run, as an
-emulated run runs them, and the call counts from the moment at which their sleep was to be over.
+dispatches them, ranks that share a core one after the other, and then they sleep.
 """
 
 from __future__ import annotations
@@ -43,18 +42,14 @@ class FewLayers(nn.Sequential):
 
 
 class GhostsBefore:
-    """A few ghosts that take so many seconds in all.
-
-    Args:
-        seconds: of sleep.
-    """
+    """A few ghosts that sleep so many seconds in all."""
 
     def __init__(self, seconds: float) -> None:
         model = load_model(f"{__name__}:{FewLayers.__name__}", (_CHANNELS, _EXTENT, _EXTENT))
         network = trace_network(model)
         forward = network.layers[: operations_of_forward(network)]
-        own: dict[str, dict[GhostPhase, float]] = {layer.name: {"FW": seconds / len(forward)} for layer in forward}
-        twin = GhostTwin(network, GhostRole(layers=own, between={}, update_s=0.0), 1.0)
+        sleeps: dict[str, dict[GhostPhase, float]] = {layer.name: {"FW": seconds / len(forward)} for layer in forward}
+        twin = GhostTwin(network, GhostRole(layers=sleeps, between={}, update_s=0.0), 1.0)
         self._sleeper = twin.sleeper
         self._module = twin.alone(model.module)
         self._inputs = torch.zeros(1, _CHANNELS, _EXTENT, _EXTENT)

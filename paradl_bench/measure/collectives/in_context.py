@@ -1,20 +1,17 @@
 """Calls after compute, and calls with an all-reduce in flight: each in pairs with calls that it does not surround.
 
-A repetition is a pair. Of ``after-compute`` A is a call right behind a barrier, as a sweep makes it, and B the same
-behind about a millisecond of compute on every rank, which does what layers do before a run's collectives: it fills the
-caches with other data and leaves the communication library's threads asleep. Of ``with-all-reduce`` A is a few calls
-with compute before each, and B the same behind an all-reduce that was issued and not waited for, as in backward. It
-goes through the group of the calls, as a run's does whose layers are shared by all ranks; or through that of all ranks,
-while those side by side call among themselves, as where each node has a replica whose layers its ranks share. Whether a
-call waits for the all-reduce or goes on beside it is the library's to say, so it is measured: by whether that was still
-in flight when the call was done. Both halves are of one run, so that a slow spell falls on both.
+Of ``after-compute`` A is a call right behind a barrier, as a sweep makes it, and B the same behind about a millisecond
+of compute on every rank. Layers do that before a run's collectives: it fills the caches with other data and leaves the
+communication library's threads asleep. Of ``with-all-reduce`` A is a few calls with compute before each, and B the same
+behind an all-reduce that was issued and not waited for, as in backward. It goes through the group of the calls; or
+through that of all ranks, as where each node has a replica whose layers its ranks share. Whether a call waits for it is
+the library's to say, so it is measured: by whether that was still in flight when the call was done.
 
-On emulated nodes ghosts of a few layers stand for compute, as they do in what is trained there: ranks share this host's
-cores, and what they compute on them is no part of what is emulated. A call counts from the moment at which they were to
-be over, since ranks on one core begin their calls one after the other. What precedes them is a call as well, and no
-barrier: that one lets ranks go by and by, while a call lets them go as the next call finds them. What follows is what
-follows in a run: what a gather brought is put in its places, and ghosts are dispatched. Where ranks share a core, one
-that is done keeps another from ending its part of the call meanwhile: that is a quarter of what short gathers take.
+On emulated nodes ghosts of a few layers stand for compute. A call counts from the moment at which they were to be over,
+since ranks on one core begin their calls one after the other. What precedes them is a call as well, and no barrier,
+which lets ranks go by and by. What follows is what follows in a run: what a gather brought is put in its places, and
+ghosts are dispatched. Where ranks share a core, one that is done keeps another from ending its part of the call
+meanwhile: that is a quarter of what short gathers take.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from paradl_bench.measure.collectives.calls import Calls
@@ -67,11 +65,9 @@ def order_in(
 
 
 class _Chain(NamedTuple):
-    """Calls one after the other, as one rank stamped them, in seconds.
+    """Calls one after the other, as one rank stamped them, in seconds; compute before them, the all-reduce beside.
 
-    Attributes:
-        compute_s: before the first. exchange_s: from the issue of the all-reduce to its end.
-        begun, outlived: of each call, 1 where the all-reduce was in flight then.
+    ``begun`` and ``outlived`` are 1 of each call where the all-reduce was in flight then.
     """
 
     start_s: list[float]
@@ -85,8 +81,7 @@ class _Chain(NamedTuple):
 class ContextBench:
     """Measures operations in a context, on all ranks at once: of one group, or of groups side by side.
 
-    Args:
-        attempt: at the measurement. layout: of emulated nodes, where ranks sleep instead of computing; None of real.
+    With a layout of emulated nodes ranks sleep instead of computing.
     """
 
     def __init__(self, context: Paired, calls: Calls, point_s: float, attempt: int, layout: NodeLayout | None) -> None:
@@ -115,9 +110,9 @@ class ContextBench:
         told = _Told(calls, idle, ("start_s", "end_s")), _Told(calls, surrounded, _Chain._fields)
         return [self._record(operation, size, block, number, members, *told) for members in calls.team.groups]
 
-    def step_s(self) -> float:
-        """About how long one measurement takes."""
-        return max(self._point_s, MIN_PAIRS * self._lead_s(1 if self._exchange is None else CALLS))
+    def estimate_s(self, steps: Sequence[object]) -> float:
+        """About how long measurements take."""
+        return max(self._point_s, MIN_PAIRS * self._lead_s(1 if self._exchange is None else CALLS)) * len(steps)
 
     def _calls_of(self, call_s: float) -> int:
         """As many calls as go into half of an all-reduce: beside it they take longer."""
@@ -158,12 +153,13 @@ class ContextBench:
         clock.synchronise()
         # The CPU's stamps are seconds of a clock that all processes of a host share; a GPU's are events.
         zero_s = origin if isinstance(origin, float) else 0.0
-        start_s, end_s = ([zero_s + clock.seconds(origin, each) for each in own] for own in zip(*stamps, strict=True))
-        begun_then, outlived = (
-            flight.were_before_its_end(list(own)) if flight else list(own) for own in zip(*marks, strict=True)
+        start_s, end_s = (
+            [zero_s + clock.seconds(origin, stamp) for stamp in column] for column in zip(*stamps, strict=True)
         )
-        compute_s, exchange_s = start_s[0] - zero_s, clock.seconds(origin, landed)
-        return _Chain(start_s, end_s, begun_then, outlived, [compute_s], [exchange_s])
+        begun_then, outlived = (
+            flight.were_before_its_end(list(column)) if flight else list(column) for column in zip(*marks, strict=True)
+        )
+        return _Chain(start_s, end_s, begun_then, outlived, [start_s[0] - zero_s], [clock.seconds(origin, landed)])
 
     def _called_for_a_layer(self, routine: Routine, buffers: Buffers) -> tuple[Any, Any]:
         """Stamps round a call on tensors that are new, as a layer's are, and what the layer then does with a gather."""
@@ -221,27 +217,20 @@ class _Told:
         }
 
     def rows(self, name: str, ranks: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-        """A row a rank."""
         return tuple(self._columns[name][rank] for rank in ranks)
 
     def flags(self, name: str, ranks: Sequence[int]) -> tuple[tuple[bool, ...], ...]:
-        """Likewise, as flags."""
         return tuple(tuple(map(bool, row)) for row in self.rows(name, ranks))
 
     def stamps(
         self, ranks: Sequence[int], *, one_clock: bool
     ) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
         """Starts and ends of some ranks, from the first start of each call."""
-        start, end = self.rows("start_s", ranks), self.rows("end_s", ranks)
-        first = tuple(min(each) for each in zip(*start, strict=True))
+        start, end = (np.array(self.rows(name, ranks)) for name in ("start_s", "end_s"))
         # Of stamps on clocks of their own, only a rank's differences mean anything.
-        origins = [first] * len(start) if one_clock else start
-        pairs = [list(zip(rows, origins, strict=True)) for rows in (start, end)]
-        since, until = (
-            tuple(tuple(max(0.0, value - zero) for value, zero in zip(*pair, strict=True)) for pair in of)
-            for of in pairs
-        )
-        return since, until
+        origins = start.min(axis=0) if one_clock else start
+        since, until = (np.maximum(0.0, stamps - origins).tolist() for stamps in (start, end))
+        return tuple(map(tuple, since)), tuple(map(tuple, until))
 
 
 def _put_in_place(gathered: torch.Tensor, parts: int) -> torch.Tensor:
@@ -249,6 +238,6 @@ def _put_in_place(gathered: torch.Tensor, parts: int) -> torch.Tensor:
     held = gathered.numel() // parts
     samples = math.gcd(_SAMPLES, held)
     whole = gathered.new_empty(samples, parts, held // samples)
-    for part, own in enumerate(gathered.view(parts, samples, -1)):
-        whole[:, part].copy_(own)
+    for part, rows in enumerate(gathered.view(parts, samples, -1)):
+        whole[:, part].copy_(rows)
     return whole

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paradl_bench.measure.collectives.beside_compute import Kernel
+from paradl_bench.measure.collectives.beside_compute import Kernel, random_tensors
 from paradl_bench.measure.collectives.calls import Calls
 from paradl_bench.measure.collectives.ghosts_before import GhostsBefore
 from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
@@ -28,11 +28,8 @@ _WARMUP, _TRIALS = 2, 3
 
 def _layers(device: torch.device) -> Kernel:
     """A 3x3 convolution of 32 channels on 28x28, then a layer from 1024 to 2048: arithmetic, and 8 MiB are read."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 32, 28, 28, generator=generator).to(device)
-    filters = torch.randn(32, 32, 3, 3, generator=generator).to(device)
-    weight = torch.randn(2048, 1024, generator=generator).to(device)
-    inputs = torch.randn(4, 1024, generator=generator).to(device)
+    shapes = (1, 32, 28, 28), (32, 32, 3, 3), (2048, 1024), (4, 1024)
+    images, filters, weight, inputs = random_tensors(device, *shapes)
 
     def kernel() -> None:
         torch.conv2d(images, filters, padding=1)
@@ -42,16 +39,7 @@ def _layers(device: torch.device) -> Kernel:
 
 
 class ComputeBefore:
-    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
-
-    Args:
-        ghosts_s: that ghosts sleep instead; None where ranks compute.
-
-    Attributes:
-        kernel: its name.
-        seconds: about how long it takes.
-        sleeps: whether ghosts stand for it.
-    """
+    """About :data:`COMPUTE_S` of compute on this rank, as many kernels on all, or ghosts that sleep instead."""
 
     def __init__(self, calls: Calls, ghosts_s: float | None) -> None:
         self.kernel, self.seconds = (KERNEL, COMPUTE_S) if ghosts_s is None else (GHOSTS, ghosts_s)
@@ -67,11 +55,7 @@ class ComputeBefore:
             self._kernel()
 
     def over(self, stamp: Any) -> Any:
-        """When compute was over, or was to be.
-
-        Args:
-            stamp: of the call behind it.
-        """
+        """When compute was over, or was to be; ``stamp`` is of the call behind it."""
         return stamp if self._ghosts is None else self._ghosts.over
 
     def _count_rounds(self) -> int:
@@ -86,41 +70,28 @@ class ComputeBefore:
         return max(1, min(1000, round(COMPUTE_S / kernel_s)))
 
 
-class Flight(Protocol):
-    """An all-reduce under way, and marks of whether it was at certain moments."""
-
-    def mark(self, stamp: Any) -> Any:
-        """Note a moment, which is now; ``stamp`` is the clock's."""
-
-    def land(self) -> Any:
-        """Wait for it; the stamp of its end."""
-
-    def were_before_its_end(self, marks: list[Any]) -> list[float]:
-        """Of the moments noted, 1 where it was under way; after the clock has been synchronised."""
-
-
-class CpuFlight:
-    """Asks the library at the very moment."""
+class _CpuFlight:
+    """An all-reduce under way; whether it was at some moment the library is asked at that very moment."""
 
     def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
         self._clock = calls.clock
         self._work = dist.all_reduce(buffer, group=calls.context.group, async_op=True)
 
     def mark(self, stamp: Any) -> Any:
-        """See :class:`Flight`."""
+        """Note a moment, which is now; ``stamp`` is the clock's."""
         return float(not self._work.is_completed())
 
     def land(self) -> Any:
-        """See :class:`Flight`."""
+        """Wait for it; the stamp of its end."""
         self._work.wait()
         return self._clock.stamp()
 
     def were_before_its_end(self, marks: list[Any]) -> list[float]:
-        """See :class:`Flight`."""
+        """Of the moments noted, 1 where it was under way; after the clock has been synchronised."""
         return marks
 
 
-class CudaFlight:
+class _CudaFlight:
     """Compares events, the all-reduce's end being one of a stream that waits for it and for nothing else."""
 
     def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
@@ -130,27 +101,20 @@ class CudaFlight:
             self._end = calls.clock.stamp()
 
     def mark(self, stamp: Any) -> Any:
-        """See :class:`Flight`."""
         return stamp
 
     def land(self) -> Any:
-        """See :class:`Flight`."""
         self._end.wait()
         return self._end
 
     def were_before_its_end(self, marks: list[Any]) -> list[float]:
-        """See :class:`Flight`."""
         return [float(mark.elapsed_time(self._end) > 0) for mark in marks]
 
 
 class AllReduceInFlight:
-    """An all-reduce over all ranks that outlasts some compute; alike on all of them.
-
-    Args:
-        outlasts_s: of compute, twice.
+    """An all-reduce over all ranks that outlasts some compute twice; alike on all of them.
 
     Attributes:
-        bytes: of its buffer. seconds: that it takes by itself.
         level: that it spans where it goes over more ranks than the calls beside it; else empty.
     """
 
@@ -163,12 +127,12 @@ class AllReduceInFlight:
             if self.seconds >= 2 * outlasts_s or 2 * self.bytes > LARGEST_EXCHANGE_BYTES:
                 break
             self.bytes *= 2
-        of_all = NODE if len(ranks_of_hosts(calls.context)) == 1 else SYSTEM
-        self.level = "" if calls.team.count == 1 else of_all
+        level = NODE if len(ranks_of_hosts(calls.context)) == 1 else SYSTEM
+        self.level = "" if calls.team.count == 1 else level
 
-    def issue(self) -> Flight:
+    def issue(self) -> _CpuFlight | _CudaFlight:
         """Begin it, and do not wait."""
-        of_device = CudaFlight if self._calls.context.device.type == "cuda" else CpuFlight
+        of_device = _CudaFlight if self._calls.context.device.type == "cuda" else _CpuFlight
         return of_device(self._buffer, self._calls)
 
     def _alone_s(self) -> float:

@@ -13,24 +13,20 @@ from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.records.contexts.context import OF_GROUP, OfGroup
-
-Point = tuple[str, int]
-"""An operation and a message's bytes."""
+from paradl_bench.records.measurement import argument_texts
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep, and in which contexts to measure its calls too.
 
     Attributes:
-        contexts: those of one group; several groups at once are ``concurrent``.
         ranks: of one group, or all that ``side_by_side`` parts.
-        concurrent: how many disjoint groups of so many ranks there are.
-        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
-            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
         operations: names; sizes: message bytes as each operation defines them.
         blocks: how often the whole sweep is repeated, so that drift over time is seen.
         point_s: seconds that the repetitions of one operation and size take in one block, about.
-        layout: emulated nodes that the ranks lie on; None for real ones.
+        contexts: those of one group; several groups at once are ``concurrent``, disjoint ones of so many ranks.
+        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
+            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
 
     Raises:
         UserError: an unknown operation, a size that is no whole number of elements, or a backend that does not fit.
@@ -68,17 +64,15 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--contexts groups={self.concurrent} is of a sweep of its own: give"
                 f" {','.join(self.contexts)} to one of one group"
             )
-        self._check_side_by_side()
+        if self.side_by_side is not None:
+            self._check_side_by_side(self.side_by_side)
         for name in self.operations:
             lookup(operations(), name, "operation")
         for size in self.sizes:
             if size % ELEMENT_BYTES:
                 raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
 
-    def _check_side_by_side(self) -> None:
-        count = self.side_by_side
-        if count is None:
-            return
+    def _check_side_by_side(self, count: int) -> None:
         if self.concurrent > 1:
             raise UserError(
                 "--side-by-side sweeps groups of ranks that share no links: give --contexts groups=K to a sweep of its"
@@ -113,18 +107,13 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         later |= {} if self.side_by_side is None else {"side_by_side": str(self.side_by_side)}
         later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
         return {
-            "ranks": str(self.ranks),
-            "backend": self.backend,
+            **argument_texts(self, "ranks", "backend"),
             "tool": "torch",
-            "operations": ",".join(self.operations),
-            "sizes": ",".join(map(str, self.sizes)),
-            "blocks": str(self.blocks),
-            "point_s": str(self.point_s),
-            "seed": str(self.seed),
+            **argument_texts(self, "operations", "sizes", "blocks", "point_s", "seed"),
             **later,
         }
 
-    def order(self, block: int) -> list[Point]:
+    def order(self, block: int) -> list[tuple[str, int]]:
         """Operations and sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
         points = [(name, size) for name in self.operations for size in self.sizes]
         random.Random(f"{self.seed} {block}").shuffle(points)
@@ -137,10 +126,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         return max(inputs for inputs, _ in pairs), max(outputs for _, outputs in pairs)
 
     def check_memory(self, *, ranks_on_host: int, memory_bytes: int) -> None:
-        """Refuse a sweep whose buffers would fill the host.
-
-        Raises:
-            UserError: all ranks' buffers, twice since backends copy them, need over three quarters of the memory.
+        """Raises:
+        UserError: all ranks' buffers, twice since backends copy them, need over three quarters of the memory.
         """
         needed = 2 * sum(self.pool_elements()) * ELEMENT_BYTES * ranks_on_host
         if needed > 0.75 * memory_bytes:
@@ -157,7 +144,7 @@ def parse_contexts(text: str) -> tuple[tuple[OfGroup, ...], int]:
         UserError: an unknown context, or no number of groups from 2 on.
     """
     known: dict[str, OfGroup] = {context: context for context in OF_GROUP}
-    found: dict[OfGroup, None] = {}
+    contexts: list[OfGroup] = []
     groups = 1
     for word in (word.strip() for word in text.split(",")):
         name, _, number = word.partition("=")
@@ -166,7 +153,7 @@ def parse_contexts(text: str) -> tuple[tuple[OfGroup, ...], int]:
                 raise UserError(f"--contexts {word}: say how many groups run at once, at least 2: groups=2")
             groups = int(number)
         elif word in known:
-            found[known[word]] = None
+            contexts.append(known[word])
         else:
             raise unknown_choice("context", word, (*known, "groups=K"))
-    return tuple(found), groups
+    return tuple(dict.fromkeys(contexts)), groups

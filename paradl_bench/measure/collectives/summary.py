@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import summarise
+from paradl_bench.core.statistics import grouped, summarise
+from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
@@ -28,11 +28,10 @@ _COMPARES_ALL = frozenset({"torch", "mpi4py"})
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation and size over all blocks.
+    """One operation and size over all blocks; a call lasts as long as its slowest rank, or its faster side.
 
     Attributes:
         message_bytes: as the operation defines it. size_bytes: as nccl-tests does, its largest buffer.
-        median_s, iqr_s: over calls; a call lasts as long as the operation says (slowest rank, or faster side).
         algbw_bytes_per_s, busbw_bytes_per_s: nccl-tests' algorithm and bus bandwidth at the median.
     """
 
@@ -52,11 +51,7 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints.
-
-    Attributes:
-        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
-    """
+    """What ``--json`` prints, in what nodes differ and what was emulated in lines."""
 
     collectives: tuple[SweepRow, ...]
     contexts: tuple[ContextRow, ...] = ()
@@ -66,11 +61,7 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_collectives(directory: Path) -> CollectivesSummary:
-    """Summary of a measurement directory.
-
-    Raises:
-        UserError: a record that is not valid.
-    """
+    """Summary of a measurement directory; raises UserError where a record is not valid."""
     sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
     noted = read_host_records(directory)
     clocks = HostClocks(noted)
@@ -86,10 +77,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
 
 def sweep_rows(records: Iterable[CollectiveSamples]) -> tuple[SweepRow, ...]:
     """One row an operation and size, in the order of operations and sizes."""
-    groups: dict[tuple[str, int], list[CollectiveSamples]] = defaultdict(list)
-    for record in records:
-        groups[record.operation, record.message_bytes].append(record)
-    return tuple(_sweep_row(groups[key]) for key in sorted(groups))
+    return tuple(map(_sweep_row, grouped(records, lambda r: (r.operation, r.message_bytes)).values()))
 
 
 def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
@@ -118,13 +106,10 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     """Print the summary on standard output: a table, or JSON."""
     summary = summarise_collectives(directory)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
-        sys.stdout.flush()
+        write_output("-", encode_pretty(summary))
         return
 
     # A file or a pipe has no width of its own: the table takes what it needs.
-    from paradl_bench.core.terminal.command_line import open_console
-
     console = open_console(width=120)
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)

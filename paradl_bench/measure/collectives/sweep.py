@@ -1,11 +1,9 @@
 """The sweep: every operation at every size through torch.distributed, verified, in blocks spread over time.
 
-Ranks meet in a barrier before each repetition, then each times its own call. All ranks' times are kept; whose counts is
-the operation's to say. A block visits all operations and sizes in shuffled order, so that a slow spell of the machine
-does not fall on neighbouring sizes.
-
-Where several groups of ranks run at once, repetitions in which all of them call alternate with such in which one calls
-and the others wait, so that what the groups cost each other is told within one run.
+Ranks meet in a barrier before each repetition, then each times its own call. A block visits all operations and sizes in
+shuffled order, so that a slow spell of the machine does not fall on neighbouring sizes. Where several groups of ranks
+run at once, repetitions in which all of them call alternate with such in which one calls and the others wait, so that
+what the groups cost each other is told within one run.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,10 +24,11 @@ from paradl_bench.measure.collectives.calls import Calls
 from paradl_bench.measure.collectives.in_context import ContextBench, order_in
 from paradl_bench.measure.collectives.request import CollectivesRequest
 from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.plan.collectives.catalog import routines
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment, host_memory_bytes
+from paradl_bench.ranks.environment import host_memory_bytes
 from paradl_bench.ranks.groups.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.groups.teams import form_teams, leave_team
@@ -48,7 +46,7 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
 Sort = Literal["sweep"] | OfGroup
-Records = list[CollectiveSamples] | list[ContextSamples]
+_Measured = dict[Sort, list[CollectiveSamples | ContextSamples]]
 
 
 class Step(NamedTuple):
@@ -60,21 +58,10 @@ class Step(NamedTuple):
     message_bytes: int
 
 
-class Bench(NamedTuple):
-    """Who measures a sort of step, and about how long the steps of that sort take."""
-
-    measure: Callable[[str, int, int], Records]
-    estimate_s: Callable[[list[Step]], float]
-
-
 def measure_collectives(
     request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure on this rank together with all others; rank 0 writes.
-
-    Args:
-        request: what to measure; ``request.all_ranks`` ranks have joined.
-        output: measurement directory, new or left by an interrupted run of the same command.
+    """Measure on this rank together with all others; rank 0 writes, or goes on in what an interrupted run left.
 
     Raises:
         UserError: a directory of something else, or too little memory.
@@ -84,14 +71,17 @@ def measure_collectives(
     if context.device.type == "cpu":
         on_host = max(hosts) if request.layout is None else context.ranks
         request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
-    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    directory = None
+    if context.rank == 0:
+        settings = {"dtype": "fp32", **context.settings}
+        directory = open_directory(output, "collectives", request.arguments(), command_line, request.device, settings)
     hosts_noted = note_places(context, directory)
     team = form_teams(context, request.groups, side_by_side=request.side_by_side is not None)
     sweep = CollectiveSweep(request, Calls(request, context, team))
     accepted = tuple(name for name in request.operations if sweep.accepts(name))
     steps = _unmeasured(request, _steps(request, accepted), directory, context)
     sorts = dict.fromkeys(step.sort for step in steps)
-    benches = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
+    benches: dict[Sort, _Bench] = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
     estimate_s = sum(
         benches[sort].estimate_s([step for step in steps if step.sort == sort]) for sort in sorted(benches)
     )
@@ -124,37 +114,26 @@ def _unmeasured(
     request: CollectivesRequest, steps: list[Step], directory: MeasurementDirectory | None, context: RankContext
 ) -> list[Step]:
     """What an earlier, interrupted run did not measure: rank 0 looks, and all ranks agree."""
-    done: set[Step] = set()
+    noted: Counter[Step] = Counter()
     if directory is not None and directory.resumed:
-        # A step of several groups is done when all of their records are there.
-        sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
-        at_once = [record for record in sweeps if record.concurrent == request.concurrent]
-        contexts = directory.records(CONTEXTS_FILE, ContextSamples)
-        noted = Counter(
-            [Step(record.block, "sweep", record.operation, record.message_bytes) for record in at_once]
-            + [step for record in contexts if (step := _step_of(record))]
-        )
-        done = {step for step, records in noted.items() if records >= request.groups}
-    wanted = of_first(context, [int(step not in done) for step in steps])
+        for swept in directory.records(COLLECTIVES_FILE, CollectiveSamples):
+            if swept.concurrent == request.concurrent:
+                noted[Step(swept.block, "sweep", swept.operation, swept.message_bytes)] += 1
+        for record in directory.records(CONTEXTS_FILE, ContextSamples):
+            if record.context != "groups":
+                name = record.neighbour if record.context == "with-compute" else record.operation
+                noted[Step(record.block, record.context, name, record.message_bytes)] += 1
+    # A step of several groups is done when all of their records are there.
+    wanted = of_first(context, [int(noted[step] < request.groups) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
 
-def _step_of(record: ContextSamples) -> Step | None:
-    """The step that a record is of, which is called by the kernel beside, else by the operation."""
-    if record.context == "groups":
-        return None
-    name = record.neighbour if record.context == "with-compute" else record.operation
-    return Step(record.block, record.context, name, record.message_bytes)
-
-
-def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
+def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> _Bench:
     if sort == "sweep":
-        return Bench(sweep.measure, sweep.estimate_s)
+        return sweep
     if sort == "with-compute":
-        beside = BesideComputeBench(sweep.calls, request.layout)
-        return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
-    in_context = ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
-    return Bench(in_context.measure, lambda steps: in_context.step_s() * len(steps))
+        return BesideComputeBench(sweep.calls, request.layout)
+    return ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
 
 
 def _announce(
@@ -163,30 +142,24 @@ def _announce(
     if directory.resumed:
         say(f"going on in {directory.path}: {counted(len(steps), 'measurement')} to go")
     if steps:
-        what = ", ".join(
-            counted(number, of)
-            for number, of in (
-                (len(request.operations), "operation"),
-                (len(request.sizes), "size"),
-                (request.blocks, "block"),
-            )
-        )
+        counts = {"operation": len(request.operations), "size": len(request.sizes), "block": request.blocks}
+        what = ", ".join(counted(number, noun) for noun, number in counts.items())
         groups = f"{request.groups} groups of " if request.groups > 1 else ""
         about = format_seconds(estimate_s)
         say(f"collectives over {request.backend} on {groups}{request.of_group} ranks: {what}; about {about}")
 
 
 def _measure_block(
-    steps: list[Step], benches: dict[Sort, Bench], directory: MeasurementDirectory | None, bar: Progress
+    steps: list[Step], benches: dict[Sort, _Bench], directory: MeasurementDirectory | None, bar: Progress
 ) -> None:
     """Measure the steps of one block; what is measured when it is interrupted is kept."""
-    measured: dict[Sort, list[Records]] = {}
+    measured: _Measured = {}
     written_s = time.monotonic()
     try:
         for step in steps:
             bar.describe(f"{step.name} {format_bytes(step.message_bytes)}")
             records = benches[step.sort].measure(step.name, step.message_bytes, step.block)
-            measured.setdefault(step.sort, []).append(records)
+            measured.setdefault(step.sort, []).extend(records)
             bar.advance()
             if time.monotonic() - written_s > WRITE_AFTER_S:
                 _write(measured, directory)
@@ -195,13 +168,12 @@ def _measure_block(
         _write(measured, directory)
 
 
-def _write(measured: dict[Sort, list[Records]], directory: MeasurementDirectory | None) -> None:
+def _write(measured: _Measured, directory: MeasurementDirectory | None) -> None:
     """Append what was measured, by rank 0, and forget it."""
     while measured:
-        sort, found = measured.popitem()
+        sort, records = measured.popitem()
         if directory is not None:
-            name = COLLECTIVES_FILE if sort == "sweep" else CONTEXTS_FILE
-            directory.append(name, [record for records in found for record in records])
+            directory.append(COLLECTIVES_FILE if sort == "sweep" else CONTEXTS_FILE, records)
 
 
 def _check_verified(directory: MeasurementDirectory) -> None:
@@ -296,9 +268,10 @@ class CollectiveSweep:
         together, alone = [], []
         for index in range(count):
             together.append(calls.seconds(routine, buffers))
-            own = calls.timed(routine, buffers, only=index % calls.team.count)
-            if own is not None:
-                alone.append(own)
+            if index % calls.team.count == calls.team.index:
+                alone.append(calls.seconds(routine, buffers))
+            else:
+                calls.meet()
         return everyones(calls.context, together), everyones(calls.context, alone)
 
     def _record(
@@ -312,24 +285,27 @@ class CollectiveSweep:
         team: int,
         concurrent: int,
     ) -> CollectiveSamples:
-        mine = self.calls.team
-        of_team = [times[rank] for rank in mine.groups[team]]
+        teams = self.calls.team
+        members = teams.groups[team]
         return CollectiveSamples(
             library=self.calls.context.backend,
             tool="torch",
             operation=operation,
-            level=mine.level,
-            ranks=mine.ranks,
+            level=teams.level,
+            ranks=teams.ranks,
             message_bytes=size,
             dtype="fp32",
             block=block,
-            samples_s=tuple(of_team[rank] for rank in routines()[operation].sides(mine.ranks)),
+            samples_s=tuple(times[members[side]] for side in routines()[operation].sides(teams.ranks)),
             verified=verified[team],
-            ranks_per_node=mine.ranks_per_node,
+            ranks_per_node=teams.ranks_per_node,
             concurrent=concurrent,
             group=team if concurrent > 1 else 0,
-            first_rank=mine.first_rank(mine.groups[team]),
+            first_rank=teams.first_rank(members),
         )
+
+
+_Bench = CollectiveSweep | BesideComputeBench | ContextBench
 
 
 def repetitions(call_s: float, point_s: float) -> int:
@@ -340,16 +316,3 @@ def repetitions(call_s: float, point_s: float) -> int:
 def is_refusal(error: Exception) -> bool:
     """Whether a backend says that it does not have an operation, rather than that a call failed."""
     return isinstance(error, NotImplementedError) or bool(_REFUSAL.search(str(error)))
-
-
-def _open(
-    request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="collectives",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
-        watch=True,
-    )

@@ -31,20 +31,19 @@ def measure_batches(
 ) -> list[BatchSamples]:
     """Collation of every batch size, and copies of every batch and of other sizes, from each kind of host memory.
 
-    On a GPU from pageable and from pinned memory; on a CPU, which copies nothing to itself, a copy in host memory
-    stands for it and is marked so.
+    A CPU copies nothing to itself: a copy in host memory stands for it and is marked so.
     """
     generator = random.Random(seed)
-    some = list(paths[:_DISTINCT_SAMPLES])
-    samples = [transform(decode(read_file(path)), crop, generator) for path in some]
+    ways: tuple[CopyHow, ...] = ("pageable", "pinned") if device.type == "cuda" else ("memcpy",)
+    samples = [transform(decode(read_file(path)), crop, generator) for path in paths[:_DISTINCT_SAMPLES]]
     records = []
     for batch in batches:
-        parts = [sample for sample, _ in zip(itertools.cycle(samples), range(batch), strict=False)]
+        parts = list(itertools.islice(itertools.cycle(samples), batch))
         times = [_collate_s(parts) for _ in range(_REPETITIONS)]
         size = batch * samples[0].numel() * samples[0].element_size()
         records.append(BatchSamples(block=block, stage="collate", batch=batch, bytes=size, samples_s=tuple(times)))
-        records += [_copied(size, batch, how, device, clock, block) for how in _ways(device)]
-    records += [_copied(size, 0, how, device, clock, block) for size in _COPY_BYTES for how in _ways(device)]
+        records += [_copied(size, batch, how, device, clock, block) for how in ways]
+    records += [_copied(size, 0, how, device, clock, block) for size in _COPY_BYTES for how in ways]
     return records
 
 
@@ -52,10 +51,6 @@ def _collate_s(parts: list[torch.Tensor]) -> float:
     begin = time.perf_counter()
     torch.utils.data.default_collate(parts)
     return time.perf_counter() - begin
-
-
-def _ways(device: torch.device) -> tuple[CopyHow, ...]:
-    return ("pageable", "pinned") if device.type == "cuda" else ("memcpy",)
 
 
 def _copied(size: int, batch: int, how: CopyHow, device: torch.device, clock: Clock, block: int) -> BatchSamples:

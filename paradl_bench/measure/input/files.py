@@ -17,26 +17,23 @@ from paradl_bench.records.input_record import Condition, FileSamples
 
 @dataclass(slots=True)
 class TimedFiles:
-    """Times of one pass over files, and those that can't be read or decoded, with the reason."""
+    """One pass over files: of each its bytes, pixels, seconds of reading, decoding and transforms, or why it fails."""
 
     condition: Condition
-    bytes: list[int] = field(default_factory=list)
-    pixels: list[int] = field(default_factory=list)
-    read_s: list[float] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)
-    transform_s: list[float] = field(default_factory=list)
+    times: list[tuple[int, int, float, float, float]] = field(default_factory=list)
     unreadable: dict[Path, str] = field(default_factory=dict)
 
     def record(self, block: int) -> FileSamples:
-        """The pass as a record."""
+        """The pass as a record, of at least one file."""
+        size, pixels, read_s, decode_s, transform_s = zip(*self.times, strict=True)
         return FileSamples(
             block=block,
             condition=self.condition,
-            bytes=tuple(self.bytes),
-            pixels=tuple(self.pixels),
-            read_s=tuple(self.read_s),
-            decode_s=tuple(self.decode_s),
-            transform_s=tuple(self.transform_s),
+            bytes=size,
+            pixels=pixels,
+            read_s=read_s,
+            decode_s=decode_s,
+            transform_s=transform_s,
         )
 
 
@@ -62,11 +59,8 @@ def time_files(paths: Sequence[Path], *, cold: bool, crop: int, seed: int) -> Ti
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             timed.unreadable[path] = _reason(error, content)
             continue
-        timed.bytes.append(len(content))
-        timed.pixels.append(image.width * image.height)
-        timed.read_s.append(read - begin)
-        timed.decode_s.append(decoded - read)
-        timed.transform_s.append(end - decoded)
+        pixels = image.width * image.height
+        timed.times.append((len(content), pixels, read - begin, decoded - read, end - decoded))
     return timed
 
 

@@ -14,7 +14,6 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +30,6 @@ _SYNTHETIC_CLASSES = 10
 _PAGE = 4096
 
 
-class ImageSize(NamedTuple):
-    """Pixels of an image."""
-
-    width: int
-    height: int
-
-
 def find_images(folder: Path) -> list[Path]:
     """Every image below a folder, classes nested however deep, by name; sorted, so that a seed means the same again.
 
@@ -46,15 +38,11 @@ def find_images(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give a folder of images, or the word synthetic")
-    found = [
-        Path(root) / name
-        for root, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in EXTENSIONS
-    ]
-    if not found:
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    images = sorted(path for path in files if path.suffix.lower() in EXTENSIONS)
+    if not images:
         raise UserError(f"{folder} holds no image; files of images end in {', '.join(sorted(EXTENSIONS))}")
-    return sorted(found)
+    return images
 
 
 def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
@@ -64,9 +52,7 @@ def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
     longer side is drawn log-normal round 500 (sigma 0.35, from 100 to 3000), the ratio of sides mostly 4:3, one in four
     upright, one in ten square. Content is noise smoothed at several scales, of which JPEG at quality 90 makes about as
     many bytes a pixel as of photographs (0.5 to 0.7); pure noise would be three times as large and as slow to decode.
-
-    Raises:
-        WorkError: the disk is full or the folder can't be written.
+    Raises WorkError where they can't be written.
     """
     for index in range(count):
         path = folder / f"class{index % _SYNTHETIC_CLASSES}" / f"{index:06d}.jpg"
@@ -76,33 +62,29 @@ def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
 
 
 def _write_image(path: Path, generator: np.random.Generator) -> None:
-    size = _drawn_size(generator)
-    total = np.zeros((size.height, size.width, 3), np.float32)
+    width, height = size = _drawn_size(generator)
+    total = np.zeros((height, width, 3), np.float32)
     for cell, weight in ((64, 50.0), (16, 25.0), (4, 23.0), (1, 17.0)):
-        coarse = generator.standard_normal((size.height // cell + 2, size.width // cell + 2, 3), np.float32)
+        coarse = generator.standard_normal((height // cell + 2, width // cell + 2, 3), np.float32)
         scaled = [Image.fromarray(coarse[..., channel]).resize(size, Image.Resampling.BICUBIC) for channel in range(3)]
-        total += weight * np.stack([np.asarray(each) for each in scaled], axis=-1)
+        total += weight * np.stack([np.asarray(channel) for channel in scaled], axis=-1)
     encoded = io.BytesIO()
     Image.fromarray(np.clip(128 + total, 0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=90)
     # It is on the disk then: pages that still have to be written there can't be dropped from the cache.
     write_bytes_atomically(path, encoded.getvalue())
 
 
-def _drawn_size(generator: np.random.Generator) -> ImageSize:
+def _drawn_size(generator: np.random.Generator) -> tuple[int, int]:
     longer = int(np.clip(500 * math.exp(0.35 * generator.standard_normal()), 100, 3000))
     kind = generator.random()
     if kind < 0.1:
-        return ImageSize(longer, longer)
+        return longer, longer
     shorter = int(longer * np.clip(generator.normal(0.74, 0.07), 0.4, 1.0))
-    return ImageSize(shorter, longer) if kind < 0.35 else ImageSize(longer, shorter)
+    return (shorter, longer) if kind < 0.35 else (longer, shorter)
 
 
 def read_file(path: Path) -> bytes:
-    """The whole file.
-
-    Raises:
-        OSError: as :func:`~paradl_bench.core.files.storage.open_regular`.
-    """
+    """The whole file; raises OSError as :func:`~paradl_bench.core.files.storage.open_regular`."""
     with open_regular(path, most_bytes=MOST_BYTES) as stream:
         return stream.readall()
 
@@ -124,11 +106,7 @@ def drop_from_cache(path: Path) -> Condition:
 
 
 def decode(content: bytes) -> Image.Image:
-    """An image in RGB.
-
-    Raises:
-        OSError, ValueError, SyntaxError: broken or no image (Pillow's errors).
-    """
+    """An image in RGB; raises OSError, ValueError or SyntaxError, as Pillow does, where it is broken or no image."""
     with Image.open(io.BytesIO(content)) as image:
         return image.convert("RGB")
 

@@ -27,13 +27,10 @@ def measure_loader(
     block: int,
     seed: int,
 ) -> LoaderSamples:
-    """Take batches as fast as they come.
+    """Take batches as fast as they come; raises WorkError where a worker died.
 
     With w workers, batches come in rounds of w. Behind the first batch whole rounds are taken, so that the time from
     the first batch to the last is that of as many rounds.
-
-    Raises:
-        WorkError: a worker died.
     """
     rounds = -(-least_batches // max(workers, 1))
     count = 1 + rounds * max(workers, 1)

@@ -22,9 +22,9 @@ from paradl_bench.measure.input.batches import measure_batches
 from paradl_bench.measure.input.files import TimedFiles, time_files
 from paradl_bench.measure.input.images import find_images, make_images, remove_images
 from paradl_bench.measure.input.loader import measure_loader
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.input_record import (
     BATCHES_FILE,
@@ -36,6 +36,7 @@ from paradl_bench.records.input_record import (
     LoaderSamples,
     UnreadableFile,
 )
+from paradl_bench.records.measurement import argument_texts
 
 SYNTHETIC = "synthetic"
 _IMAGES_FOLDER = ".images"
@@ -45,10 +46,9 @@ class InputRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What ``paradl-bench io`` is asked to measure.
 
     Attributes:
-        source: a folder of images, or ``synthetic``.
+        source: a folder of images, or ``synthetic``, which ``keep`` leaves in the measurement directory.
         samples: files that are timed; the loader goes round them.
         loader_batches: at least so many behind the first, of every number of workers, in each block.
-        keep: leave synthetic images in the measurement directory.
     """
 
     source: str
@@ -65,9 +65,8 @@ class InputRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
-        names = ("source", "samples", "crop", "blocks", "loader_batches", "start", "seed")
-        lists = {name: ",".join(map(str, getattr(self, name))) for name in ("batches", "workers")}
-        return {name: str(getattr(self, name)) for name in names} | lists
+        names = ("source", "samples", "crop", "blocks", "loader_batches", "start", "seed", "batches", "workers")
+        return argument_texts(self, *names)
 
 
 @dataclass(slots=True)
@@ -90,31 +89,24 @@ class _Run:
 def measure_input(
     request: InputRequest, context: RankContext, cores: frozenset[int], output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure in this process.
-
-    Args:
-        cores: that this process was allowed before it was pinned, for the loader and its workers.
+    """Measure in this process; ``cores`` are those of the loader and its workers.
 
     Raises:
         UserError: no folder or image, a directory of something else, or no file that can be decoded.
         WorkError: images can't be written, or a worker of the loader died.
     """
-    found = [] if request.source == SYNTHETIC else find_images(Path(request.source))
+    images = [] if request.source == SYNTHETIC else find_images(Path(request.source))
     settings = {"crop": str(request.crop), **context.settings}
-    directory = MeasurementDirectory.open(
-        output,
-        kind="input",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings=settings),
-        watch=True,
-    )
+    directory = open_directory(output, "input", request.arguments(), command_line, request.device, settings)
     done = _finished(directory)
     steps = [step for step in _steps(request) if step not in done]
     if directory.resumed:
         say(f"going on in {directory.path}: {len(steps)} of {len(_steps(request))} steps are left")
-    with progress("io", len(steps) + request.samples * (not found and bool(steps))) as bar:
-        paths = _chosen(request, found) if found or not steps else _made(request, output / _IMAGES_FOLDER, bar)
+    with progress("io", len(steps) + request.samples * (not images and bool(steps))) as bar:
+        if images or not steps:
+            paths = random.Random(request.seed).sample(images, min(request.samples, len(images)))
+        else:
+            paths = _made(request, output / _IMAGES_FOLDER, bar)
         run = _Run(request, context, cores, directory, clock_for(context.device), paths)
         run.unreadable = {Path(item.path): item.why for item in directory.records(UNREADABLE_FILE, UnreadableFile)}
         for step in steps:
@@ -122,12 +114,8 @@ def measure_input(
             _measure(run, step)
             bar.advance()
     directory.finish()
-    if not found and not request.keep:
+    if not images and not request.keep:
         remove_images(paths, output / _IMAGES_FOLDER)
-
-
-def _chosen(request: InputRequest, found: list[Path]) -> list[Path]:
-    return random.Random(request.seed).sample(found, min(request.samples, len(found)))
 
 
 def _made(request: InputRequest, folder: Path, bar: Progress) -> list[Path]:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -34,11 +35,7 @@ _CONDITIONS = {
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one part: median and interquartile range over samples.
-
-    Attributes:
-        unit: what takes them: ``sample``, or ``batch of 32``, or ``copy of 4.00 KiB``.
-    """
+    """Seconds of one part, median and interquartile range; ``unit`` is what takes them: a sample, a batch, a copy."""
 
     part: str
     unit: str
@@ -80,10 +77,10 @@ def summarise_input(directory: Path) -> InputSummary:
 
 def _file_parts(files: Sequence[FileSamples]) -> Iterator[Part]:
     for condition, words in _CONDITIONS.items():
-        own = [record for record in files if record.condition == condition]
-        if own:
-            seconds = np.concatenate([record.read_s for record in own])
-            speed = sum(sum(record.bytes) for record in own) / seconds.sum()
+        read = [record for record in files if record.condition == condition]
+        if read:
+            seconds = np.concatenate([record.read_s for record in read])
+            speed = sum(sum(record.bytes) for record in read) / seconds.sum()
             yield _part(f"read, {words}", "sample", seconds, f"{speed / 1e6:.4g} MB/s")
     if files:
         pixels = sum(sum(record.pixels) for record in files)
@@ -93,11 +90,9 @@ def _file_parts(files: Sequence[FileSamples]) -> Iterator[Part]:
 
 
 def _batch_parts(batches: Sequence[BatchSamples]) -> Iterator[Part]:
-    groups: dict[tuple[str, str, int, int], list[BatchSamples]] = {}
-    for record in batches:
-        groups.setdefault((record.stage, record.how, record.batch, record.bytes), []).append(record)
-    for (stage, how, batch, size), own in sorted(groups.items()):
-        seconds = np.concatenate([record.samples_s for record in own])
+    groups = grouped(batches, lambda record: (record.stage, record.how, record.batch, record.bytes))
+    for (stage, how, batch, size), records in groups.items():
+        seconds = np.concatenate([record.samples_s for record in records])
         words = {"memcpy": "copy within host memory (a CPU copies to no device)"}.get(how, f"{stage} {how}".strip())
         unit = f"batch of {batch}, {format_bytes(size)}" if batch else format_bytes(size)
         speed = f"{size / np.median(seconds) / 1e9:.4g} GB/s" if size and np.median(seconds) else ""
@@ -112,40 +107,38 @@ def _part(name: str, unit: str, seconds: np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def _loaders(loaded: Sequence[LoaderSamples]) -> Iterator[Loader]:
-    groups: dict[tuple[int, int], list[LoaderSamples]] = {}
-    for record in loaded:
-        groups.setdefault((record.workers, record.batch), []).append(record)
-    for (workers, batch), own in sorted(groups.items()):
-        rates = [batch * len(record.gaps_s) / sum(record.gaps_s) for record in own]
+    groups = grouped(loaded, lambda record: (record.workers, record.batch))
+    for (workers, batch), records in groups.items():
+        rates = [batch * len(record.gaps_s) / sum(record.gaps_s) for record in records]
         yield Loader(
             workers=workers,
             batch=batch,
             samples_per_s=float(np.median(rates)),
             blocks_samples_per_s=(min(rates), max(rates)),
-            first_s=float(np.median([record.first_s for record in own])),
+            first_s=float(np.median([record.first_s for record in records])),
         )
 
 
 def print_input(directory: Path, *, as_json: bool) -> None:
     """Print a measurement of the input side, as tables or as JSON."""
-    found = summarise_input(directory)
+    summary = summarise_input(directory)
     if as_json:
-        write_output("-", encode_pretty(found))
+        write_output("-", encode_pretty(summary))
         return
     console = open_console()
     parts = [
         (part.part, part.unit, format_seconds(part.median_s), format_seconds(part.iqr_s), str(part.samples), part.rate)
-        for part in found.parts
+        for part in summary.parts
     ]
     console.print(table(("part", "of a", "median", "spread", "samples", "rate"), parts))
     loaders = []
-    for loader in found.loaders:
+    for loader in summary.loaders:
         low, high = loader.blocks_samples_per_s
         rate = f"{loader.samples_per_s:.4g}", f"{low:.4g} to {high:.4g}", format_seconds(loader.first_s)
         loaders.append((str(loader.workers), str(loader.batch), *rate))
     console.print(table(("workers", "batch", "samples/s", "of blocks", "first batch after"), loaders))
-    if found.unreadable:
-        console.print(f"{len(found.unreadable)} files could not be read or decoded, and are left out:")
-        for item in found.unreadable[:_SHOWN_UNREADABLE]:
+    if summary.unreadable:
+        console.print(f"{len(summary.unreadable)} files could not be read or decoded, and are left out:")
+        for item in summary.unreadable[:_SHOWN_UNREADABLE]:
             console.print(f"  {item.path}: {item.why}")
     console.print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE")

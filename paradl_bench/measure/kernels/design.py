@@ -22,7 +22,7 @@ from paradl_bench.core.bounds import Count, EstimatedBytes, Index, PositiveRate,
 from paradl_bench.core.errors import unknown_choice
 from paradl_bench.core.files.storage import read_json
 from paradl_bench.measure.kernels.ranges import RANGES, KernelRange
-from paradl_bench.network.kernel import KernelShape, KernelStage
+from paradl_bench.network.kernel import KernelSamples, KernelShape, KernelStage
 from paradl_bench.network.kinds.kernel_shape import copy_shape, kernel_shape, layer_of_sizes, optimizer_shape
 from paradl_bench.network.kinds.kind import layer_kinds
 
@@ -37,11 +37,9 @@ _VISIT_S = 0.02
 
 
 class SweptKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel that a sweep runs; its stages are measured together.
+    """A kernel that a sweep runs, its stages together, one call of all of which is estimated to take ``estimate_s``.
 
-    Attributes:
-        origin: ``range``, or where a shape comes from: a model's layer, its shard, a neighbour.
-        estimate_s: seconds of one call of all its stages, from the machine's speeds.
+    ``origin`` is ``range``, or where a shape comes from: a model's layer, its shard, a neighbour.
     """
 
     kind: str
@@ -54,12 +52,16 @@ class SweptKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for the same kernel, wherever it comes from."""
-        return kernel_key(self.kind, self.sizes, self.settings, self.dtype)
+        return _key(self, self.dtype)
 
 
-def kernel_key(kind: str, sizes: dict[str, int], settings: dict[str, str], dtype: str) -> tuple[object, ...]:
-    """What tells one kernel from another, its stages apart."""
-    return kind, tuple(sorted(sizes.items())), tuple(sorted(settings.items())), dtype
+def key_of_samples(samples: KernelSamples) -> tuple[object, ...]:
+    """Key of the kernel that was measured, its stages apart."""
+    return _key(samples.shape, samples.dtype)
+
+
+def _key(kernel: SweptKernel | KernelShape, dtype: str) -> tuple[object, ...]:
+    return kernel.kind, tuple(sorted(kernel.sizes.items())), tuple(sorted(kernel.settings.items())), dtype
 
 
 class MachineSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,23 +72,14 @@ class MachineSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep passes over.
-
-    Attributes:
-        kernel_s: seconds of one call of the longest stage, as estimated. memory_bytes: of all tensors of a kernel.
-    """
+    """What a sweep passes over: by one call of the longest stage, as estimated, and by all tensors of a kernel."""
 
     kernel_s: Seconds
     memory_bytes: EstimatedBytes
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep spends on a kernel.
-
-    Attributes:
-        blocks: visits, spread over time. most_samples: in one visit; long kernels get fewer.
-        settle_s: seconds of bringing the caches into their state before a call.
-    """
+    """What a sweep spends on a kernel: visits, samples in one (fewer of long kernels), seconds of settling caches."""
 
     blocks: int
     most_samples: int
@@ -105,11 +98,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep is to measure, in order (file ``design.json``).
-
-    Attributes:
-        passed_over: how many drawn kernels were not taken, by kind and reason.
-    """
+    """What a sweep is to measure, in order, and how many drawn kernels it does not take (file ``design.json``)."""
 
     kernels: tuple[SweptKernel, ...]
     limits: Limits
@@ -118,11 +107,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_design(path: Path) -> Design:
-    """A sweep's design.
-
-    Raises:
-        UserError: unreadable, truncated, or a wrong field, named by its path.
-    """
+    """A sweep's design; raises UserError where the file is unreadable or a field, named by its path, wrong."""
     return read_json(path, Design, remedy="; measure anew into another directory")
 
 
@@ -153,11 +138,7 @@ def estimated_s(shapes: tuple[KernelShape, ...], speed: MachineSpeed) -> tuple[f
 
 
 class Planner:
-    """Draws kernels within limits and puts them in order.
-
-    Args:
-        dtypes: kernels of all of them are drawn, in turn.
-    """
+    """Draws kernels of all dtypes, in turn, within limits, and puts them in order."""
 
     def __init__(
         self,
@@ -171,20 +152,14 @@ class Planner:
         seed: int = 0,
     ) -> None:
         self.limits, self.speeds, self.passed_over = limits, speeds, {kind: Counter[str]() for kind in kinds}
-        self._kinds, self._dtypes, self._device, self._seed = kinds, dtypes, device, seed
-        self._effort = effort
+        self._kinds, self._dtypes, self._effort, self._device, self._seed = kinds, dtypes, effort, device, seed
         self._seen: set[tuple[object, ...]] = set()
         self._costs_s: dict[tuple[object, ...], float] = {}
 
     def design(
         self, *, budget_s: float | None, samples: int | None, source: Iterable[SweptKernel] | None = None
     ) -> Design:
-        """As many kernels as the budget or the number of samples asks for.
-
-        Args:
-            budget_s: seconds that the sweep is to take. samples: kernels.
-            source: kernels to take in their order, instead of those of the ranges.
-        """
+        """As many kernels, of ``source`` or of the ranges, as a budget in seconds or a number of samples asks for."""
         taken = self._in_turn() if source is None else (self.accept(kernel) for kernel in source)
         kernels: list[SweptKernel] = []
         spent = 0.0
@@ -233,8 +208,8 @@ class Planner:
             yield kernel
 
     def _of_kind(self, kernels: KernelRange) -> Iterator[SweptKernel]:
-        of_dtypes = [self._of_dtype(kernels, dtype, index) for index, dtype in enumerate(self._dtypes)]
-        taken = (kernel for group in itertools.zip_longest(*of_dtypes) for kernel in group if kernel is not None)
+        by_dtype = [self._of_dtype(kernels, dtype, index) for index, dtype in enumerate(self._dtypes)]
+        taken = (kernel for turn in itertools.zip_longest(*by_dtype) for kernel in turn if kernel is not None)
         return itertools.islice(taken, kernels.most * len(self._dtypes))
 
     def _of_dtype(self, kernels: KernelRange, dtype: str, index: int) -> Iterator[SweptKernel]:
@@ -280,8 +255,7 @@ def sobol_points(coordinates: int, seed: int) -> Iterator[list[float]]:
 
 def _batches(drawn: Iterator[SweptKernel | None]) -> Iterator[list[SweptKernel]]:
     for _ in range(_MOST_DRAWS // _DRAWS_AT_ONCE):
-        batch = [kernel for kernel in itertools.islice(drawn, _DRAWS_AT_ONCE) if kernel is not None]
-        yield batch
+        yield [kernel for kernel in itertools.islice(drawn, _DRAWS_AT_ONCE) if kernel is not None]
 
 
 def check_kinds(kinds: tuple[str, ...]) -> None:

@@ -17,11 +17,7 @@ _CALLS = 3
 
 
 class HostPace:
-    """Times a product of matrices that stay in the second-level cache, a quarter of a millisecond or so.
-
-    Attributes:
-        taken_s: seconds of each time since it was last cleared.
-    """
+    """Times a product of matrices that stay in the second-level cache, a quarter of a millisecond or so."""
 
     def __init__(self, clock: Clock) -> None:
         self.taken_s: list[float] = []

@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from paradl_bench.measure.kernels.design import SweptKernel, sobol_points
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.kernel_shape import kernel_shape
 
+OPTIMIZERS = ("sgd", "adam")
 SHARDS = (2, 4)
 # What strategies share out.
 _SHARED = (
@@ -27,12 +30,11 @@ _WITHIN = 2.0
 
 
 class Asked(NamedTuple):
-    """What is asked for of the models: kinds, dtypes, local batches, optimizers."""
+    """What is asked for of the models; batches are local ones."""
 
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
     batches: tuple[int, ...]
-    optimizers: tuple[str, ...] = ("sgd", "adam")
 
 
 def kernels_of_models(networks: Sequence[ModelGraph], asked: Asked, *, seed: int = 0) -> Iterator[SweptKernel]:
@@ -55,21 +57,19 @@ def kernels_of_models(networks: Sequence[ModelGraph], asked: Asked, *, seed: int
 
 def kernels_of(network: ModelGraph, batch: int, dtype: str, asked: Asked) -> Iterator[SweptKernel]:
     """What a network's layers run on a local batch, its optimizer's step and a copy of its parameters."""
+
+    def kernel(kind: str, sizes: dict[str, int], settings: dict[str, str]) -> SweptKernel:
+        return SweptKernel(kind=kind, sizes=sizes, settings=settings, dtype=dtype, origin=network.name)
+
     for layer in network.layers:
         shape = kernel_shape(layer, "FW", batch, dtype) if layer.kind in asked.kinds and layer.kind != "copy" else None
         if shape is not None and layer.input_shapes:
-            yield SweptKernel(
-                kind=shape.kind, sizes=shape.sizes, settings=shape.settings, dtype=dtype, origin=network.name
-            )
+            yield kernel(shape.kind, shape.sizes, shape.settings)
     tensors, elements = len(network.parameters), network.parameter_elements
-    for function in asked.optimizers if "optimizer" in asked.kinds and elements else ():
-        sizes = {"elements": elements, "tensors": tensors}
-        yield SweptKernel(
-            kind="optimizer", sizes=sizes, settings={"function": function}, dtype=dtype, origin=network.name
-        )
+    for function in OPTIMIZERS if "optimizer" in asked.kinds and elements else ():
+        yield kernel("optimizer", {"elements": elements, "tensors": tensors}, {"function": function})
     if "copy" in asked.kinds and elements:
-        sizes = {"bytes": elements * DTYPE_BYTES[dtype], "tensors": tensors}
-        yield SweptKernel(kind="copy", sizes=sizes, dtype=dtype, origin=network.name)
+        yield kernel("copy", {"bytes": elements * DTYPE_BYTES[dtype], "tensors": tensors}, {})
 
 
 def shards_of(kernel: SweptKernel, parts: int) -> Iterator[SweptKernel]:
@@ -78,13 +78,8 @@ def shards_of(kernel: SweptKernel, parts: int) -> Iterator[SweptKernel]:
         if kernel.sizes.get(name, 0) >= parts:
             sizes = rescaled(kernel.kind, kernel.sizes, {name: 1 / parts})
             if sizes is not None:
-                yield SweptKernel(
-                    kind=kernel.kind,
-                    sizes=sizes,
-                    settings=kernel.settings,
-                    dtype=kernel.dtype,
-                    origin=f"{kernel.origin}, {name} over {parts}",
-                )
+                origin = f"{kernel.origin}, {name} over {parts}"
+                yield msgspec.structs.replace(kernel, sizes=sizes, origin=origin)
 
 
 def _near(whole: Sequence[SweptKernel], seed: int) -> Iterator[SweptKernel]:
@@ -93,13 +88,7 @@ def _near(whole: Sequence[SweptKernel], seed: int) -> Iterator[SweptKernel]:
         factors = {name: _WITHIN ** (2 * unit - 1) for name, unit in zip(_NEAR, point, strict=True)}
         sizes = rescaled(kernel.kind, kernel.sizes, factors)
         if sizes is not None:
-            yield SweptKernel(
-                kind=kernel.kind,
-                sizes=sizes,
-                settings=kernel.settings,
-                dtype=kernel.dtype,
-                origin=f"near {kernel.origin}",
-            )
+            yield msgspec.structs.replace(kernel, sizes=sizes, origin=f"near {kernel.origin}")
 
 
 def rescaled(kind: str, sizes: Mapping[str, int], factors: Mapping[str, float]) -> dict[str, int] | None:
@@ -107,22 +96,22 @@ def rescaled(kind: str, sizes: Mapping[str, int], factors: Mapping[str, float]) 
 
     Outputs follow from inputs and window; sizes of 1 (a dim that is not there, say) stay.
     """
-    found = {
+    scaled = {
         name: max(1, round(value * factors.get(name, 1.0))) if value > 1 else value for name, value in sizes.items()
     }
     if sizes.get("groups", 1) > 1:
-        found |= _grouped(kind, sizes, factors)
+        scaled |= _grouped(kind, sizes, factors)
     if "smaller_elements" in sizes:
-        found["smaller_elements"] = max(1, found["elements"] * sizes["smaller_elements"] // sizes["elements"])
-        found["elements"] = found["smaller_elements"] * (sizes["elements"] // sizes["smaller_elements"])
+        scaled["smaller_elements"] = max(1, scaled["elements"] * sizes["smaller_elements"] // sizes["elements"])
+        scaled["elements"] = scaled["smaller_elements"] * (sizes["elements"] // sizes["smaller_elements"])
     if kind == "copy":
         # Whole numbers of 8 bytes in every tensor.
-        found["bytes"] = max(1, found["bytes"] // (8 * found["tensors"])) * 8 * found["tensors"]
+        scaled["bytes"] = max(1, scaled["bytes"] // (8 * scaled["tensors"])) * 8 * scaled["tensors"]
     if "kernel_width" in sizes:
-        return _slid(found)
-    if kind == "adaptive_pool" and any(found[f"in_{dim}"] < found[f"out_{dim}"] for dim in _DIMS):
+        return _slid(scaled)
+    if kind == "adaptive_pool" and any(scaled[f"in_{dim}"] < scaled[f"out_{dim}"] for dim in _DIMS):
         return None
-    return found
+    return scaled
 
 
 def _grouped(kind: str, sizes: Mapping[str, int], factors: Mapping[str, float]) -> dict[str, int]:

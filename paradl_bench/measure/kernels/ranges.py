@@ -26,12 +26,9 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelRange:
-    """How one kind is drawn.
+    """How one kind is drawn, from so many coordinates of the unit cube, for its part (``weight``) of a sweep's time.
 
-    Attributes:
-        coordinates: of the unit cube that a draw reads.
-        weight: its part of a sweep's time, relative to the others'.
-        most: kernels of it in one sweep; more would teach little.
+    ``most`` bounds its kernels in one sweep; more would teach little.
     """
 
     kind: str

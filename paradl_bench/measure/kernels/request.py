@@ -6,6 +6,7 @@ import msgspec
 
 from paradl_bench.core.bounds import Seconds
 from paradl_bench.measure.kernels.design import SweptKernel
+from paradl_bench.records.measurement import argument_texts
 
 DESIGN_FILE = "design.json"
 SKIPPED_FILE = "skipped.jsonl"
@@ -41,19 +42,13 @@ class KernelsRequest(msgspec.Struct, frozen=True, kw_only=True):
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
         return {
-            "kinds": ",".join(self.kinds),
-            "dtypes": ",".join(self.dtypes),
-            "models": ",".join(self.models),
-            "batches": ",".join(map(str, self.batches)),
+            **argument_texts(self, "kinds", "dtypes", "models", "batches"),
             "input_shape": "x".join(map(str, self.input_shape)) if self.input_shape else "default",
             "budget_s": "none" if self.budget_s is None else f"{self.budget_s:g}",
             "samples": str(self.samples),
             "kernel_limit_s": f"{self.kernel_s:g}",
             "memory_bytes": "half of what is free" if self.memory_bytes is None else str(self.memory_bytes),
-            "blocks": str(self.blocks),
-            "repetitions": str(self.repetitions),
-            "caches": self.caches,
-            "seed": str(self.seed),
+            **argument_texts(self, "blocks", "repetitions", "caches", "seed"),
         }
 
 

@@ -7,18 +7,17 @@ large as the last-level cache is read, then the input (forward) or the output's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 
-from paradl_bench.core.units import parse_size
 from paradl_bench.measure.execution.autocast import TORCH_DTYPES
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.kernels.design import MachineSpeed, SweptKernel
 from paradl_bench.measure.kernels.host_pace import HostPace
 from paradl_bench.measure.layers.isolated import IsolatedOperation, Settle, leave_warm, random_tensor
+from paradl_bench.measure.machine.roofline_kernels import caches_of_core
 from paradl_bench.network.kinds.kernel_shape import layer_of_sizes
 from paradl_bench.ranks.clocks import Clock
 
@@ -33,13 +32,6 @@ _MATRIX = {"cpu": 768, "cuda": 8192}
 _STREAM_BYTES = {"cpu": 64 * 1024**2, "cuda": 1024**3}
 
 
-class KernelRun(Protocol):
-    """A kernel with its tensors, ready to be called."""
-
-    def measure(self, clock: Clock, samples: int) -> dict[str, list[float]]:
-        """Samples in seconds by stage, after a call that warms up."""
-
-
 class Caches:
     """Brings caches into a state before every timed call.
 
@@ -50,7 +42,7 @@ class Caches:
 
     def __init__(self, state: CacheState, device: torch.device, pace: HostPace | None = None) -> None:
         self.pace = pace if state == "training" else None
-        self._cache_bytes = last_level_cache_bytes(device)
+        self._cache_bytes = _last_level_cache_bytes(device)
         times = {"cpu": 1, "cuda": _GPU_CACHES}[device.type]
         self.buffer_bytes = 0 if state == "warm" else times * self._cache_bytes
         self._buffer = torch.zeros(self.buffer_bytes // 4, device=device)
@@ -70,36 +62,30 @@ class Caches:
         torch.relu(self._predecessor)
 
 
-def last_level_cache_bytes(device: torch.device) -> int:
-    """Size of the cache that lies next to memory, at most 64 MiB of it; 32 MiB where the system does not say."""
+def _last_level_cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or _UNKNOWN_CACHE_BYTES
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            sizes.append(parse_size(path.read_text().strip()))
-        except OSError:
-            continue
-    return min(max(sizes, default=_UNKNOWN_CACHE_BYTES), _LARGEST_CACHE_BYTES)
+    return min(max(caches_of_core(), default=_UNKNOWN_CACHE_BYTES), _LARGEST_CACHE_BYTES)
 
 
-def build_run(kernel: SweptKernel, device: torch.device, settle: Settle) -> KernelRun:
-    """Make a kernel's tensors.
+def build_run(
+    kernel: SweptKernel, device: torch.device, settle: Settle
+) -> IsolatedOperation | _OptimizerRun | _CopyRun:
+    """Make a kernel's tensors; ``measure`` gives samples in seconds by stage, after a call that warms up.
 
-    Raises:
-        RuntimeError: of torch: there is no memory for them.
+    Raises torch's RuntimeError where there is no memory for them.
     """
     dtype = TORCH_DTYPES[kernel.dtype]
     if kernel.kind == "optimizer":
-        return OptimizerRun(kernel, dtype, device, settle)
+        return _OptimizerRun(kernel, dtype, device, settle)
     if kernel.kind == "copy":
-        return CopyRun(kernel, dtype, device, settle)
+        return _CopyRun(kernel, dtype, device, settle)
     layer, batch, parameter_shapes = layer_of_sizes(kernel.kind, kernel.sizes, kernel.settings)
     return IsolatedOperation(layer, parameter_shapes, batch, device, dtype=dtype, settle=settle)
 
 
-class OptimizerRun:
-    """An optimizer's step over parameters of nearly equal size."""
+class _OptimizerRun:
+    """An optimizer's step over parameters of nearly equal size; gradients stay."""
 
     def __init__(self, kernel: SweptKernel, dtype: torch.dtype, device: torch.device, settle: Settle) -> None:
         self._settle = settle
@@ -108,18 +94,14 @@ class OptimizerRun:
         for parameter in parameters:
             parameter.grad = random_tensor(parameter.shape, device, dtype)
         self._optimizer = build_optimizer(kernel.settings["function"], parameters)
-        self._warm = False
 
     def measure(self, clock: Clock, samples: int) -> dict[str, list[float]]:
-        """The step alone; gradients stay."""
-        if not self._warm:
-            # The first makes the optimizer's state.
-            self._optimizer.step()
-            self._warm = True
+        # The first makes the optimizer's state.
+        self._optimizer.step()
         return {"WU": [_timed(self._optimizer.step, clock, self._settle) for _ in range(samples)]}
 
 
-class CopyRun:
+class _CopyRun:
     """Tensors copied one by one inside a memory, and on a GPU from the host's pinned memory as well."""
 
     def __init__(self, kernel: SweptKernel, dtype: torch.dtype, device: torch.device, settle: Settle) -> None:
@@ -132,7 +114,6 @@ class CopyRun:
             self._sources["H2D"] = [torch.ones(part, dtype=dtype, pin_memory=True) for part in parts]
 
     def measure(self, clock: Clock, samples: int) -> dict[str, list[float]]:
-        """Copies of all tensors, stage by stage."""
         return {stage: self._of_stage(sources, clock, samples) for stage, sources in self._sources.items()}
 
     def _of_stage(self, sources: Sequence[torch.Tensor], clock: Clock, samples: int) -> list[float]:
@@ -144,20 +125,13 @@ class CopyRun:
         return [_timed(copy, clock, self._settle) for _ in range(samples)]
 
 
-def _timed(call: Calling, clock: Clock, settle: Settle) -> float:
+def _timed(call: Callable[[], object], clock: Clock, settle: Settle) -> float:
     settle([])
     begin = clock.stamp()
     call()
     end = clock.stamp()
     clock.synchronise()
     return clock.seconds(begin, end)
-
-
-class Calling(Protocol):
-    """What is timed."""
-
-    def __call__(self) -> object:
-        """Run it once."""
 
 
 def equal_parts(elements: int, tensors: int) -> list[int]:
@@ -171,7 +145,7 @@ def machine_speed(device: torch.device, dtype: torch.dtype, clock: Clock) -> Mac
     first, second = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source, target = torch.ones(count, device=device), torch.zeros(count, device=device)
 
-    def fastest(call: Calling) -> float:
+    def fastest(call: Callable[[], object]) -> float:
         call()
         return min(_timed(call, clock, leave_warm) for _ in range(4))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
-from paradl_bench.measure.kernels.design import Design, SweptKernel, kernel_key, read_design, shapes_of
+from paradl_bench.measure.kernels.design import Design, SweptKernel, key_of_samples, read_design, shapes_of
 from paradl_bench.measure.kernels.request import (
     DESIGN_FILE,
     PROGRESS_FILE,
@@ -46,12 +46,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep.
-
-    Attributes:
-        planned, kernels: in the design, and measured at least once. skipped: by reason.
-        passed_over: drawn and not taken into the design, by kind and reason.
-    """
+    """A sweep: kernels in its design, those measured, and those skipped or never taken, by reason."""
 
     planned: int
     kernels: int
@@ -64,11 +59,7 @@ class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_sweep(directory: Path) -> SweepSummary:
-    """Counts and spreads of a sweep.
-
-    Raises:
-        UserError: the directory holds none, or a damaged one.
-    """
+    """Counts and spreads of a sweep; raises UserError where the directory holds none, or a damaged one."""
     manifest = read_manifest(directory)
     design = read_design(directory / DESIGN_FILE)
     records = read_records(directory, KERNELS_FILE, KernelSamples)
@@ -76,7 +67,7 @@ def summarise_sweep(directory: Path) -> SweepSummary:
     parts = read_records(directory, PROGRESS_FILE, SweepProgress)
     return SweepSummary(
         planned=len(design.kernels),
-        kernels=len({kernel_key(r.shape.kind, r.shape.sizes, r.shape.settings, r.dtype) for r in records}),
+        kernels=len(set(map(key_of_samples, records))),
         samples=sum(len(record.samples_s) for record in records),
         wall_s=sum(part.wall_s for part in parts),
         complete=manifest.complete,
@@ -87,12 +78,9 @@ def summarise_sweep(directory: Path) -> SweepSummary:
 
 
 def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
-    groups: dict[tuple[str, str, str], dict[object, list[KernelSamples]]] = {}
-    for record in records:
-        shape = record.shape
-        key = kernel_key(shape.kind, shape.sizes, shape.settings, record.dtype)
-        groups.setdefault((shape.kind, shape.stage, record.dtype), {}).setdefault(key, []).append(record)
-    for (kind, stage, dtype), kernels in sorted(groups.items()):
+    of_stages = grouped(records, lambda record: (record.shape.kind, record.shape.stage, record.dtype))
+    for (kind, stage, dtype), of_stage in of_stages.items():
+        kernels = grouped(of_stage, key_of_samples)
         blocks = [np.array([np.median(record.samples_s) for record in group]) for group in kernels.values()]
         medians: Floats = np.array([np.median(values) for values in blocks])
         spreads = [
@@ -103,7 +91,7 @@ def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
             stage=stage,
             dtype=dtype,
             kernels=len(kernels),
-            samples=sum(len(record.samples_s) for group in kernels.values() for record in group),
+            samples=sum(len(record.samples_s) for record in of_stage),
             shortest_s=float(medians.min()),
             median_s=float(np.median(medians)),
             longest_s=float(medians.max()),
@@ -143,11 +131,7 @@ def _skipped(reasons: dict[str, int]) -> list[str]:
 
 
 def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: float | None, *, as_json: bool) -> None:
-    """Show what a sweep would measure.
-
-    Args:
-        seconds: what each kernel is estimated to take in all blocks.
-    """
+    """Show what a sweep would measure, given what each kernel is estimated to take in all blocks."""
     kernels, total_s = _within(design.kernels, seconds, budget_s)
     if as_json:
         plan = {
@@ -160,11 +144,12 @@ def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: 
         write_output("-", encode_pretty(plan))
         return
     rows = []
-    for kind, dtype in sorted({(kernel.kind, kernel.dtype) for kernel in kernels}):
-        group = [kernel for kernel in kernels if (kernel.kind, kernel.dtype) == (kind, dtype)]
-        spent = sum(s for k, s in zip(kernels, seconds, strict=False) if (k.kind, k.dtype) == (kind, dtype))
+    spent_s: dict[tuple[str, str], float] = defaultdict(float)
+    for kernel, cost_s in zip(kernels, seconds, strict=False):
+        spent_s[kernel.kind, kernel.dtype] += cost_s
+    for (kind, dtype), group in grouped(kernels, lambda kernel: (kernel.kind, kernel.dtype)).items():
         calls = sorted(kernel.estimate_s / len(shapes_of(kernel, device)) for kernel in group)
-        times = (format_seconds(value) for value in (calls[0], calls[-1], spent))
+        times = (format_seconds(value) for value in (calls[0], calls[-1], spent_s[kind, dtype]))
         rows.append((kind, dtype, str(len(group)), *times, _sizes(group)))
     console = open_console()
     columns = ("kind", "dtype", "kernels", "shortest call", "longest call", "time", "sizes, smallest to largest")

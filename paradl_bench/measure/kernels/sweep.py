@@ -11,7 +11,6 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from paradl_bench.measure.kernels.design import (
     Limits,
     Planner,
     SweptKernel,
-    kernel_key,
+    key_of_samples,
     read_design,
     shapes_of,
 )
@@ -42,12 +41,12 @@ from paradl_bench.measure.kernels.request import (
     SweepProgress,
 )
 from paradl_bench.measure.kernels.runs import Caches, build_run, machine_speed
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.ranks.clocks import Clock, ThreadClock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import ran_out
 from paradl_bench.ranks.pulse import beat
@@ -71,7 +70,12 @@ def plan_sweep(request: KernelsRequest, device: torch.device, clock: Clock, cach
     limits = Limits(kernel_s=request.kernel_s, memory_bytes=memory)
     effort = effort_of(request, caches, next(iter(speeds.values())).bytes_per_s)
     planner = Planner(request.kinds, request.dtypes, limits, speeds, effort, device=device.type, seed=request.seed)
-    source = _of_models(request) if request.models else None
+    source = None
+    if request.models:
+        shape = request.input_shape
+        networks = [trace_network(load_model(name, shape, device="meta")) for name in dict.fromkeys(request.models)]
+        asked = Asked(request.kinds, request.dtypes, request.batches)
+        source = kernels_of_models(networks, asked, seed=request.seed)
     budget_s = None if request.budget_s is None else request.budget_s * _SPARE
     design = planner.design(budget_s=budget_s, samples=request.samples, source=source)
     if not design.kernels:
@@ -85,13 +89,6 @@ def effort_of(request: KernelsRequest, caches: Caches, bytes_per_s: float) -> Ef
     return Effort(blocks=request.blocks, most_samples=request.repetitions, settle_s=settle_s)
 
 
-def _of_models(request: KernelsRequest) -> Iterator[SweptKernel]:
-    networks = [
-        trace_network(load_model(name, request.input_shape, device="meta")) for name in dict.fromkeys(request.models)
-    ]
-    return kernels_of_models(networks, Asked(request.kinds, request.dtypes, request.batches), seed=request.seed)
-
-
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that a kernel could take now."""
     if device.type == "cuda":
@@ -102,7 +99,7 @@ def free_memory_bytes(device: torch.device) -> int:
     raise UserError("this system does not say how much memory is free: give --memory")
 
 
-def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Design:
+def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> None:
     """Measure, and write what was measured so far even when interrupted.
 
     Raises:
@@ -122,17 +119,9 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         "displaced_bytes": str(caches.buffer_bytes),
         **context.settings,
     }
-    environment = capture_environment(request.device, settings=settings)
     # Models are looked at before a directory is made.
     design = None if (output / DESIGN_FILE).exists() else plan_sweep(request, context.device, clock, caches)
-    directory = MeasurementDirectory.open(
-        output,
-        kind="kernels",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=environment,
-        watch=True,
-    )
+    directory = open_directory(output, "kernels", request.arguments(), command_line, request.device, settings)
     if design is None:
         design = read_design(output / DESIGN_FILE)
     else:
@@ -146,7 +135,6 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         skipped = directory.records(SKIPPED_FILE, SkippedKernel)
         raise WorkError(f"no kernel ran: {skipped[0].why}" if skipped else "no kernel ran within the budget")
     directory.finish()
-    return design
 
 
 class _Sweep:
@@ -173,8 +161,7 @@ class _Sweep:
         self._mark_s = time.monotonic()
         self._waiting: list[KernelSamples] = []
         self._done = {
-            (kernel_key(r.shape.kind, r.shape.sizes, r.shape.settings, r.dtype), r.block)
-            for r in directory.records(KERNELS_FILE, KernelSamples)
+            (key_of_samples(record), record.block) for record in directory.records(KERNELS_FILE, KernelSamples)
         }
         self._skipped = {record.kernel.key for record in directory.records(SKIPPED_FILE, SkippedKernel)}
         if directory.resumed and self._done:
@@ -258,21 +245,18 @@ class _Sweep:
 
     def _measure(self, kernel: SweptKernel) -> tuple[dict[str, list[float]], dict[str, tuple[float, ...]]]:
         pace = self._caches.pace
+        samples = self._effort.samples(kernel, len(self._shapes[kernel.key]))
         gc.disable()
         try:
             run = build_run(kernel, self._device, self._caches.settle)
             if pace is None:
-                return run.measure(self._clock, self._samples(kernel)), {}
+                return run.measure(self._clock, samples), {}
             pace.taken_s.clear()
-            measured = run.measure(self._clock, self._samples(kernel))
+            measured = run.measure(self._clock, samples)
             pace.take()
-            around = pace.around(self._samples(kernel), len(measured))
-            return measured, dict(zip(measured, around, strict=True))
+            return measured, dict(zip(measured, pace.around(samples, len(measured)), strict=True))
         finally:
             gc.enable()
-
-    def _samples(self, kernel: SweptKernel) -> int:
-        return self._effort.samples(kernel, len(self._shapes[kernel.key]))
 
     def _skip(self, kernel: SweptKernel, error: BaseException) -> None:
         # torch has it from version 2.8 on.

@@ -1,11 +1,9 @@
 """What becomes of gradients: copied into buckets, divided by the number of ranks, and back out; or added up.
 
 torch's reducer does this with one call a gradient (``mul_out`` into the bucket's view, ``copy_`` back); so does this,
-over gradients and buckets of the same sizes, in the order in which backward finishes them. What autograd adds to the
-gradients of an earlier micro-batch, it adds in place, one call a gradient.
-
-An optimizer's state that lies in host memory is copied to the device and back, one call a tensor; tensors of the
-gradients' sizes stand for it.
+over gradients and buckets of the same sizes, in the order in which backward finishes them. Autograd adds to the
+gradients of an earlier micro-batch in place, one call a gradient. An optimizer's state that lies in host memory is
+copied to the device and back, one call a tensor; tensors of the gradients' sizes stand for it.
 """
 
 from __future__ import annotations
@@ -30,19 +28,14 @@ class GradientCopies:
         parameters = dict(module.named_parameters())
         order = network.gradient_order or tuple(parameters)
         self._gradients = [torch.zeros_like(parameters[name].detach()) for name in order]
-        bucket = torch.zeros(sum(gradient.numel() for gradient in self._gradients), device=device)
-        self._views = []
-        offset = 0
-        for gradient in self._gradients:
-            self._views.append(bucket[offset : offset + gradient.numel()].view_as(gradient))
-            offset += gradient.numel()
+        sizes = [gradient.numel() for gradient in self._gradients]
+        parts = torch.split(torch.zeros(sum(sizes), device=device), sizes)
+        self._views = [part.view_as(gradient) for part, gradient in zip(parts, self._gradients, strict=True)]
         self._hosts = [host_copy(gradient) for gradient in self._gradients]
 
     @torch.no_grad()
     def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> dict[CopyDirection, list[float]]:
-        """Seconds to copy all gradients into the bucket, out of it, to add them up, and to copy as much to the device,
-        and back, each ``repetitions`` times.
-        """
+        """Seconds, ``repetitions`` times, of all copies of a direction; those of a state are of as many bytes."""
         factor = torch.tensor(0.5)
         state = [torch.empty_like(gradient) for gradient in self._gradients]
         for tensor in state:

@@ -7,13 +7,13 @@ parts apart, so they are measured one by one here, with autograd asked for one o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.execution.kernel_layout import laid_out
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
@@ -23,7 +23,6 @@ from paradl_bench.ranks.clocks import Clock
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
 
 _DRAWN = 2**18
-CHOICES = ("none", "split", "all")
 
 Settle = Callable[[Sequence[torch.Tensor]], None]
 """Brings caches into the state that a call is to find, given the tensors that were written right before it."""
@@ -67,11 +66,8 @@ class IsolatedOperation:
 
     Args:
         layer: the first of the layers that share the operation.
-        parameter_shapes: of the parameters that it reads, in order.
         dtype: of inputs and parameters. input_dtypes: of each of the inputs, where autocast leaves them unlike.
         settle: called before every call that is kept.
-        entered: makes the context that a forward runs in.
-        kernel_settings: of which the layout is that of the tensors.
     """
 
     def __init__(
@@ -95,15 +91,14 @@ class IsolatedOperation:
         self._run: Callable[[list[Any], list[Any]], Any] = kind.build(layer.attributes)
         # The network's own input needs no gradient: its layer has no input gradient to compute.
         self._input_gradient = "input" not in layer.inputs
-        shapes = shapes_of_inputs(layer, batch)
         # Four dims are not always an image's: heads of attention have as many.
         of_channels = kind.windows is not None or kind.by_channel(layer.attributes)
         layout = kernel_settings if of_channels else NO_SETTINGS
-        # A tensor that is read twice is named once.
-        dtypes = [input_dtypes[min(i, len(input_dtypes) - 1)] if input_dtypes else dtype for i in range(len(shapes))]
+        # A tensor that is read twice is named once: its last dtype is that of what is left.
+        dtypes = itertools.chain(input_dtypes, itertools.repeat(input_dtypes[-1] if input_dtypes else dtype))
         self._inputs = [
-            laid_out(random_tensor(shape, device, of), layout).requires_grad_(self._input_gradient)
-            for shape, of in zip(shapes, dtypes, strict=True)
+            laid_out(random_tensor(shape, device, input_dtype), layout).requires_grad_(self._input_gradient)
+            for shape, input_dtype in zip(shapes_of_inputs(layer, batch), dtypes, strict=False)
         ]
         self._parameters = [
             laid_out(random_tensor(shape, device, dtype), layout).requires_grad_() for shape in parameter_shapes
@@ -129,7 +124,13 @@ class IsolatedOperation:
         stamps = {"FW": (begin, end)}
         gradient = torch.ones_like(output)
         nodes = _NodeStamps(output.grad_fn, clock)
-        for phase, wanted in self._gradients_wanted().items():
+        inputs = self._inputs if self._input_gradient else []
+        parts = {"BW_input": inputs, "BW_weight": self._parameters}
+        if not self._split:
+            parts = {"BW": [*inputs, *self._parameters]}
+        for phase, wanted in parts.items():
+            if not wanted:
+                continue
             settle([gradient])
             begin = clock.stamp()
             torch.autograd.grad(output, wanted, gradient, retain_graph=True)
@@ -137,14 +138,6 @@ class IsolatedOperation:
             stamps[phase] = nodes.taken() or (begin, end)
         clock.synchronise()
         return {phase: clock.seconds(*pair) for phase, pair in stamps.items()}
-
-    def _gradients_wanted(self) -> dict[str, list[Any]]:
-        inputs = self._inputs if self._input_gradient else []
-        if self._split:
-            parts = {"BW_input": inputs, "BW_weight": self._parameters}
-        else:
-            parts = {"BW": [*inputs, *self._parameters]}
-        return {phase: wanted for phase, wanted in parts.items() if wanted}
 
 
 def random_tensor(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -170,22 +163,16 @@ def isolated_operations(
     dtype: str = "fp32",
     kernel_settings: KernelSettings = NO_SETTINGS,
 ) -> list[IsolatedOperation]:
-    """Distinct operations of a network to be measured alone.
+    """Distinct operations of a network, which is trained in ``dtype``, to be measured alone.
 
     Args:
         which: ``none``; ``split``: those whose backward has two parts; ``all``: every one whose kind can be built.
-        dtype: that the network is trained in; inputs are of the dtypes that autocast leaves them in.
-
-    Raises:
-        UserError: another choice.
     """
-    if which not in CHOICES:
-        raise UserError(f"isolated {which!r}: choices are {', '.join(CHOICES)}")
     kinds = layer_kinds()
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     chosen: dict[tuple[str, bool], IsolatedOperation] = {}
     widths = widths_of(network, dtype, device.type)
-    by_width = {DTYPE_BYTES[name]: of for name, of in TORCH_DTYPES.items()}
+    by_width = {DTYPE_BYTES[name]: torch_dtype for name, torch_dtype in TORCH_DTYPES.items()}
     entered = autocast_to(dtype, device)
     for layer, width in zip(network.layers, widths, strict=True) if which != "none" else ():
         kind = kinds.get(layer.kind)
@@ -193,14 +180,12 @@ def isolated_operations(
         if kind is None or kind.build is None or key in chosen or not layer.input_shapes:
             continue
         if which == "all" or kind.splits_backward:
-            parameters = [shapes[name] for name in layer.parameters]
-            reads = [by_width[size] for size in width.reads]
             chosen[key] = IsolatedOperation(
                 layer,
-                parameters,
+                [shapes[name] for name in layer.parameters],
                 batch,
                 device,
-                input_dtypes=reads,
+                input_dtypes=[by_width[size] for size in width.reads],
                 entered=entered,
                 kernel_settings=kernel_settings,
             )

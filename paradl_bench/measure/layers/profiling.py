@@ -21,18 +21,14 @@ from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiled import Compiling, keep_records, set_up_compiler
 from paradl_bench.measure.execution.compiler import compiler_settings
 from paradl_bench.measure.execution.kernel_layout import set_modes
-from paradl_bench.measure.execution.probes import (
-    ProbeCost,
-    ProbedIteration,
-    measure_probe_cost,
-    probed_iteration,
-)
+from paradl_bench.measure.execution.probes import ProbeCost, ProbedIteration, measure_probe_cost, probed_iteration
 from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.layers.subjects import Subject, make_subjects
+from paradl_bench.measure.opening import open_directory
+from paradl_bench.network.graph import Layer
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE
@@ -40,13 +36,8 @@ from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSam
 from paradl_bench.records.training.verification import VERIFICATION_FILE, VerifiedShards
 
 
-def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
-    """Measure on this rank, together with the others that share the host; rank 0 writes.
-
-    Args:
-        request: what to measure.
-        context: this rank, of as many as ``request.ranks``; those that a block asks for run it at once.
-        output: measurement directory, new or left by an interrupted run of the same command.
+def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> None:
+    """Measure together with the other ranks of the host, as many at once as a block asks for; rank 0 writes.
 
     Raises:
         UserError: a model or batch that does not run, or a directory of something else.
@@ -57,8 +48,11 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     # An interrupted measurement was proved when it began.
     proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
     subjects = [subject for name in request.models for subject in make_subjects(request, name, context, clock, proofs)]
-    directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    if directory is not None:
+    directory = None
+    if context.rank == 0:
+        compiling_settings = compiler_settings(request.kernel_settings, request.device)
+        settings = {"dtype": request.dtype, **compiling_settings, **context.settings}
+        directory = open_directory(output, "layers", request.arguments(), command_line, request.device, settings)
         for network in {subject.network.name: subject.network for subject in subjects}.values():
             write_network(output, network)
         if proofs:
@@ -80,27 +74,6 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
             bar.advance()
     if directory is not None:
         directory.finish()
-    return output
-
-
-def _open(
-    request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="layers",
-        arguments=request.arguments(),
-        command_line=command_line,
-        environment=capture_environment(
-            request.device,
-            settings={
-                "dtype": request.dtype,
-                **compiler_settings(request.kernel_settings, request.device),
-                **context.settings,
-            },
-        ),
-        watch=True,
-    )
 
 
 _Done = set[tuple[str, int, str, int, int, int]]
@@ -168,24 +141,18 @@ def _measure_block(about: _About, cost: ProbeCost) -> _Records:
 
 
 def _append(directory: MeasurementDirectory | None, context: RankContext, records: _Records | None) -> None:
-    """Gather a block from the ranks that ran it, while the others rest; rank 0 appends it.
-
-    Args:
-        records: None of a rank that did not run it.
-    """
+    """Gather a block from the ranks that ran it, while the others, which have no records, rest; rank 0 appends it."""
     if records is None:
         context.rest()
     else:
         context.barrier()
     kinds = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}
-    rows = {
-        name: context.gather((records or {}).get(name, []), list[kind])  # type: ignore[valid-type]
-        for name, kind in kinds.items()
-    }
+    gathered = {}
+    for name, kind in kinds.items():
+        of_ranks = context.gather((records or {}).get(name, []), list[kind])  # type: ignore[valid-type]
+        gathered[name] = [record for of_rank in of_ranks for record in of_rank]
     if directory is not None:
-        directory.append_together(
-            {name: [row for of_rank in of_all for row in of_rank] for name, of_all in rows.items()}
-        )
+        directory.append_together(gathered)
 
 
 @contextlib.contextmanager
@@ -222,11 +189,7 @@ def _plain_iteration(subject: Subject, context: RankContext, clock: Clock) -> tu
 
 @dataclass(slots=True)
 class _About:
-    """What all records of a block share.
-
-    Attributes:
-        context: of the ranks that compute.
-    """
+    """What all records of a block share; the context is that of the ranks that compute."""
 
     subject: Subject
     context: RankContext
@@ -237,29 +200,24 @@ class _About:
         """In-situ forward and backward of every layer."""
         records = []
         for index, kept in enumerate(self.subject.layers):
-            for phase, values in (("FW", [p.fw_s[index] for p in probed]), ("BW", [p.bw_s[index] for p in probed])):
-                if kept is not None:
-                    layer, shard = kept
-                    samples = [float(value) for value in values]
-                    records.append(self._layer(layer.name, layer.operation, phase, "in_situ", samples, shard))
+            if kept is not None:
+                layer, shard = kept
+                fw_s, bw_s = [float(p.fw_s[index]) for p in probed], [float(p.bw_s[index]) for p in probed]
+                records.append(self._layer(layer, "FW", "in_situ", fw_s, shard))
+                records.append(self._layer(layer, "BW", "in_situ", bw_s, shard))
         return records
 
     def isolated(self, operation: IsolatedOperation, clock: Clock) -> list[LayerSamples]:
         """One isolated measurement of an operation, each phase that it has."""
         beat()
         times = operation.measure(clock)
-        return [
-            self._layer(operation.layer.name, operation.layer.operation, phase, "isolated", values)
-            for phase, values in times.items()
-        ]
+        return [self._layer(operation.layer, phase, "isolated", values) for phase, values in times.items()]
 
-    def _layer(
-        self, layer: str, operation: str, phase: Any, mode: Any, samples_s: list[float], shard: str = ""
-    ) -> LayerSamples:
+    def _layer(self, layer: Layer, phase: Any, mode: Any, samples_s: list[float], shard: str = "") -> LayerSamples:
         return LayerSamples(
             model=self.subject.network.name,
-            layer=layer,
-            operation=operation,
+            layer=layer.name,
+            operation=layer.operation,
             phase=phase,
             mode=mode,
             batch=self.subject.batch,
@@ -278,12 +236,13 @@ class _About:
         if self.subject.copies is None:
             return []
         measured = self.subject.copies.measure(clock, self.context, repetitions=2)
+        network = self.subject.network
         return [
             CopySamples(
-                model=self.subject.network.name,
+                model=network.name,
                 direction=direction,
-                tensors=len(self.subject.network.parameters),
-                bytes=self.subject.network.parameter_bytes,
+                tensors=len(network.parameters),
+                bytes=network.parameter_bytes,
                 ranks_on_host=self.context.ranks,
                 rank=self.context.rank,
                 block=self.block,

@@ -26,29 +26,26 @@ from paradl_bench.plan.axis_planner import SharingPlanner, axis_planner
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Plan
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharing_runner
 
 
-class PausingClock:
+class _PausingClock:
     """A CPU clock that can be stopped."""
 
     def __init__(self) -> None:
         self._paused_s = 0.0
 
     def stamp(self) -> float:
-        """Seconds that have run."""
         return time.perf_counter() - self._paused_s
 
     def seconds(self, start: float, end: float) -> float:
-        """Seconds from start to end."""
         return end - start
 
     def synchronise(self) -> None:
-        """Nothing to wait for."""
+        pass
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -59,46 +56,38 @@ class PausingClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal(Group):
-    """A group of which only this rank is there; others send what this one does, or zeros.
+class _Rehearsal(Group):
+    """A group of which only this rank is there, while the clock stands still; others send what this one does, or zeros.
 
-    Attributes:
-        pause: makes the clock stand still.
+    An all-reduce leaves the tensor as it is.
     """
 
     pause: Callable[[], AbstractContextManager[None]]
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """The tensor as it is."""
+        pass
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
-        """This rank's part in every place."""
         with self.pause():
             gathered.view(self.size, -1).copy_(sent)
 
     def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = None) -> None:
-        """This rank's own part."""
         with self.pause():
             received.copy_(sent.view(self.size, -1)[self.rank])
 
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """Zeros from every peer."""
         with self.pause():
             for _, buffer in received:
                 buffer.zero_()
 
 
-def sharing_axis(strategy: Strategy) -> int:
-    """Index of the axis whose ranks share layers.
-
-    Raises:
-        UserError: no axis does.
-    """
+def sharing_axis(strategy: Strategy) -> Axis:
+    """The axis whose ranks share layers; raises UserError where no axis does."""
     for index in group_axes(strategy, Trait.SHARES_LAYERS):
         if strategy.axes[index].degree > 1:
-            return index
+            return strategy.axes[index]
     kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARES_LAYERS))
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
@@ -106,25 +95,19 @@ def sharing_axis(strategy: Strategy) -> int:
 def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
     """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each.
 
-    Args:
-        settings: with the local batch as the whole one.
-
     Raises:
         UserError: a limit is exceeded, or layers that were chosen are not there.
     """
-    alone = Strategy(axes=(strategy.axes[sharing_axis(strategy)],))
-    plan: Plan = planner_for(alone).plan(network, alone, settings)
+    alone = Strategy(axes=(sharing_axis(strategy),))
+    plan = planner_for(alone).plan(network, alone, settings)
     return tuple(plan.positions.index(role) for role in range(len(plan.roles)))
 
 
 class RehearsedModel:
-    """One rank's part of a model, to be trained without the other ranks.
+    """One rank's part of a model, which the settings' whole batch is given to, to be trained without the other ranks.
 
     Args:
         model: on its device, with the same values as on every rank; its parameters are replaced by shards.
-        network: its traced network.
-        axis: whose ranks share layers. position: of this rank along it.
-        settings: with the local batch as the whole one.
 
     Attributes:
         layers: by index in the network, the layers that are not those of the whole model, as this rank runs them.
@@ -140,10 +123,10 @@ class RehearsedModel:
         device: torch.device,
     ) -> None:
         self.layers = _sharded_layers(network, axis, position, settings)
-        clock = PausingClock()
+        clock = _PausingClock()
         self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
         nobody: Any = None
-        group = Rehearsal(
+        group = _Rehearsal(
             process_group=nobody,
             rank=position,
             size=axis.degree,

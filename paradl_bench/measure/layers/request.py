@@ -11,21 +11,20 @@ from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
+from paradl_bench.records.measurement import argument_texts
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 
 
 class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench layers`` is asked to measure.
+    """What ``paradl-bench layers`` is asked to measure, on local batches.
 
     Attributes:
-        batches: local batches.
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
         ranks_on_host: how many ranks of the host compute at once, in turn; as many are started as the most of them.
-        pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
-            the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
-        shards: strategies whose ranks' parts of the model are measured as well.
+        pairs: uninstrumented and instrumented iterations a block.
+        isolated: ``split`` measures both parts of backward of operations that have them, ``all`` every operation.
+        shards: strategies whose ranks' parts of the model are measured as well, with options of ``axes``.
         verify: whether these parts are proved to make up the model first; None for where that is quick.
-        axes: options of these, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
     """
 
     models: tuple[str, ...]
@@ -46,10 +45,8 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool | None = None
 
     def check(self) -> None:
-        """Refuse, without torch, what does not go together.
-
-        Raises:
-            UserError: says what would be right.
+        """Raises:
+        UserError: what does not go together; says what would be right.
         """
         refuse_unused(self.settings(batch=1), self.shards)
         self.kernel_settings.check(self.device)
@@ -74,21 +71,11 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
-        sharded = {"shards": ",".join(map(str, self.shards))} if self.shards else {}
-        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        always = ("dtype", "optimizer", "ranks_on_host", "blocks", "pairs", "warmup", "isolated", "seed")
         return {
-            "models": ",".join(self.models),
-            "batches": ",".join(map(str, self.batches)),
-            "input_shape": shape,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "ranks_on_host": ",".join(map(str, self.ranks_on_host)),
-            "blocks": str(self.blocks),
-            "pairs": str(self.pairs),
-            "warmup": str(self.warmup),
-            "isolated": self.isolated,
-            "seed": str(self.seed),
-            **sharded,
+            **argument_texts(self, "models", "batches"),
+            "input_shape": "x".join(map(str, self.input_shape)) if self.input_shape else "default",
+            **argument_texts(self, *always, *(("shards",) if self.shards else ())),
             **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             **self.settings(batch=1).options,
         }

@@ -32,15 +32,11 @@ _SAMPLES = 2
 def verify_on_first_rank(
     request: LayersRequest, network: ModelGraph, strategy: Strategy, context: RankContext, sample_s: float
 ) -> list[VerifiedShards]:
-    """What rank 0 says of a strategy's parts; the other ranks rest meanwhile, and say nothing.
-
-    Raises:
-        WorkError, UserError: as :func:`verify_shards`.
-    """
+    """What rank 0 says of a strategy's parts, as :func:`verify_shards`; the others rest meanwhile, and say nothing."""
     if context.rank:
         context.rest()
         return []
-    axis = strategy.axes[sharing_axis(strategy)]
+    axis = sharing_axis(strategy)
     verified = verify_shards(request, network, axis, sample_s)
     context.barrier()
     return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]
@@ -49,8 +45,7 @@ def verify_on_first_rank(
 def verify_shards(request: LayersRequest, network: ModelGraph, axis: Axis, sample_s: float) -> Verification:
     """Prove that the ranks of an axis compute together what the model does, or say why not.
 
-    Args:
-        network: of one of the request's models. sample_s: seconds that forward and backward of one sample take.
+    ``sample_s`` are the seconds that forward and backward of one sample take.
 
     Raises:
         WorkError: they compute something else; the message names the first layer that differs.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import grouped
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
@@ -27,11 +28,9 @@ Times = dict[tuple[str, str], NDArray[np.float64]]
 def trace_lines(
     directory: Path, network: ModelGraph, *, batch: int | None, sweep: Path | None, io_s: float
 ) -> tuple[list[str], list[str]]:
-    """The lines of a trace, and notes on what it can't hold.
+    """The lines of a trace of a layers directory, in situ and on one rank, and notes on what it can't hold.
 
     Args:
-        directory: a measurement of layers, in situ, on one rank.
-        network: that directory's own.
         batch: which of its local batches; may be left out where it has one.
         sweep: a measurement of all_reduce, which gives the exchanges; without it they are what the directory's own
             trace had, else 0, as on one device.
@@ -59,8 +58,7 @@ def trace_lines(
 
 def _reading(directory: Path, model: str, batch: int, io_s: float) -> list[float]:
     """Seconds of reading a mini-batch, one an iteration or one for all."""
-    path = directory / BATCHES_FILE
-    if io_s or not path.exists():
+    if io_s:
         return [io_s]
     held = [
         record
@@ -104,7 +102,8 @@ def _rows(network: ModelGraph, times: Times, exchange: _Exchange) -> tuple[list[
     sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
     shared: set[str] = set()
     rows = []
-    for number, layer in enumerate((each for each in network.layers if (each.name, "FW") in times), start=1):
+    timed = (layer for layer in network.layers if (layer.name, "FW") in times)
+    for number, layer in enumerate(timed, start=1):
         # A parameter that two layers read is exchanged once.
         size = sum(sizes.get(name, 0) for name in layer.parameters if name not in shared)
         shared |= set(layer.parameters)
@@ -121,13 +120,11 @@ def _rows(network: ModelGraph, times: Times, exchange: _Exchange) -> tuple[list[
 
 
 def _times(records: Sequence[LayerSamples]) -> Times:
-    found: dict[tuple[str, str], list[float]] = {}
-    for record in sorted(records, key=lambda record: record.block):
-        if record.phase in ("FW", "BW"):
-            found.setdefault((record.layer, record.phase), []).extend(record.samples_s)
-    if not found:
+    parts = [record for record in sorted(records, key=lambda r: r.block) if record.phase in ("FW", "BW")]
+    if not parts:
         raise UserError("the layer times are not of FW and BW apart; an S-SGD trace needs both")
-    return {key: np.array(values) for key, values in found.items()}
+    groups = grouped(parts, lambda record: (record.layer, record.phase))
+    return {key: np.concatenate([record.samples_s for record in group]) for key, group in groups.items()}
 
 
 class _Exchange:
@@ -135,30 +132,10 @@ class _Exchange:
 
     def __init__(self, sweep: Path | None, directory: Path) -> None:
         self.sweep = sweep
+        self.swept = {} if sweep is None else _swept(sweep)
         self.traced: dict[tuple[str, int], list[float]] = {}
-        self.sizes: list[int] = []
-        self.seconds: list[float] = []
-        if sweep is None:
-            self._read_traced(directory)
-            return
-        read_manifest(sweep)
-        calls: dict[int, list[float]] = {}
-        places = set()
-        for record in read_records(sweep, COLLECTIVES_FILE, CollectiveSamples):
-            if record.operation == "all_reduce" and record.buffers != "out_of_place":
-                places.add((record.library, record.tool, record.level, record.ranks))
-                calls.setdefault(record.message_bytes, []).extend(np.max(record.samples_s, axis=0))
-        if len(places) != 1:
-            raise UserError(
-                f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; needed is one"
-            )
-        self.sizes = sorted(calls)
-        self.seconds = [float(np.median(calls[size])) for size in self.sizes]
-
-    def _read_traced(self, directory: Path) -> None:
-        if not (directory / COLLECTIVES_FILE).exists():
-            return
-        for record in read_records(directory, COLLECTIVES_FILE, CollectiveSamples):
+        records = read_records(directory, COLLECTIVES_FILE, CollectiveSamples) if sweep is None else []
+        for record in records:
             if record.tool == "ssgd-trace":
                 layer = record.source.rpartition(":")[2]
                 self.traced.setdefault((layer, record.message_bytes), []).extend(record.samples_s[0])
@@ -168,17 +145,33 @@ class _Exchange:
         traced = self.traced.get((layer, message_bytes), [])
         if message_bytes and len(traced) >= iterations:
             return np.array(traced[:iterations])
-        return np.full(iterations, self.seconds_of(message_bytes))
-
-    def seconds_of(self, message_bytes: int) -> float:
-        if self.sweep is None or message_bytes == 0:
-            return 0.0
-        if not self.sizes[0] <= message_bytes <= self.sizes[-1]:
+        if not self.swept or not message_bytes:
+            return np.zeros(iterations)
+        smallest, largest = min(self.swept), max(self.swept)
+        if not smallest <= message_bytes <= largest:
             raise UserError(
-                f"{self.sweep} holds all_reduce of {self.sizes[0]} to {self.sizes[-1]} bytes; a layer exchanges"
+                f"{self.sweep} holds all_reduce of {smallest} to {largest} bytes; a layer exchanges"
                 f" {message_bytes}: sweep with --sizes that hold it"
             )
-        return float(np.interp(message_bytes, self.sizes, self.seconds))
+        return np.full(iterations, np.interp(message_bytes, list(self.swept), list(self.swept.values())))
+
+
+def _swept(sweep: Path) -> dict[int, float]:
+    """Seconds of all_reduce by bytes, ascending."""
+    read_manifest(sweep)
+    records = [
+        record
+        for record in read_records(sweep, COLLECTIVES_FILE, CollectiveSamples)
+        if record.operation == "all_reduce" and record.buffers != "out_of_place"
+    ]
+    places = {(record.library, record.tool, record.level, record.ranks) for record in records}
+    if len(places) != 1:
+        raise UserError(f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; needed is one")
+    of_sizes = grouped(records, lambda record: (record.message_bytes,))
+    return {
+        size: float(np.median(np.concatenate([np.max(record.samples_s, axis=0) for record in group])))
+        for (size,), group in of_sizes.items()
+    }
 
 
 def _notes(exchanged: bool, io_s: float) -> list[str]:

@@ -15,10 +15,7 @@ from paradl_bench.measure.execution.autocast import autocast_to
 from paradl_bench.measure.execution.compiled import CompiledModel
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
-from paradl_bench.measure.execution.probes import (
-    OperationProbe,
-    entered,
-)
+from paradl_bench.measure.execution.probes import OperationProbe, entered
 from paradl_bench.measure.layers.gradient_copies import GradientCopies
 from paradl_bench.measure.layers.isolated import IsolatedOperation, isolated_operations
 from paradl_bench.measure.layers.rehearsal import RehearsedModel, distinct_positions, sharing_axis
@@ -132,7 +129,7 @@ def _rehearsed_subjects(
     request: LayersRequest, name: str, network: ModelGraph, strategy: Strategy, context: RankContext
 ) -> Iterator[Subject]:
     """What unlike ranks of a strategy run, one subject each."""
-    axis = strategy.axes[sharing_axis(strategy)]
+    axis = sharing_axis(strategy)
     for batch in request.batches:
         settings = request.settings(batch)
         for position in distinct_positions(network, strategy, settings):

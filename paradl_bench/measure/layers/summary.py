@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paradl_bench.core.statistics import Floats, bootstrap_interval
+from paradl_bench.core.statistics import Floats, bootstrap_interval, grouped
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
@@ -56,19 +56,18 @@ class Closure(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.model}, {self.shard} rank {self.position}" if self.shard else self.model
 
 
-def closure_of(records: list[IterationSamples]) -> Closure:
+def _closure_of(records: list[IterationSamples]) -> Closure:
     """Closure over all blocks and ranks of one model, batch and number of ranks on the host."""
     first = records[0]
 
     def stacked(field: str) -> Floats:
         return np.concatenate([np.asarray(getattr(record, field)) for record in records])
 
-    iteration = stacked("fw_s") + stacked("bw_s") + stacked("wu_s")
-    layers = stacked("fw_layers_s") + stacked("bw_layers_s")
-    between = stacked("fw_between_s") + stacked("bw_between_s")
-    other_wu = stacked("wu_instrumented_s") if all(r.wu_instrumented_s for r in records) else stacked("wu_s")
+    iterations = list(map(_iterations_s, records))
+    iteration = np.concatenate(iterations)
+    instrumented = all(record.wu_instrumented_s for record in records)
     remainder = remainders(records)
-    noise = np.concatenate([_neighbours(record) for record in records])
+    noise = np.concatenate([1 - iteration_s[1:] / iteration_s[:-1] for iteration_s in iterations])
     low, high = bootstrap_interval([noise])
     return Closure(
         model=first.model,
@@ -76,11 +75,11 @@ def closure_of(records: list[IterationSamples]) -> Closure:
         ranks_on_host=first.ranks_on_host,
         fw_s=float(np.median(stacked("fw_s"))),
         bw_s=float(np.median(stacked("bw_s"))),
-        wu_s=float(np.median(other_wu)),
+        wu_s=float(np.median(stacked("wu_instrumented_s" if instrumented else "wu_s"))),
         iteration_s=float(np.median(iteration)),
         iteration_iqr_s=float(np.subtract(*np.percentile(iteration, [75, 25]))),
-        layers_s=float(np.median(layers)),
-        between_s=float(np.median(between)),
+        layers_s=float(np.median(stacked("fw_layers_s") + stacked("bw_layers_s"))),
+        between_s=float(np.median(stacked("fw_between_s") + stacked("bw_between_s"))),
         remainder_relative=float(np.median(remainder)),
         remainder_interval=bootstrap_interval([remainder]),
         noise_floor_relative=(high - low) / 2,
@@ -92,42 +91,39 @@ def closure_of(records: list[IterationSamples]) -> Closure:
 
 def remainders(records: list[IterationSamples]) -> Floats:
     """Relative remainder of every pair: what the parts leave of the uninstrumented iteration."""
-    found = []
+    parts: list[Floats] = []
     for record in records:
-        iteration = np.asarray(record.fw_s) + np.asarray(record.bw_s) + np.asarray(record.wu_s)
-        layers = np.asarray(record.fw_layers_s) + np.asarray(record.bw_layers_s)
-        between = np.asarray(record.fw_between_s) + np.asarray(record.bw_between_s)
+        layers = np.add(record.fw_layers_s, record.bw_layers_s)
+        between = np.add(record.fw_between_s, record.bw_between_s)
         # With several ranks the uninstrumented update starts behind a barrier, and the instrumented one does not.
         alone = record.ranks_on_host == 1 and record.wu_instrumented_s
         wu = np.asarray(record.wu_instrumented_s if alone else record.wu_s)
-        found.append(1 - (layers + np.roll(between, 1) + wu) / iteration)
-    return np.concatenate(found)
+        parts.append(1 - (layers + np.roll(between, 1) + wu) / _iterations_s(record))
+    return np.concatenate(parts)
 
 
-def _neighbours(record: IterationSamples) -> Floats:
-    iteration = np.asarray(record.fw_s) + np.asarray(record.bw_s) + np.asarray(record.wu_s)
-    return np.asarray(1 - iteration[1:] / iteration[:-1])
+def _iterations_s(record: IterationSamples) -> Floats:
+    return np.asarray(np.add(record.fw_s, record.bw_s) + record.wu_s)
 
 
 def closures(directory: Path) -> list[Closure]:
     """Closure of everything that a layers directory holds, by model, shard, batch and ranks on the host."""
-    groups: dict[tuple[str, str, int, int, int], list[IterationSamples]] = defaultdict(list)
-    for record in read_records(directory, ITERATIONS_FILE, IterationSamples):
-        groups[record.model, record.shard, record.position, record.batch, record.ranks_on_host].append(record)
-    return [closure_of(groups[key]) for key in sorted(groups)]
+    records = read_records(directory, ITERATIONS_FILE, IterationSamples)
+    groups = grouped(records, lambda r: (r.model, r.shard, r.position, r.batch, r.ranks_on_host))
+    return list(map(_closure_of, groups.values()))
 
 
 def print_layer_summary(directory: Path, *, as_json: bool) -> None:
     """Print closure and the costliest layers on standard output."""
-    found = closures(directory)
+    measured = closures(directory)
     if as_json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")
         return
     from paradl_bench.core.terminal.command_line import open_console
 
     columns = ["model", "batch", "ranks on host", "FW", "BW", "WU", "iteration (IQR)", "layers", "between", "remainder"]
     console = open_console()
-    console.print(table(columns, map(_cells, found), title="Layers against uninstrumented iterations (medians)"))
+    console.print(table(columns, map(_cells, measured), title="Layers against uninstrumented iterations (medians)"))
     for parts in read_verified_shards(directory):
         said = f"{parts.model} as {parts.shards}: {parts.verified.line()}"
         console.print(said, soft_wrap=True, markup=False)
@@ -150,19 +146,16 @@ def _cells(closure: Closure) -> tuple[str, ...]:
 
 
 def _print_costliest(console: Console, directory: Path, *, shown: int = 5) -> None:
-    totals: dict[tuple[str, int, int], dict[str, dict[str, list[float]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
-    for record in read_records(directory, LAYERS_FILE, LayerSamples):
-        if record.mode == "in_situ" and not record.shard:
-            key = record.model, record.batch, record.ranks_on_host
-            totals[key][record.layer][record.phase].extend(record.samples_s)
-    for key in sorted(totals):
-        cost = {
-            layer: sum(float(np.median(samples)) for samples in phases.values())
-            for layer, phases in totals[key].items()
-        }
+    records = read_records(directory, LAYERS_FILE, LayerSamples)
+    in_situ = [record for record in records if record.mode == "in_situ" and not record.shard]
+    for (model, batch, ranks), of_model in grouped(in_situ, lambda r: (r.model, r.batch, r.ranks_on_host)).items():
+        samples_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for record in of_model:
+            samples_s[record.layer, record.phase] += record.samples_s
+        cost: dict[str, float] = defaultdict(float)
+        for (layer, _), samples in samples_s.items():
+            cost[layer] += float(np.median(samples))
         whole = sum(cost.values())
         costliest = sorted(cost, key=lambda layer: -cost[layer])[:shown]
         listed = ", ".join(f"{layer} {cost[layer] / whole:.0%}" for layer in costliest)
-        console.print(f"{key[0]} batch {key[1]} on {key[2]}: {listed} of FW+BW")
+        console.print(f"{model} batch {batch} on {ranks}: {listed} of FW+BW")

@@ -19,13 +19,7 @@ from paradl_bench.tools.catalog import tools
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked for.
-
-    Attributes:
-        found: version, path or count; None when missing.
-        without: what its absence costs.
-        text: the whole of what ``found`` is the digest of, where it has many lines.
-    """
+    """One thing that was looked for, as :class:`NodeFinding` has it, and what its absence costs."""
 
     name: str
     found: str | None
@@ -47,13 +41,13 @@ def examine(*, cores: int | None = None) -> list[Finding]:
     """Look at devices, backends, tools and versions of this machine; measures nothing.
 
     Args:
-        cores: to say of it that they are allowed; None for those that this process is allowed.
+        cores: that are said to be allowed; None for those that this process is allowed.
     """
     cores = cores or len(os.sched_getaffinity(0))
-    findings = [
+    return [
         Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
         Finding(name="kernel", found=f"{platform.system()} {platform.release()}"),
-        *(Finding(name=each.name, found=each.found, text=each.text) for each in node_findings()),
+        *(Finding(name=finding.name, found=finding.found, text=finding.text) for finding in node_findings()),
         *_packages(),
         *_backends(),
         Finding(
@@ -68,16 +62,13 @@ def examine(*, cores: int | None = None) -> list[Finding]:
             found="set for every rank that paradl-bench starts: " + ", ".join(ALLOCATOR_VARIABLES),
         ),
     ]
-    return findings
 
 
 def _packages() -> list[Finding]:
-    found = versions()
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        found["transformers"] = metadata.version("transformers")
-    for package, name in (("Pillow", "pillow"), ("matplotlib", "matplotlib"), ("scipy", "scipy")):
+    installed = versions()
+    for package in ("transformers", "Pillow", "matplotlib", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(name)
+            installed[package] = metadata.version(package)
     costs = {
         "paradl": "versions in measurements: run it installed (pip install -e .)",
         "python": "",
@@ -88,7 +79,7 @@ def _packages() -> list[Finding]:
         "matplotlib": "drawings of calibrate show -o: pip install 'paradl[plots]'",
         "Pillow": "paradl-bench io of images: pip install 'paradl[bench]'",
     }
-    return [Finding(name=name, found=found.get(name), without=cost) for name, cost in costs.items()]
+    return [Finding(name=name, found=installed.get(name), without=cost) for name, cost in costs.items()]
 
 
 def _backends() -> list[Finding]:
@@ -101,29 +92,17 @@ def _backends() -> list[Finding]:
     names = ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus)
     software = versions()
     cuda = ", ".join(f"{name} {software[name]}" for name in ("driver", "cuda", "cudnn") if name in software)
-    return [
-        Finding(name="CUDA devices", found=names or None, without="GPU profiles and NCCL sweeps"),
-        Finding(
-            name="CUDA",
-            found=cuda or (f"torch is built for {torch.version.cuda}, and sees no GPU" if torch.version.cuda else None),
-            without="measurements on GPUs: this torch is built for CPUs",
-        ),
-        Finding(
-            name="gloo", found="built into torch" if dist.is_gloo_available() else None, without="several ranks on CPUs"
-        ),
-        Finding(
-            name="NCCL",
-            found=f"{software.get('nccl', 'version not known')}, built into torch"
-            if dist.is_nccl_available() and gpus
-            else None,
-            without="collectives between GPUs",
-        ),
-        Finding(
-            name="MPI in torch",
-            found="built into torch" if dist.is_mpi_available() else None,
-            without="torch.distributed over MPI",
-        ),
-    ]
+    unseen = f"torch is built for {torch.version.cuda}, and sees no GPU" if torch.version.cuda else None
+    built = "built into torch"
+    nccl = f"{software.get('nccl', 'version not known')}, {built}" if dist.is_nccl_available() and gpus else None
+    rows = (
+        ("CUDA devices", names or None, "GPU profiles and NCCL sweeps"),
+        ("CUDA", cuda or unseen, "measurements on GPUs: this torch is built for CPUs"),
+        ("gloo", built if dist.is_gloo_available() else None, "several ranks on CPUs"),
+        ("NCCL", nccl, "collectives between GPUs"),
+        ("MPI in torch", built if dist.is_mpi_available() else None, "torch.distributed over MPI"),
+    )
+    return [Finding(name=name, found=value, without=cost) for name, value, cost in rows]
 
 
 def _sweep_tools() -> list[Finding]:
@@ -133,13 +112,13 @@ def _sweep_tools() -> list[Finding]:
         if tool.read is not None:  # a program of our own
             continue
         paths = {op: next(filter(None, map(_which, names)), None) for op, names in tool.programs.items()}
-        there = sorted(op for op, path in paths.items() if path)
-        first = next((path for path in paths.values() if path), None)
-        lacking = "" if len(there) == len(paths) else f"; not of {', '.join(sorted(paths.keys() - set(there)))}"
+        present = sorted(op for op, path in paths.items() if path)
+        first = next(filter(None, paths.values()), None)
+        lacking = "" if len(present) == len(paths) else f"; not of {', '.join(sorted(paths.keys() - set(present)))}"
         findings.append(
             Finding(
                 name=tool.name,
-                found=f"{first} and others, of {', '.join(there)}{lacking}" if first else None,
+                found=f"{first} and others, of {', '.join(present)}{lacking}" if first else None,
                 without=f"sweeps by --tool {tool.name}, unless --tool-path says where it is",
             )
         )

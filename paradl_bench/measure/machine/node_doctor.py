@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 
 def node_of_findings(*, cores: int | None = None) -> tuple[NodeFinding, ...]:
-    """All that doctor finds here.
-
-    Args:
-        cores: that ranks of this node were given; None asks for this process's own, which after joining are one.
-    """
-    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine(cores=cores))
+    """All that doctor finds here; ``cores`` as for :func:`examine`: after joining a process has but one."""
+    return tuple(
+        NodeFinding(name=finding.name, found=finding.found, text=finding.text) for finding in examine(cores=cores)
+    )
 
 
 def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> JobNodes:
@@ -47,20 +45,16 @@ def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> Jo
 
 def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tuple[NodeFinding, ...]) -> JobNodes:
     """The same where it is known on which host each rank is, and how far its clock is off."""
-    own = context.gather(findings, tuple[NodeFinding, ...])
+    of_ranks = context.gather(findings, tuple[NodeFinding, ...])
     nodes = []
     for host in dict.fromkeys(place.host for place in places):
         ranks = tuple(place.rank for place in places if place.host == host)
-        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=own[ranks[0]]))
+        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=of_ranks[ranks[0]]))
     return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
 
 
 def refuse_known_nodes(output: Path) -> None:
-    """Refuse a place for ``nodes.json`` before anything is looked for.
-
-    Raises:
-        UserError: a file, or a directory that holds one already.
-    """
+    """Raise UserError, before anything is looked for, where ``nodes.json`` can't go."""
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; -o takes a directory")
     if (output / NODES_NAME).exists():
@@ -68,11 +62,7 @@ def refuse_known_nodes(output: Path) -> None:
 
 
 def write_nodes(job: JobNodes, output: Path) -> None:
-    """Keep what was found as ``nodes.json`` in a directory.
-
-    Raises:
-        WorkError: it can't be written.
-    """
+    """Keep what was found as ``nodes.json`` in a directory; raises WorkError where it can't be written."""
     write_bytes_atomically(output / NODES_NAME, encode_pretty(job))
     say(f"{output / NODES_NAME} holds all that was found on {len(job.nodes)} nodes")
 
@@ -88,7 +78,7 @@ def print_nodes(job: JobNodes, *, as_json: bool) -> None:
         console.print(line, style="yellow", soft_wrap=True)
     if job.differences:
         console.print(_difference_table(job))
-    alike = len({each.name for node in job.nodes for each in node.findings}) - len(job.differences)
+    alike = len({finding.name for node in job.nodes for finding in node.findings}) - len(job.differences)
     if len(job.nodes) == 1:
         console.print("one node: nothing to compare; start a task on each node of the job")
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,12 +32,7 @@ _GPU_FIELDS = (
 
 
 class NodeFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found on a node.
-
-    Attributes:
-        found: None for a tool or package that is not there.
-        text: the whole of what ``found`` is the digest of, where it has many lines.
-    """
+    """One thing that was found on a node, or None; of what has many lines ``found`` is a digest, and ``text`` all."""
 
     name: str
     found: str | None
@@ -45,12 +40,7 @@ class NodeFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a job.
-
-    Attributes:
-        ranks: of the job that ran there.
-        clock: of its first rank, against rank 0's.
-    """
+    """A node of a job, the ranks that ran there, and the clock of its first rank against rank 0's."""
 
     host: str
     ranks: tuple[int, ...]
@@ -66,7 +56,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sides(self) -> str:
-        """Which nodes say what, in words."""
+        """In words."""
         return "; ".join(
             f"{'missing' if value is None else value} on {', '.join(hosts)}" for value, hosts in self.found
         )
@@ -80,26 +70,20 @@ class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_findings(root: Path = SYS) -> tuple[NodeFinding, ...]:
-    """Clocks, topology and network interfaces of this node, as far as it has them and says so.
-
-    Args:
-        root: where sysfs is mounted.
-    """
-    governor = _line(root / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    fastest = _line(root / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
-    turbo = _line(root / "devices/system/cpu/intel_pstate/no_turbo")
-    source = _line(root / "devices/system/clocksource/clocksource0/current_clocksource")
-    found = (
-        NodeFinding(name="clock source", found=source),
-        NodeFinding(name="CPU governor", found=governor),
-        NodeFinding(name="CPU clock at most", found=f"{int(fastest) / 1e6:g} GHz" if fastest else None),
-        NodeFinding(name="CPU turbo", found={"0": "on", "1": "off"}.get(turbo or "")),
-        NodeFinding(name="NUMA nodes", found=_line(root / "devices/system/node/online")),
-        NodeFinding(name="network interfaces", found=", ".join(_interfaces(root)) or None),
-        NodeFinding(name="InfiniBand ports", found=", ".join(_infiniband(root)) or None),
-        *_gpus(),
-    )
-    return tuple(each for each in found if each.found is not None)
+    """Clocks, topology and network interfaces of this node, as far as sysfs, mounted at ``root``, says so."""
+    system = root / "devices/system"
+    fastest = _line(system / "cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    turbo = _line(system / "cpu/intel_pstate/no_turbo")
+    values = {
+        "clock source": _line(system / "clocksource/clocksource0/current_clocksource"),
+        "CPU governor": _line(system / "cpu/cpu0/cpufreq/scaling_governor"),
+        "CPU clock at most": f"{int(fastest) / 1e6:g} GHz" if fastest else None,
+        "CPU turbo": {"0": "on", "1": "off"}.get(turbo or ""),
+        "NUMA nodes": _line(system / "node/online"),
+        "network interfaces": ", ".join(_interfaces(root)),
+        "InfiniBand ports": ", ".join(_infiniband(root)),
+    }
+    return (*(NodeFinding(name=name, found=value) for name, value in values.items() if value), *_gpus())
 
 
 def _line(path: Path) -> str | None:
@@ -126,16 +110,18 @@ def _infiniband(root: Path) -> Iterator[str]:
         yield f"{port.parents[1].name}:{port.name} {state} {_line(port / 'rate')} ({_line(port / 'link_layer')})"
 
 
-def _gpus() -> tuple[NodeFinding, ...]:
-    query = ["--query-gpu=" + ",".join(_GPU_FIELDS), "--format=csv,noheader"]
-    gpus, topology = _nvidia_smi(*query), _nvidia_smi("topo", "-m")
-    if gpus is None and topology is None:
-        return ()
-    digest = None if topology is None else f"{len(topology.splitlines())} lines, digest {_digest(topology)}"
-    return (
-        NodeFinding(name="GPUs (" + ", ".join(_GPU_FIELDS) + ")", found=_counted(gpus), text=gpus or ""),
-        NodeFinding(name="topology (nvidia-smi topo -m)", found=digest, text=topology or ""),
-    )
+def _gpus() -> Iterator[NodeFinding]:
+    gpus = _nvidia_smi("--query-gpu=" + ",".join(_GPU_FIELDS), "--format=csv,noheader")
+    if gpus is not None:
+        # Equal lines once, with their number.
+        lines = [line.strip() for line in gpus.splitlines() if line.strip()]
+        counted = "; ".join(f"{lines.count(line)} x {line}" for line in dict.fromkeys(lines))
+        yield NodeFinding(name="GPUs (" + ", ".join(_GPU_FIELDS) + ")", found=counted, text=gpus)
+    topology = _nvidia_smi("topo", "-m")
+    if topology is not None:
+        digest = hashlib.sha256(" ".join(topology.split()).encode()).hexdigest()[:12]
+        words = f"{len(topology.splitlines())} lines, digest {digest}"
+        yield NodeFinding(name="topology (nvidia-smi topo -m)", found=words, text=topology)
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
@@ -147,18 +133,6 @@ def _nvidia_smi(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip() or None
-
-
-def _counted(text: str | None) -> str | None:
-    """Equal lines once, with their number."""
-    if text is None:
-        return None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(f"{lines.count(line)} x {line}" for line in dict.fromkeys(lines))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12]
 
 
 def calendar_lines(nodes: Sequence[Node]) -> list[str]:
@@ -174,28 +148,25 @@ def calendar_lines(nodes: Sequence[Node]) -> list[str]:
 
 
 def lines_of_nodes(directory: Path) -> list[str]:
-    """What is worth saying of the nodes of a measurement, a line each; empty where they agree, or nobody noted them.
-
-    Raises:
-        UserError: a file that is not valid.
-    """
+    """What is worth saying of a measurement's nodes, a line each; raises UserError where their file is broken."""
     path = directory / NODES_NAME
     if not path.exists():
         return []
     job = read_json(path, JobNodes)
-    lines = [f"its {len(job.nodes)} nodes differ in {each.name}: {each.sides}" for each in job.differences]
+    differ = f"its {len(job.nodes)} nodes differ in"
+    lines = [f"{differ} {difference.name}: {difference.sides}" for difference in job.differences]
     return lines + calendar_lines(job.nodes)
 
 
 def differences(nodes: Sequence[Node]) -> tuple[Difference, ...]:
     """What nodes do not agree on, in the order in which it was looked for."""
-    by_node: list[Mapping[str, str | None]] = [{each.name: each.found for each in node.findings} for node in nodes]
-    found = []
-    for name in dict.fromkeys(name for values in by_node for name in values):
+    by_host = {node.host: {finding.name: finding.found for finding in node.findings} for node in nodes}
+    unlike = []
+    for name in dict.fromkeys(name for values in by_host.values() for name in values):
         groups: dict[str | None, list[str]] = {}
-        for node, values in zip(nodes, by_node, strict=True):
-            groups.setdefault(values.get(name), []).append(node.host)
+        for host, values in by_host.items():
+            groups.setdefault(values.get(name), []).append(host)
         if len(groups) > 1:
             ordered = sorted(groups.items(), key=lambda pair: -len(pair[1]))
-            found.append(Difference(name=name, found=tuple((value, tuple(hosts)) for value, hosts in ordered)))
-    return tuple(found)
+            unlike.append(Difference(name=name, found=tuple((value, tuple(hosts)) for value, hosts in ordered)))
+    return tuple(unlike)

@@ -24,10 +24,9 @@ ROUND_TRIPS = 40
 
 
 class HostNotes:
-    """Notes of an attempt at a measurement: every rank's host, and its clock as often as asked.
+    """Every rank's host, and its clock as often as asked, in an attempt at a measurement; a collective.
 
     Attributes:
-        attempt: at the measurement, counted from 1; the same on every rank.
         places: of every rank, as at the beginning of this attempt.
         speaking: the first rank of each host.
     """
@@ -43,17 +42,12 @@ class HostNotes:
     def again(self) -> None:
         """Measure the clocks of several hosts once more; a collective. On one host there is nothing to measure."""
         if len(self.speaking) > 1:
-            found = hosts_of_ranks(self._context, attempt=self.attempt)
-            self._append(tuple(record for record in found if record.rank in self.speaking))
+            records = hosts_of_ranks(self._context, attempt=self.attempt)
+            self._append(tuple(record for record in records if record.rank in self.speaking))
 
     def _append(self, records: tuple[RankHost, ...]) -> None:
         if self._directory is not None:
             self._directory.append(HOSTS_FILE, records)
-
-
-def note_hosts(context: RankContext, directory: MeasurementDirectory | None) -> HostNotes:
-    """Append every rank's host and clock; a collective. Rank 0 alone has a directory."""
-    return HostNotes(context, directory)
 
 
 class _Offsets(NamedTuple):
@@ -65,13 +59,9 @@ class _Offsets(NamedTuple):
     at_s: float = 0.0
 
 
-def hosts_of_ranks(context: RankContext, *, host: str | None = None, attempt: int = 1) -> tuple[RankHost, ...]:
-    """Every rank's host and the offset of its clock, on every rank; a collective.
-
-    Args:
-        host: of this rank; None for the node's name. attempt: to be noted.
-    """
-    hosts = context.gather(node_name() if host is None else host, str)
+def hosts_of_ranks(context: RankContext, *, attempt: int = 1) -> tuple[RankHost, ...]:
+    """Every rank's host and the offset of its clock, on every rank; a collective."""
+    hosts = context.gather(node_name(), str)
     # One rank a host answers for all of them: they share its clock, as emulated nodes do that of their one host.
     clocks = hosts if nodes_of_rank() is None else [hosts[0]] * len(hosts)
     first = {name: clocks.index(name) for name in dict.fromkeys(clocks)}
@@ -80,20 +70,20 @@ def hosts_of_ranks(context: RankContext, *, host: str | None = None, attempt: in
         if rank:
             measured[name] = _offsets(context, rank)
     of_hosts = context.share(measured, dict[str, _Offsets])
+    offsets = [of_hosts[clock] for clock in clocks]
     cores = context.gather(context.core, int | None)
-    return tuple(_record(rank, hosts[rank], cores[rank], of_hosts[clocks[rank]], attempt) for rank in range(len(hosts)))
-
-
-def _record(rank: int, host: str, core: int | None, found: _Offsets, attempt: int) -> RankHost:
-    return RankHost(
-        rank=rank,
-        host=host,
-        core=core,
-        clock_offset_s=found.monotonic_s,
-        clock_error_s=found.error_s,
-        wall_offset_s=found.wall_s,
-        clock_at_s=found.at_s,
-        attempt=attempt,
+    return tuple(
+        RankHost(
+            rank=rank,
+            host=host,
+            core=core,
+            clock_offset_s=offset.monotonic_s,
+            clock_error_s=offset.error_s,
+            wall_offset_s=offset.wall_s,
+            clock_at_s=offset.at_s,
+            attempt=attempt,
+        )
+        for rank, (host, core, offset) in enumerate(zip(hosts, cores, offsets, strict=True))
     )
 
 

@@ -17,9 +17,9 @@ from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.terminal.command_line import progress, say
 from paradl_bench.core.units import counted
 from paradl_bench.measure.machine.roofline_kernels import DTYPES, RateKernel, products_in, rate_kernels
+from paradl_bench.measure.opening import open_directory
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.roofline_record import RATES_FILE, RateSamples
 
@@ -30,11 +30,7 @@ _LONGEST_CALL_S = 1.0
 
 
 class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench doctor --measure`` is asked to measure.
-
-    Attributes:
-        point_s: how long each kernel is repeated in a block.
-    """
+    """What ``paradl-bench doctor --measure`` is asked to measure, each kernel for ``point_s`` in a block."""
 
     device: str
     dtypes: tuple[str, ...]
@@ -63,16 +59,16 @@ class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
 def measure_roofline(
     request: RooflineRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> None:
-    """Measure on this rank together with the others of the host; rank 0 writes.
+    """Measure each kernel by rank 0 alone and by all ranks of the host; rank 0 writes.
 
-    Every kernel is run by rank 0 alone, then by all ranks at once.
-
-    Raises:
-        UserError: a directory of something else.
+    Raises UserError for a directory of something else.
     """
     clock = clock_for(context.device)
     kernels = _quick_enough(rate_kernels(context.device, request.dtypes, context.ranks), clock, context)
-    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    directory = None
+    if context.rank == 0:
+        arguments = request.arguments(context.ranks)
+        directory = open_directory(output, "roofline", arguments, command_line, request.device, context.settings)
     done = context.share(_finished(directory), set[_Done])
     plan = _plan(request, len(kernels), context.ranks)
     with progress("doctor", len(plan)) as bar:
@@ -81,7 +77,9 @@ def measure_roofline(
             bar.describe(f"{kernel.name} {kernel.dtype} on {ranks}")
             if (kernel.key, ranks, block) not in done:
                 record = _measure(request, context, clock, kernel, ranks, block)
-                _keep(context, directory, record)
+                rows = context.gather(record, RateSamples | None)
+                if directory is not None:
+                    directory.append(RATES_FILE, [row for row in rows if row is not None])
             bar.advance()
     if directory is not None:
         directory.finish()
@@ -94,30 +92,17 @@ def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext)
     """
     kept = list(range(len(kernels)))
     for dtype in sorted({kernel.dtype for kernel in kernels if kernel.resource == "compute"}):
-        own = [i for i, kernel in enumerate(kernels) if kernel.resource == "compute" and kernel.dtype == dtype]
-        smallest = min(own, key=lambda index: kernels[index].work)
+        of_dtype = [i for i, kernel in enumerate(kernels) if kernel.resource == "compute" and kernel.dtype == dtype]
+        smallest = min(of_dtype, key=lambda index: kernels[index].work)
         with products_in(dtype), torch.no_grad():
             call = kernels[smallest].prepare()
             call()
             per_work_s = _seconds_a_call(clock, call, 1) / kernels[smallest].work
-        slow = [i for i in own if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
+        slow = [i for i in of_dtype if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
         kept = [index for index in kept if index not in slow]
         if slow and context.rank == 0:
             say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
     return [kernels[index] for index in context.share(kept, list[int])]
-
-
-def _open(
-    request: RooflineRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-) -> MeasurementDirectory:
-    return MeasurementDirectory.open(
-        output,
-        kind="roofline",
-        arguments=request.arguments(context.ranks),
-        command_line=command_line,
-        environment=capture_environment(request.device, settings=context.settings),
-        watch=True,
-    )
 
 
 _Done = tuple[tuple[str, str, tuple[tuple[str, int], ...]], int, int]
@@ -148,8 +133,7 @@ def _measure(
     request: RooflineRequest, context: RankContext, clock: Clock, kernel: RateKernel, ranks: int, block: int
 ) -> RateSamples | None:
     """This rank's times; None where it stands by."""
-    takes_part = context.rank < ranks
-    if not takes_part:
+    if context.rank >= ranks:
         context.barrier()
         return None
     with products_in(kernel.dtype), torch.no_grad():
@@ -158,7 +142,9 @@ def _measure(
         call_s = _seconds_a_call(clock, call, 1)
         calls = max(1, round(_SHORTEST_SAMPLE_S / max(call_s, 1e-9)))
         context.barrier()
-        samples = _samples(clock, call, calls, request.point_s)
+        samples: list[float] = []
+        while len(samples) < _FEWEST_SAMPLES or sum(samples) * calls < request.point_s:
+            samples.append(_seconds_a_call(clock, call, calls))
     return RateSamples(
         resource=kernel.resource,
         kernel=kernel.name,
@@ -174,13 +160,6 @@ def _measure(
     )
 
 
-def _samples(clock: Clock, call: Callable[[], object], calls: int, point_s: float) -> list[float]:
-    samples: list[float] = []
-    while len(samples) < _FEWEST_SAMPLES or sum(samples) * calls < point_s:
-        samples.append(_seconds_a_call(clock, call, calls))
-    return samples
-
-
 def _seconds_a_call(clock: Clock, call: Callable[[], object], calls: int) -> float:
     begin = clock.stamp()
     for _ in range(calls):
@@ -188,9 +167,3 @@ def _seconds_a_call(clock: Clock, call: Callable[[], object], calls: int) -> flo
     end = clock.stamp()
     clock.synchronise()
     return clock.seconds(begin, end) / calls
-
-
-def _keep(context: RankContext, directory: MeasurementDirectory | None, record: RateSamples | None) -> None:
-    rows = context.gather(record, RateSamples | None)
-    if directory is not None:
-        directory.append(RATES_FILE, [row for row in rows if row is not None])

@@ -47,11 +47,7 @@ class RateKernel:
 
 
 def rate_kernels(device: torch.device, dtypes: tuple[str, ...], ranks: int) -> list[RateKernel]:
-    """Kernels of all resources for a device.
-
-    Args:
-        ranks: that share the host's memory and caches; sizes are such that all of them fit together.
-    """
+    """Kernels of all resources, of sizes such that those of all ranks fit into the host's memory and caches."""
     kernels = [_matmul(device, dtype, extent) for dtype in dtypes for extent in _MATMUL_EXTENTS[device.type]]
     kernels += [_conv(device, dtype, *shape) for dtype in dtypes for shape in _CONVOLUTIONS]
     return kernels + _streams(device, ranks)
@@ -116,36 +112,24 @@ def _streams(device: torch.device, ranks: int) -> list[RateKernel]:
     sets += [("cache", inner // 2)] if inner < last else []
     # Ranks share the last cache of a CPU: what each keeps there has to leave room for the others.
     sets += [("cache", last // (4 * (ranks if device.type == "cpu" else 1)))]
-    makers = (_copy, _triad)
-    return [make(device, resource, size) for resource, size in dict.fromkeys(sets) for make in makers]
+    return [
+        _stream(device, resource, size, name, arrays)
+        for resource, size in dict.fromkeys(sets)
+        for name, arrays in (("copy", 2), ("triad", 3))
+    ]
 
 
-def _copy(device: torch.device, resource: Resource, working_set_bytes: int) -> RateKernel:
-    elements = working_set_bytes // 2 // _ELEMENT_BYTES
-
-    def prepare() -> Callable[[], object]:
-        source = torch.ones(elements, device=device)
-        target = torch.zeros_like(source)
-        return lambda: target.copy_(source)
-
-    return _stream("copy", resource, elements, 2, prepare)
-
-
-def _triad(device: torch.device, resource: Resource, working_set_bytes: int) -> RateKernel:
-    elements = working_set_bytes // 3 // _ELEMENT_BYTES
+def _stream(device: torch.device, resource: Resource, working_set_bytes: int, name: str, arrays: int) -> RateKernel:
+    elements = working_set_bytes // arrays // _ELEMENT_BYTES
+    moved = arrays * elements * _ELEMENT_BYTES
 
     def prepare() -> Callable[[], object]:
-        left, right = torch.ones(elements, device=device), torch.ones(elements, device=device)
-        out = torch.zeros_like(left)
+        out, left, *rest = (torch.ones(elements, device=device) for _ in range(arrays))
+        if not rest:
+            return lambda: out.copy_(left)
+        (right,) = rest
         return lambda: torch.add(left, right, alpha=3.0, out=out)
 
-    return _stream("triad", resource, elements, 3, prepare)
-
-
-def _stream(
-    name: str, resource: Resource, elements: int, arrays: int, prepare: Callable[[], Callable[[], object]]
-) -> RateKernel:
-    moved = arrays * elements * _ELEMENT_BYTES
     return RateKernel(
         resource=resource,
         name=name,
@@ -162,18 +146,18 @@ def cache_bytes(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         last = int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNKNOWN_CACHE_BYTES
         return last, last
-    found = _caches_of_core(Path("/sys/devices/system/cpu/cpu0/cache"))
-    if not found:
+    sizes = caches_of_core()
+    if not sizes:
         levels = (os.sysconf(f"SC_LEVEL{level}_CACHE_SIZE") for level in (2, 3))
-        found = [size for size in levels if size > 0]
-    return (found[0], found[-1]) if found else (_UNKNOWN_CACHE_BYTES, _UNKNOWN_CACHE_BYTES)
+        sizes = [size for size in levels if size > 0] or [_UNKNOWN_CACHE_BYTES]
+    return sizes[0], sizes[-1]
 
 
-def _caches_of_core(folder: Path) -> list[int]:
-    """Sizes of the caches from the second level out."""
-    found: dict[int, int] = {}
-    for index in folder.glob("index*"):
+def caches_of_core() -> list[int]:
+    """Bytes of the caches from the second level out, as far as sysfs tells."""
+    sizes: dict[int, int] = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
             level = int((index / "level").read_text())
-            found[level] = parse_size((index / "size").read_text().strip())
-    return [size for level, size in sorted(found.items()) if level > 1]
+            sizes[level] = parse_size((index / "size").read_text().strip())
+    return [size for level, size in sorted(sizes.items()) if level > 1]

@@ -31,11 +31,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """When one rank comes to where it meets others that have as much to do.
 
     Attributes:
-        host: empty where nobody noted it.
         late_s: median over calls of its arrival less the median of the others'; below 0 for one that waits.
         error_s: most that clocks may be wrong by, median over calls; 0 on one host.
-        late_share: of calls to which it came late.
-        calls: that were compared.
     """
 
     rank: int
@@ -51,11 +48,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         return self.late_share > 0.5
 
     def line(self, where: str, before: str) -> str:
-        """What to say of a late rank.
-
-        Args:
-            where: the ranks meet. before: what is computed before, which the tenth is of.
-        """
+        """What to say of a late rank: where the ranks meet, and what is computed before, which the tenth is of."""
         on = f" on {self.host}" if self.host else ""
         clocks = f", clocks aligned within {format_seconds(self.error_s)}" if self.error_s else ""
         return (
@@ -65,11 +58,9 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meetings(NamedTuple):
-    """Calls in which the same ranks meet.
+    """Calls in which the same ranks meet: (ranks, calls) arrivals on one clock and most that each may be wrong by.
 
-    Attributes:
-        arrivals_s, error_s: (ranks, calls) on one clock, and most that each may be wrong by.
-        before_s: (calls,) what is computed before.
+    ``before_s`` of each call is what is computed before.
     """
 
     arrivals_s: Floats
@@ -89,14 +80,14 @@ def arrivals_after_compute(records: Iterable[ContextSamples], hosts: Mapping[int
             arrivals = np.array(record.arrivals_s)
             error = np.full(arrivals.shape, record.clock_error_s or 0.0)
             groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.neighbour_s, axis=0)))
-    found = []
+    arrivals_of_ranks = []
     for first, meetings in sorted(groups.items()):
-        ranks = max(len(each.arrivals_s) for each in meetings)
-        own = [each for each in meetings if len(each.arrivals_s) == ranks]
+        ranks = max(len(meeting.arrivals_s) for meeting in meetings)
+        of_all = [meeting for meeting in meetings if len(meeting.arrivals_s) == ranks]
         for row in range(ranks):
-            others = [each for each in range(ranks) if each != row]
-            found.append(_arrival(first + row, others, own, hosts, row=row))
-    return tuple(found)
+            others = [other for other in range(ranks) if other != row]
+            arrivals_of_ranks.append(_arrival(first + row, row, others, of_all, hosts))
+    return tuple(arrivals_of_ranks)
 
 
 def arrivals_in_training(
@@ -114,10 +105,11 @@ def arrivals_in_training(
     for record in records:
         if record.host_begin_s:
             chunks[record.attempt, record.first_iteration][record.rank] = record
-    meetings = [found for key in sorted(chunks) if (found := _of_chunk(chunks[key], sorted(peers), clocks))]
+    of_chunks = [_of_chunk(chunks[key], sorted(peers), clocks) for key in sorted(chunks)]
+    meetings = [meeting for meeting in of_chunks if meeting is not None]
     place = {rank: index for index, rank in enumerate(sorted(peers))}
     return tuple(
-        _arrival(rank, [place[other] for other in others], meetings, hosts, row=place[rank])
+        _arrival(rank, place[rank], [place[other] for other in others], meetings, hosts)
         for rank, others in sorted(peers.items())
         if others and meetings
     )
@@ -129,40 +121,35 @@ def _of_chunk(chunk: Mapping[int, TrainingIterations], ranks: Sequence[int], clo
     arrivals, errors, computed = [], [], []
     count = min(len(chunk[rank].iteration_s) for rank in ranks)
     for rank in ranks:
-        own = chunk[rank]
-        before = np.add(own.fw_s, own.bw_s)[:count]
-        found = clocks.on_one_clock(own.attempt, rank, np.array(own.host_begin_s)[:count] + before)
-        if found is None:
+        record = chunk[rank]
+        before = np.add(record.fw_s, record.bw_s)[:count]
+        aligned = clocks.on_one_clock(record.attempt, rank, np.array(record.host_begin_s)[:count] + before)
+        if aligned is None:
             return None
-        arrivals.append(found.stamps_s)
-        errors.append(found.error_s)
+        arrivals.append(aligned.stamps_s)
+        errors.append(aligned.error_s)
         computed.append(before)
     return Meetings(np.array(arrivals), np.array(errors), np.median(computed, axis=0))
 
 
 def _arrival(
-    rank: int,
-    others: Sequence[int],
-    meetings: Sequence[Meetings],
-    hosts: Mapping[int, RankHost],
-    *,
-    row: int | None = None,
+    rank: int, row: int, others: Sequence[int], meetings: Sequence[Meetings], hosts: Mapping[int, RankHost]
 ) -> Arrival:
-    """Compare the row of a rank (its own number where none is given) with those of others."""
-    at = rank if row is None else row
-    late, error, counted = [], [], []
-    for each in meetings:
-        lateness = each.arrivals_s[at] - np.median(each.arrivals_s[others], axis=0)
-        wrong = each.error_s[at] + np.max(each.error_s[others], axis=0)
-        late.append(lateness)
-        error.append(wrong)
-        counted.append(lateness > np.maximum(wrong, LATE * each.before_s))
-    lateness = np.concatenate(late)
+    """Compare the row of a rank with those of others."""
+    arrivals_s, error_s = (np.concatenate(part, axis=1) for part in list(zip(*meetings, strict=True))[:2])
+    late_s = arrivals_s[row] - np.median(arrivals_s[others], axis=0)
+    wrong_s = error_s[row] + np.max(error_s[others], axis=0)
+    before_s = np.concatenate([meeting.before_s for meeting in meetings])
     return Arrival(
         rank=rank,
-        host=hosts[rank].host if rank in hosts else "",
-        late_s=float(np.median(lateness)),
-        error_s=float(np.median(np.concatenate(error))),
-        late_share=float(np.mean(np.concatenate(counted))),
-        calls=len(lateness),
+        host=host_of(rank, hosts),
+        late_s=float(np.median(late_s)),
+        error_s=float(np.median(wrong_s)),
+        late_share=float(np.mean(late_s > np.maximum(wrong_s, LATE * before_s))),
+        calls=len(late_s),
     )
+
+
+def host_of(rank: int, hosts: Mapping[int, RankHost]) -> str:
+    """The host of a rank; empty where nobody noted it."""
+    return hosts[rank].host if rank in hosts else ""

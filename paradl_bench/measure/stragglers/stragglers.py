@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import Floats
 from paradl_bench.core.units import format_seconds
-from paradl_bench.measure.stragglers.arrivals import Arrival, arrivals_after_compute, arrivals_in_training
+from paradl_bench.measure.stragglers.arrivals import Arrival, arrivals_after_compute, arrivals_in_training, host_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.strategy import parse_strategy
@@ -26,8 +27,6 @@ from paradl_bench.records.hosts.host_clocks import HostClocks, HostDrift, drift_
 from paradl_bench.records.hosts.host_record import RankHost, last_of_each
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TrainingIterations, TrainingRun
-
-Floats = NDArray[np.float64]
 
 SLOW = 0.10
 """By how much more than its peers' median a rank has to take, and a spell than the whole, to be called slow."""
@@ -41,7 +40,6 @@ class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """One rank against others that do the same work.
 
     Attributes:
-        host: empty where nobody noted it.
         ratio: median over iterations of the time that it computed, over the median of its peers' in that iteration.
         slow_share: of iterations in which that was over 1.1.
         beyond_chance: whether that is more often than a rank would be that is slow as often as it is fast.
@@ -62,9 +60,7 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
         slow_nodes: hosts on which every rank is slow against peers, where there are several hosts.
         affected_share: of iterations in which any rank was slow against its peers.
         slow_spells: (first iteration, iterations, times the run's median) of chunks that were slow on all ranks.
-        slow_spell_share: of all iterations.
         arrivals: at the end of backward, by stamps on one clock; empty for pipelines, whose stages take turns.
-        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[RankPace, ...] = ()
@@ -79,10 +75,10 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
         """What is worth saying, one line each; empty for a run in which all ranks kept pace."""
         lines = []
         for node in self.slow_nodes:
-            own = [pace for pace in self.ranks if pace.host == node]
-            ratio, share = float(np.median([p.ratio for p in own])), float(np.mean([p.slow_share for p in own]))
+            paces = [pace for pace in self.ranks if pace.host == node]
+            ratio, share = np.median([pace.ratio for pace in paces]), np.mean([pace.slow_share for pace in paces])
             lines.append(
-                f"node {node} is slow: its {len(own)} ranks compute {ratio:.2f} times as long as their peers,"
+                f"node {node} is slow: its {len(paces)} ranks compute {ratio:.2f} times as long as their peers,"
                 f" in {share:.0%} of iterations"
             )
         slow = [pace for pace in self.ranks if pace.ratio > 1 + SLOW or (pace.slow_share > SLOW and pace.beyond_chance)]
@@ -98,7 +94,7 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
         # One that computes longer comes late for that reason, and has been named.
         named = {pace.rank for pace in slow}
         late = [arrival for arrival in self.arrivals if arrival.late and arrival.rank not in named]
-        lines += [each.line("the end of backward", "what is computed before it") for each in late]
+        lines += [arrival.line("the end of backward", "what is computed before it") for arrival in late]
         if self.slow_spells:
             first, count, times = max(self.slow_spells, key=lambda spell: spell[2])
             lines.append(
@@ -109,12 +105,9 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted: Sequence[RankHost]) -> TrainingPace:
-    """Compare the ranks of a run, and its chunks.
+    """Compare the ranks of a run, and its chunks; ``noted`` is what ``hosts.jsonl`` holds.
 
     Peers are ranks at the same place along a pipeline: other axes part work evenly, as far as sizes allow.
-
-    Args:
-        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them.
     """
     hosts, clocks = last_of_each(noted), HostClocks(noted)
     computed, whole = _by_rank(records)
@@ -123,16 +116,15 @@ def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted
     for rank, others in peers.items():
         if not others:
             continue
-        count = min(len(computed[each]) for each in (rank, *others))
+        count = min(len(computed[peer]) for peer in (rank, *others))
         against = np.median([computed[other][:count] for other in others], axis=0)
         ratios = computed[rank][:count] / np.maximum(against, 1e-12)
-        host = hosts[rank].host if rank in hosts else ""
         slow, fast = ratios > 1 + SLOW, ratios < 1 / (1 + SLOW)
         slow_rows.append(slow)
         paces.append(
             RankPace(
                 rank=rank,
-                host=host,
+                host=host_of(rank, hosts),
                 ratio=float(np.median(ratios)),
                 slow_share=float(np.mean(slow)),
                 beyond_chance=_by_chance(int(slow.sum()), int(fast.sum())) < CHANCE / len(peers),
@@ -144,7 +136,7 @@ def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted
     in_turns = any(record.pipeline_idle_s for record in records)
     return TrainingPace(
         ranks=tuple(paces),
-        slow_nodes=_slow_nodes(paces),
+        slow_nodes=_whole_nodes((pace.host, pace.ratio > 1 + SLOW) for pace in paces),
         affected_share=affected,
         slow_spells=spells,
         slow_spell_share=share,
@@ -167,9 +159,9 @@ def _by_rank(records: Iterable[TrainingIterations]) -> tuple[dict[int, Floats], 
     """Seconds of every iteration that a rank computed, without communication of layers, and in all."""
     computed, whole = defaultdict(list), defaultdict(list)
     for record in sorted(records, key=lambda record: (record.rank, record.first_iteration)):
-        own = np.sum([record.fw_s, record.bw_s, record.wu_s], axis=0)
+        busy = np.sum([record.fw_s, record.bw_s, record.wu_s], axis=0)
         waited = [*record.fw_communication_s.values(), *record.bw_communication_s.values()]
-        computed[record.rank].append(own - (np.sum(waited, axis=0) if waited else 0.0))
+        computed[record.rank].append(busy - (np.sum(waited, axis=0) if waited else 0.0))
         whole[record.rank].append(np.asarray(record.iteration_s, float))
     return (
         {rank: np.concatenate(parts) for rank, parts in computed.items()},
@@ -187,10 +179,11 @@ def _peers(run: TrainingRun, ranks: Sequence[int]) -> dict[int, list[int]]:
     return {rank: [other for other in ranks if other != rank and stage(other) == stage(rank)] for rank in ranks}
 
 
-def _slow_nodes(paces: Sequence[RankPace]) -> tuple[str, ...]:
+def _whole_nodes(ranks: Iterable[tuple[str, bool]]) -> tuple[str, ...]:
+    """Of several hosts, those of which every rank is late or slow."""
     by_host: dict[str, list[bool]] = defaultdict(list)
-    for pace in paces:
-        by_host[pace.host].append(pace.ratio > 1 + SLOW)
+    for host, slow in ranks:
+        by_host[host].append(slow)
     return tuple(host for host, slow in by_host.items() if host and len(by_host) > 1 and all(slow))
 
 
@@ -240,9 +233,7 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
         ranks: of one group at a time, over operations in which all ranks wait for all.
         slow_nodes: hosts of which every rank is late, where there are several.
         slow_blocks: (block, times the median of all blocks) of blocks that were slow, over all operations and sizes.
-        blocks: how many there are.
         arrivals: at collectives after compute, by stamps on one clock.
-        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[LateRank, ...] = ()
@@ -268,8 +259,7 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
                     f"the others wait for rank {rank.rank}{where}: {format_seconds(rank.lag_s)} a call (median), over a"
                     f" tenth of the call in {rank.late_share:.0%} of calls"
                 )
-        late = [arrival for arrival in self.arrivals if arrival.late]
-        lines += [each.line("calls after compute", "that compute") for each in late]
+        lines += [arrival.line("calls after compute", "that compute") for arrival in self.arrivals if arrival.late]
         if self.slow_blocks:
             block, times = max(self.slow_blocks, key=lambda pair: pair[1])
             lines.append(
@@ -286,23 +276,17 @@ def sweep_pace(
 ) -> SweepPace:
     """Compare the ranks of a group of a sweep, and its blocks; groups that share links and means of calls are left out.
 
-    Args:
-        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them. contexts: what it holds
-            of calls in contexts.
+    ``noted`` is what ``hosts.jsonl`` holds.
     """
     hosts, clocks = last_of_each(noted), HostClocks(noted)
     alone = [r for r in records if r.concurrent == 1 and r.calls_per_sample == 1]
-    every = [r for r in alone if r.operation in _SYMMETRIC and len(r.samples_s) == r.ranks > 1]
-    every_rank = sorted({r.first_rank + row for r in every for row in range(r.ranks)})
-    ranks = tuple(_late_rank(rank, every, hosts) for rank in every_rank)
-    by_host: dict[str, list[bool]] = defaultdict(list)
-    for rank in ranks:
-        by_host[rank.host].append(rank.late)
-    nodes = tuple(host for host, late in by_host.items() if host and len(by_host) > 1 and all(late))
+    symmetric = [r for r in alone if r.operation in _SYMMETRIC and len(r.samples_s) == r.ranks > 1]
+    every_rank = sorted({r.first_rank + row for r in symmetric for row in range(r.ranks)})
+    ranks = tuple(_late_rank(rank, symmetric, hosts) for rank in every_rank)
     blocks = _block_times(alone)
     return SweepPace(
         ranks=ranks,
-        slow_nodes=nodes,
+        slow_nodes=_whole_nodes((rank.host, rank.late) for rank in ranks),
         slow_blocks=tuple((block, times) for block, times in sorted(blocks.items()) if times > 1 + SLOW),
         blocks=len(blocks),
         arrivals=arrivals_after_compute([record.aligned(clocks) for record in contexts], hosts),
@@ -311,7 +295,7 @@ def sweep_pace(
 
 
 def _late_rank(rank: int, records: Sequence[CollectiveSamples], hosts: Mapping[int, RankHost]) -> LateRank:
-    lags: dict[tuple[str, int], list[Floats]] = defaultdict(list)
+    lags: list[Floats] = []
     late: dict[tuple[str, int], list[NDArray[np.bool_]]] = defaultdict(list)
     for record in records:
         row = rank - record.first_rank
@@ -319,18 +303,16 @@ def _late_rank(rank: int, records: Sequence[CollectiveSamples], hosts: Mapping[i
             continue
         times = np.asarray(record.samples_s, float)
         lag = np.median(np.delete(times, row, axis=0), axis=0) - times[row]
-        key = (record.operation, record.message_bytes)
-        lags[key].append(lag)
-        late[key].append(lag > SLOW * times.max(axis=0))
-    every_lag = np.concatenate([lag for own in lags.values() for lag in own])
-    every_late = np.concatenate([flag for own in late.values() for flag in own])
+        lags.append(lag)
+        late[record.operation, record.message_bytes].append(lag > SLOW * times.max(axis=0))
+    points = [np.concatenate(flags) for flags in late.values()]
     return LateRank(
         rank=rank,
-        host=hosts[rank].host if rank in hosts else "",
-        lag_s=float(np.median(every_lag)),
-        late_share=float(np.mean(every_late)),
-        points=sum(float(np.mean(np.concatenate(own))) > 0.5 for own in late.values()),
-        all_points=len(late),
+        host=host_of(rank, hosts),
+        lag_s=float(np.median(np.concatenate(lags))),
+        late_share=float(np.mean(np.concatenate(points))),
+        points=sum(float(np.mean(flags)) > 0.5 for flags in points),
+        all_points=len(points),
     )
 
 
@@ -342,8 +324,8 @@ def _block_times(records: Sequence[CollectiveSamples]) -> dict[int, float]:
         key = record.operation, record.message_bytes, record.first_rank
         medians[key][record.block] = float(np.median(seconds))
     ratios: dict[int, list[float]] = defaultdict(list)
-    for own in medians.values():
-        typical = float(np.median(list(own.values())))
-        for block, value in own.items():
+    for of_blocks in medians.values():
+        typical = float(np.median(list(of_blocks.values())))
+        for block, value in of_blocks.items():
             ratios[block].append(value / typical if typical else 1.0)
     return {block: float(np.median(values)) for block, values in ratios.items()}

@@ -160,7 +160,7 @@ def test_a_hanging_program_is_ended_with_all_its_processes(tmp_path: Path, monke
 
 def test_nothing_that_a_program_started_is_left_behind(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    ended = run_program([sys.executable, "-c", code], tmp_path / "log", timeout_s=30)
+    ended = run_program([sys.executable, "-c", code], tmp_path / "log", timeout_s=30, variables={})
     assert ended.well
     state = Path("/proc") / ended.last_lines[-1] / "stat"
     until = time.monotonic() + 10
