@@ -16,17 +16,15 @@ Draws hang on the seed, the rank and the iteration alone, so that a run that goe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from paradl_bench.records.training.ghost_record import GhostSpread
 
 
 class IterationDraws:
-    """What one rank draws in one iteration.
-
-    Args:
-        iteration: from 0 on.
-    """
+    """What one rank draws in one iteration."""
 
     def __init__(self, spread: GhostSpread, *, seed: int, rank: int, iteration: int) -> None:
         # Numbers of one rank or iteration that are those of another, shifted, would tie the two.
@@ -46,12 +44,13 @@ class IterationDraws:
         return (1 + self.tied) * float(self._generator.gamma(shape)) / shape
 
 
-class Draws:
+class Draws(NamedTuple):
     """What one rank draws in a run."""
 
-    def __init__(self, spread: GhostSpread, *, seed: int, rank: int) -> None:
-        self._spread, self._seed, self._rank = spread, seed, rank
+    spread: GhostSpread
+    seed: int
+    rank: int
 
     def of_iteration(self, iteration: int) -> IterationDraws:
         """Those of an iteration, from 0 on."""
-        return IterationDraws(self._spread, seed=self._seed, rank=self._rank, iteration=iteration)
+        return IterationDraws(self.spread, seed=self.seed, rank=self.rank, iteration=iteration)

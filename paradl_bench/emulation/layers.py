@@ -40,9 +40,6 @@ class GhostLayers:
 
     Called with a layer's index in the network and the torch function that the model calls there, it returns what is
     called in the function's place (:attr:`~paradl_bench.strategies.running.sharded_module.Sharding.run_layer`).
-
-    Args:
-        seconds: of this rank's layers.
     """
 
     def __init__(self, network: ModelGraph, seconds: GhostRole, sleeper: Sleeper) -> None:
@@ -103,6 +100,9 @@ def _last_first(layer: Layer, arrival: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(known)), key=known.__getitem__, reverse=True))
 
 
+_Blocks = dict[tuple[torch.dtype, torch.device], torch.Tensor]
+
+
 class _Zeros:
     """Zeros that many tensors of a rank have in common: gradients of all leaves in one block, outputs in another.
 
@@ -113,8 +113,8 @@ class _Zeros:
     """
 
     def __init__(self) -> None:
-        self._gradients: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-        self._outputs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._gradients: _Blocks = {}
+        self._outputs: _Blocks = {}
         self.mark = torch.empty(0)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,12 +131,7 @@ class _Zeros:
         return made.set_(block.untyped_storage(), 0, output.shape, output.stride)
 
 
-def _grown(
-    blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor],
-    elements: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def _grown(blocks: _Blocks, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The block of a kind, made anew where it has fewer elements; what lies in the old one stays there."""
     block = blocks.get((dtype, device))
     if block is None or block.numel() < elements:
@@ -159,7 +154,6 @@ class _Event(NamedTuple):
     own_relative_sd: float = 0.0
 
     def beside(self, other: _Event) -> _Event:
-        """Both in one sleep."""
         seconds = self.seconds + other.seconds
         deviation = math.hypot(self.seconds * self.own_relative_sd, other.seconds * other.own_relative_sd)
         return _Event(seconds, deviation / seconds if seconds else 0.0)
@@ -187,11 +181,7 @@ class _Backward(NamedTuple):
         return self.of_input.seconds > 0 or self.of_weight.seconds > 0
 
     def of(self, node: Any, leads_to_weight: Sequence[bool]) -> _Event:
-        """What the engine wants now of the node of a ghost; all of it where the layer has no parts.
-
-        Args:
-            leads_to_weight: of each argument's gradient, whether it is a parameter's.
-        """
+        """What the engine wants now of the node of a ghost; all of it where the layer has no parts."""
         if not self.parted:
             return self.whole
         wanted = {
@@ -208,7 +198,6 @@ class _Ghost:
 
     Args:
         functions: normalised names of the torch functions that the layer may be a call of.
-        last_first: as of :func:`_last_first`.
     """
 
     def __init__(
@@ -255,9 +244,9 @@ class _Ghost:
         """Have the gradients of parameters pass one node each, which autograd runs last made first."""
         leaves = [place for place, tensor in enumerate(tensors) if tensor.is_leaf and tensor.requires_grad]
         if len(leaves) == len(self._last_first):
-            for which in self._last_first:
-                tensor = tensors[leaves[which]]
-                tensors[leaves[which]] = _Passed.apply(tensor, self.zeros)  # type: ignore[no-untyped-call]
+            for number in self._last_first:
+                place = leaves[number]
+                tensors[place] = _Passed.apply(tensors[place], self.zeros)  # type: ignore[no-untyped-call]
 
 
 class _GhostFunction(torch.autograd.Function):
@@ -274,8 +263,8 @@ class _GhostFunction(torch.autograd.Function):
             tensors[out.argument] if out.argument is not None else _zeros_of(out, tensors, ghost.zeros)
             for out in outputs
         ]
-        ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
-        ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
+        ctx.mark_dirty(*(tensor for tensor, out in zip(made, outputs, strict=True) if out.argument is not None))
+        ctx.mark_non_differentiable(*(tensor for tensor, out in zip(made, outputs, strict=True) if not out.floats))
         return tuple(made)
 
     @staticmethod
@@ -303,8 +292,6 @@ class _Passed(torch.autograd.Function):
 
 _PASSES = (_Passed._backward_cls,)
 
-_SLEEPS = (_GhostFunction._backward_cls, *_PASSES)
-
 _Giver = Callable[[], torch.Tensor]
 
 
@@ -314,15 +301,11 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
         return None
     if tensor.is_leaf:
         return partial(zeros.like, tensor)
-    if isinstance(tensor.grad_fn, _SLEEPS) and not _runs_in_parts(tensor.grad_fn):
+    node: Any = tensor.grad_fn
+    if isinstance(node, _PASSES) or (isinstance(node, _GhostFunction._backward_cls) and not node.ghost.bw.parted):
         return None
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
-
-
-def _runs_in_parts(node: Any) -> bool:
-    ghost: _Ghost | None = getattr(node, "ghost", None)
-    return ghost is not None and ghost.bw.parted
 
 
 def _zeros_of(output: Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:

@@ -50,7 +50,6 @@ class ProbedIteration:
 
     Attributes:
         fw_s, bw_s: per layer, in the order of the network's layers.
-        fw_between_s, bw_between_s: what passed between operations.
         fw_total_s, bw_total_s, wu_s: whole phases as they ran, probes included.
     """
 
@@ -113,7 +112,6 @@ class BackwardProbe:
 
         Args:
             operation_nodes: per operation in forward order, the node of its output (None where none).
-            loss_node: where backward starts.
         """
         seen: set[Any] = set()
         last = len(operation_nodes) - 1
@@ -161,7 +159,6 @@ def probed_iteration(
 
     Args:
         observed: lets a probe see the operations of what runs inside.
-        stand_in: as of :class:`OperationProbe`.
 
     Raises:
         WorkError: forward ran another number of operations than the traced network has.
@@ -261,7 +258,6 @@ class _Samples:
         self._values: dict[str, list[float]] = {}
 
     def add(self, **seconds: float) -> None:
-        """Keep one value of each name."""
         for name, value in seconds.items():
             self._values.setdefault(name, []).append(value)
 
@@ -304,9 +300,9 @@ class _Block:
         inside = statistics.median(clock.seconds(start, end) for start, end, _ in probe.records[1::4])
         return {"probed_builtin": builtin, "probed_python": python, "inside": inside}
 
-    def backward(self, clock: Clock, *, probed: bool, blocks: int = 10) -> float:
+    def backward(self, clock: Clock, *, probed: bool) -> float:
         """Seconds a node of backward through several blocks, with hooks or without."""
-        functional = torch.nn.functional
+        functional, blocks = torch.nn.functional, 10
         hidden = self._inputs
         for _ in range(blocks):
             hidden = torch.conv2d(hidden, self._kernel, None, 1, 1)
