@@ -25,7 +25,6 @@ class EmulatedCluster:
     """Nodes that are up.
 
     Attributes:
-        record: for the environment of what is measured.
         namespaces: one a node; empty where there is one level alone.
     """
 
@@ -41,12 +40,12 @@ class EmulatedCluster:
 
     def variables(self, rank: int) -> dict[str, str]:
         """What a rank is told of its node."""
-        found = {RECORD: msgspec.json.encode(self.record).decode()}
+        record = {RECORD: msgspec.json.encode(self.record).decode()}
         if not self.namespaces:
-            return found
-        # torch warns of every address that has no name, as those of the nodes have none.
-        found["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
-        return found | {
+            return record
+        return record | {
+            # torch warns of every address that has no name, as those of the nodes have none.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             NODE_NAME: self.layout.name(self.layout.node_of(rank)),
             "LOCAL_RANK": str(self.layout.local_rank(rank)),
             "LOCAL_WORLD_SIZE": str(self.layout.ranks_per_node),
