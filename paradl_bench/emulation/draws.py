@@ -16,8 +16,6 @@ Draws hang on the seed, the rank and the iteration alone, so that a run that goe
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from paradl_bench.records.training.ghost_record import GhostSpread
@@ -42,15 +40,3 @@ class IterationDraws:
             return 1 + self.tied
         shape = own_relative_sd**-2
         return (1 + self.tied) * float(self._generator.gamma(shape)) / shape
-
-
-class Draws(NamedTuple):
-    """What one rank draws in a run."""
-
-    spread: GhostSpread
-    seed: int
-    rank: int
-
-    def of_iteration(self, iteration: int) -> IterationDraws:
-        """Those of an iteration, from 0 on."""
-        return IterationDraws(self.spread, seed=self.seed, rank=self.rank, iteration=iteration)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -193,34 +194,26 @@ class _Backward(NamedTuple):
         return of_input.beside(self.of_weight) if True in wanted else of_input
 
 
+@dataclass(kw_only=True, eq=False)
 class _Ghost:
     """The ghost of one layer.
 
-    Args:
+    Attributes:
         functions: normalised names of the torch functions that the layer may be a call of.
     """
 
-    def __init__(
-        self,
-        *,
-        functions: frozenset[str],
-        fw: _Event,
-        bw: _Backward,
-        last_first: tuple[int, ...],
-        sleeper: Sleeper,
-        zeros: _Zeros,
-    ) -> None:
-        self.functions = functions
-        self.bw, self.sleeper, self.zeros = bw, sleeper, zeros
-        self._fw, self._last_first = fw, last_first
-        self._forms: dict[Hashable, Form] = {}
+    functions: frozenset[str]
+    fw: _Event
+    bw: _Backward
+    last_first: tuple[int, ...]
+    sleeper: Sleeper
+    zeros: _Zeros
+    forms: dict[Hashable, Form] = field(default_factory=dict)
 
     @cached_property
     def awake(self) -> _Ghost:
         """One that returns what it has to without sleep, for what is called beside the layer's work."""
-        return _Ghost(
-            functions=self.functions, fw=_NOTHING, bw=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
-        )
+        return replace(self, fw=_NOTHING, bw=_Backward(), last_first=(), forms={})
 
     def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Sleep for the layer's forward; returns what the function would, without its values."""
@@ -229,13 +222,13 @@ class _Ghost:
         describe(args, tensors, key)
         describe(kwargs, tensors, key)
         known = tuple(key)
-        form = self._forms.get(known)
+        form = self.forms.get(known)
         if form is None:
-            form = self._forms[known] = form_of(function, args, kwargs, tensors)
-        self.sleeper.ask("FW", *self._fw)
+            form = self.forms[known] = form_of(function, args, kwargs, tensors)
+        self.sleeper.ask("FW", *self.fw)
         if form.outputs is None:
             return function(*args, **kwargs)
-        if self._last_first and torch.is_grad_enabled():
+        if self.last_first and torch.is_grad_enabled():
             self._put_in_order(tensors)
         made = _GhostFunction.apply(self, form.outputs, *tensors)  # type: ignore[no-untyped-call]
         return form.returned(made)
@@ -243,8 +236,8 @@ class _Ghost:
     def _put_in_order(self, tensors: list[torch.Tensor]) -> None:
         """Have the gradients of parameters pass one node each, which autograd runs last made first."""
         leaves = [place for place, tensor in enumerate(tensors) if tensor.is_leaf and tensor.requires_grad]
-        if len(leaves) == len(self._last_first):
-            for number in self._last_first:
+        if len(leaves) == len(self.last_first):
+            for number in self.last_first:
                 place = leaves[number]
                 tensors[place] = _Passed.apply(tensors[place], self.zeros)  # type: ignore[no-untyped-call]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from paradl_bench.emulation.draws import Draws
+from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.layers import GhostLayers
 from paradl_bench.emulation.sleeper import Sleeper, wake_in_time
 from paradl_bench.network.graph import ModelGraph
@@ -25,10 +25,16 @@ class GhostTwin:
 
     Args:
         seconds: that this rank's part of it takes.
-        draws: what single sleeps are drawn with; None where they do not spread.
+        draws: of an ``iteration``, what single sleeps are drawn with; None where they do not spread.
     """
 
-    def __init__(self, network: ModelGraph, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
+    def __init__(
+        self,
+        network: ModelGraph,
+        seconds: GhostRole,
+        dilate: float,
+        draws: Callable[..., IterationDraws] | None = None,
+    ) -> None:
         wake_in_time()
         self.sleeper = Sleeper(dilate)
         self.layers = GhostLayers(network, seconds, self.sleeper)
@@ -37,7 +43,7 @@ class GhostTwin:
     def begin_iteration(self, iteration: int) -> None:
         """Draw what this iteration, from 0 on, sleeps; until then, and where sleeps do not spread, nothing is drawn."""
         if self._draws is not None:
-            self.sleeper.draws = self._draws.of_iteration(iteration)
+            self.sleeper.draws = self._draws(iteration=iteration)
 
     def alone(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module with ghosts for layers, on this rank alone."""

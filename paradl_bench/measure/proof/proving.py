@@ -148,7 +148,10 @@ class StrategyProof:
     def update(self) -> Findings:
         """One optimizer step of both; parameters are compared."""
         if self._optimizers is None:
-            self._optimizers = self._build_optimizers()
+            arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
+            serial = torch.optim.SGD(self._reference.module.parameters(), **arguments)
+            group, parameters = self._built.optimizer_group, self._module.parameters()
+            self._optimizers = make_optimizer(torch.optim.SGD, parameters, group, **arguments), serial
         for optimizer in self._optimizers:
             optimizer.step()
         exact = dict(self._reference.module.named_parameters())
@@ -290,12 +293,6 @@ class StrategyProof:
             step = turns.get(stage, 0)
             turns[stage] = step + 1
             yield step, found, exact[self._reference.forward_of(step)]
-
-    def _build_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
-        group, own = self._built.optimizer_group, self._module.parameters()
-        serial = torch.optim.SGD(self._reference.module.parameters(), **arguments)
-        return make_optimizer(torch.optim.SGD, own, group, **arguments), serial
 
 
 _GRADIENT = "the gradient of "

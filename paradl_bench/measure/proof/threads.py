@@ -71,20 +71,20 @@ class ThreadGroup(Group):
             buffer.copy_(mine[peer].pop(0))
 
 
+@dataclass(frozen=True, slots=True)
 class ThreadRanks:
     """The ranks of a proof as threads; see :class:`~paradl_bench.measure.proof.reference.Ranks`."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank = rank
-        self._meeting = meeting
+    rank: int
+    meeting: Meeting
 
     def gather(self, value: T) -> list[T]:
         """Every thread's value."""
-        return self._meeting.exchange(self.rank, value)
+        return self.meeting.exchange(self.rank, value)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means."""
-        of_all = self._meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
+        of_all = self.meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
         for tensor, parts in zip(tensors, zip(*of_all, strict=True), strict=True):
             tensor.copy_(torch.stack(parts).mean(0))
 

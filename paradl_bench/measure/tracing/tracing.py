@@ -118,18 +118,8 @@ class _TracingMode(TorchFunctionMode):
         given = any(outputs[0] is tensor for tensor, *_ in before)
         works_in_place = call.in_place or layer.attributes.get("in_place") or call.keywords.get("inplace")
         if given and not changed and not works_in_place:
-            # Nothing was done, as by dropout of nothing, and the tensor stays that of the layer that made it.
-            self.layers.append(
-                msgspec.structs.replace(
-                    layer,
-                    kind=VIEW.name,
-                    attributes={"function": call.function, RETURNS_INPUT: True},
-                    fw_flops=0,
-                    bw_input_flops=0,
-                    bw_weight_flops=0,
-                    fw_bytes=0,
-                )
-            )
+            # Nothing was done, and the tensor stays that of the layer that made it.
+            self.layers.append(_untouched(layer, call.function))
             return
         if not changed or (len(changed) == 1 and args and changed[0] is args[0] and not self._is_held(args[0])):
             graded = frozenset(id(tensor) for tensor, _, graded in before if graded)
@@ -236,6 +226,13 @@ class _TracingMode(TorchFunctionMode):
             name = where if where and leaf else f"{where}.{call.function}" if where else call.function
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+
+def _untouched(layer: Layer, function: str) -> Layer:
+    """A call that returned what it was given: a conversion to the same type, dropout of nothing."""
+    attributes = {"function": function, RETURNS_INPUT: True}
+    no_work = {"fw_flops": 0, "bw_input_flops": 0, "bw_weight_flops": 0, "fw_bytes": 0}
+    return msgspec.structs.replace(layer, kind=VIEW.name, attributes=attributes, **no_work)
 
 
 def trace_network(model: LoadedModel) -> ModelGraph:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from paradl_bench.emulation.draws import Draws
+from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.table import TableMaker, TableRequest, table_of
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
@@ -103,7 +104,7 @@ def emulate(
     draws, drawn = None, None
     if table.spread is not None:
         drawn = DrawnSleeps(seed=request.seed or 0, samples=table.spread.samples)
-        draws = Draws(table.spread, seed=drawn.seed, rank=context.rank)
+        draws = partial(IterationDraws, table.spread, seed=drawn.seed, rank=context.rank)
     twin = GhostTwin(network, table.of_rank(context.rank), dilate * longer, draws)
     return Ghost(table, twin, dilate, request.slow_rank, drawn)
 
