@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -105,7 +106,6 @@ class BackwardProbe:
         self.starts: list[Any] = []
         self.ends: list[Any] = []
         self.layer: list[int] = []
-        self.nodes = 0
 
     def attach(self, operation_nodes: list[Any], loss_node: Any) -> None:
         """Hook every node that backward will run; a node belongs to the operation that made it.
@@ -124,7 +124,6 @@ class BackwardProbe:
                 seen.add(node)
                 self._hook(node, min(index, last))
                 stack.extend(child for child, _ in node.next_functions)
-        self.nodes = len(seen)
 
     def _hook(self, node: Any, index: int) -> None:
         stamp, starts, ends, layer = self._stamp, self.starts, self.ends, self.layer
@@ -234,37 +233,33 @@ def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 40, r
     chain of such blocks; what falls inside a node's interval, on pointwise nodes, whose own time is that of the
     function called bare.
     """
-    samples = _Samples()
+    samples: dict[str, list[float]] = defaultdict(list)
     block = _Block(device)
     for _ in range(repetitions):
-        samples.add(**block.time(clock, chain, None), **block.time(clock, chain, OperationProbe(clock.stamp)))
-        samples.add(bw_bare=block.backward(clock, probed=False), bw_probed=block.backward(clock, probed=True))
-        samples.add(bw_inside=_inside_node(clock, device, chain), alone=_alone(clock, device, chain))
-    fw_inside = samples.difference("inside", "bare_builtin")
-    bw_inside = samples.difference("bw_inside", "alone")
+        seconds = {
+            **block.time(clock, chain, None),
+            **block.time(clock, chain, OperationProbe(clock.stamp)),
+            "bw_bare": block.backward(clock, probed=False),
+            "bw_probed": block.backward(clock, probed=True),
+            "bw_inside": _inside_node(clock, device, chain),
+            "alone": _alone(clock, device, chain),
+        }
+        for name, value in seconds.items():
+            samples[name].append(value)
+
+    def difference(more: str, less: str) -> float:
+        """Median of the differences of interleaved values, not below zero."""
+        pairs = zip(samples[more], samples[less], strict=True)
+        return max(0.0, statistics.median(a - b for a, b in pairs))
+
+    fw_inside, bw_inside = difference("inside", "bare_builtin"), difference("bw_inside", "alone")
     return ProbeCost(
         fw_inside_s=fw_inside,
-        fw_outside_builtin_s=max(0.0, samples.difference("probed_builtin", "bare_builtin") - fw_inside),
-        fw_outside_python_s=max(0.0, samples.difference("probed_python", "bare_python") - fw_inside),
+        fw_outside_builtin_s=max(0.0, difference("probed_builtin", "bare_builtin") - fw_inside),
+        fw_outside_python_s=max(0.0, difference("probed_python", "bare_python") - fw_inside),
         bw_inside_s=bw_inside,
-        bw_outside_s=max(0.0, samples.difference("bw_probed", "bw_bare") - bw_inside),
+        bw_outside_s=max(0.0, difference("bw_probed", "bw_bare") - bw_inside),
     )
-
-
-class _Samples:
-    """Seconds an operation, by name, one value a repetition."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-
-    def add(self, **seconds: float) -> None:
-        for name, value in seconds.items():
-            self._values.setdefault(name, []).append(value)
-
-    def difference(self, more: str, less: str) -> float:
-        """Median of the differences of interleaved values, not below zero."""
-        pairs = zip(self._values[more], self._values[less], strict=True)
-        return max(0.0, statistics.median(a - b for a, b in pairs))
 
 
 class _Block:
