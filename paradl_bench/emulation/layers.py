@@ -285,6 +285,8 @@ class _Passed(torch.autograd.Function):
 
 _PASSES = (_Passed._backward_cls,)
 
+_SLEEPS = (_GhostFunction._backward_cls, *_PASSES)
+
 _Giver = Callable[[], torch.Tensor]
 
 
@@ -294,8 +296,9 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
         return None
     if tensor.is_leaf:
         return partial(zeros.like, tensor)
-    node: Any = tensor.grad_fn
-    if isinstance(node, _PASSES) or (isinstance(node, _GhostFunction._backward_cls) and not node.ghost.bw.parted):
+    ghost: _Ghost | None = getattr(tensor.grad_fn, "ghost", None)
+    in_parts = ghost is not None and ghost.bw.parted
+    if isinstance(tensor.grad_fn, _SLEEPS) and not in_parts:
         return None
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
