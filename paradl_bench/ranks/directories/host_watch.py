@@ -28,7 +28,7 @@ BEFORE_S = 0.3
 STRETCH_S = 5.0
 """Seconds at least between two looks: a look reads the state of every process, which takes milliseconds."""
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY = (0, 1, 2, 5, 6)
 """user, nice, system, irq and softirq of a line of ``/proc/stat``; guests are in user already."""
 _STOLEN = 7
@@ -163,8 +163,6 @@ def first_process() -> int:
 
 def _cores_of(process: int) -> Iterable[int]:
     """Those that a process may run on: a rank is pinned to one of them."""
-    if not hasattr(os, "sched_getaffinity"):
-        return ()
     try:
         return os.sched_getaffinity(process)
     except OSError:

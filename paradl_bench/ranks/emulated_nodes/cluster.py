@@ -72,23 +72,23 @@ def emulated_cluster(layout: NodeLayout | None) -> Iterator[EmulatedCluster | No
 
 
 def _brought_up(layout: NodeLayout, stack: contextlib.ExitStack) -> EmulatedCluster:
+    nodes: list[Namespace] = []
+    shaping = one_level = ""
     try:
         # One more than nodes, for the switch.
         switch, *nodes = [stack.enter_context(new_namespace()) for _ in range(layout.nodes + 1)]
     except NoNamespaces as error:
-        return EmulatedCluster(layout=layout, record=_record(layout, one_level=str(error)), namespaces=())
-    record = _record(layout, shaping=connect(layout, switch, nodes))
-    return EmulatedCluster(layout=layout, record=record, namespaces=tuple(nodes))
-
-
-def _record(layout: NodeLayout, *, shaping: str = "", one_level: str = "") -> EmulatedNodes:
-    return EmulatedNodes(
+        one_level = str(error)
+    else:
+        shaping = connect(layout, switch, nodes)
+    record = EmulatedNodes(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         link_bytes_per_s=layout.link_bytes_per_s,
         shaping=shaping,
         one_level=one_level,
     )
+    return EmulatedCluster(layout=layout, record=record, namespaces=tuple(nodes))
 
 
 def nodes_of_rank() -> EmulatedNodes | None:

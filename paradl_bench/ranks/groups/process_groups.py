@@ -280,32 +280,28 @@ def _settle(place: RankPlace, device: str) -> int | None:
         # of 4 KiB among four ranks on two cores takes 6 to 7 ms behind sleeps of 1 ms, and 1.5 to 1.9 under this one,
         # where who is ready first runs first. The kernel keeps 5% of each core for all others (sched_rt_runtime_us),
         # so that they can end ranks.
-        _schedule_by("SCHED_RR", 1)
+        _schedule_by(os.SCHED_RR, 1)
     elif (ranks_of_node(place.launcher, place.ranks) or place.ranks) <= len(cores):
         # gloo's threads share the rank's core. Under the default policy one that wakes may take the core from the one
         # that it waits for, and then polls until the scheduler's next tick: a small all-reduce takes 0.3 or 3.7 ms, by
         # chance. Only for ranks that have a core each: where ranks share one, the one that polls would keep the others
         # from it.
-        _schedule_by("SCHED_BATCH", 0)
+        _schedule_by(os.SCHED_BATCH, 0)
     torch.set_num_threads(1)
     return core
 
 
-def _schedule_by(policy: str, priority: int) -> None:
-    """Put this rank, and the threads that it makes from now on, under a policy where the system has and allows it."""
-    if hasattr(os, policy):
-        # A sandbox or container may forbid it; what holds is recorded either way.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, getattr(os, policy), os.sched_param(priority))
+def _schedule_by(policy: int, priority: int) -> None:
+    """Put this rank, and the threads that it makes from now on, under one of Linux's policies."""
+    # A sandbox or container may forbid it; what holds is recorded either way.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(priority))
 
 
 def scheduling_policy() -> str:
     """The scheduling policy of this process, as Linux names it."""
-    if not hasattr(os, "sched_getscheduler"):
-        return "unknown"
-    policies = {
-        getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
-    }
+    names = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
+    policies = {getattr(os, name): name for name in names}
     return policies.get(os.sched_getscheduler(0), "unknown")
 
 
