@@ -22,11 +22,7 @@ from paradl_bench.records.training.ghost_record import GhostSpread
 
 
 class IterationDraws:
-    """What one rank draws in one iteration.
-
-    Args:
-        iteration: from 0 on.
-    """
+    """What one rank draws in one iteration."""
 
     def __init__(self, spread: GhostSpread, *, seed: int, rank: int, iteration: int) -> None:
         # Numbers of one rank or iteration that are those of another, shifted, would tie the two.
@@ -44,14 +40,3 @@ class IterationDraws:
             return 1 + self.tied
         shape = own_relative_sd**-2
         return (1 + self.tied) * float(self._generator.gamma(shape)) / shape
-
-
-class Draws:
-    """What one rank draws in a run."""
-
-    def __init__(self, spread: GhostSpread, *, seed: int, rank: int) -> None:
-        self._spread, self._seed, self._rank = spread, seed, rank
-
-    def of_iteration(self, iteration: int) -> IterationDraws:
-        """Those of an iteration, from 0 on."""
-        return IterationDraws(self._spread, seed=self._seed, rank=self._rank, iteration=iteration)

@@ -69,20 +69,21 @@ def describe(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> No
 def form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Form:
     """What the function returns, seen on the meta device, which computes nothing."""
     twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+    on_meta = kwargs | {"device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
     with torch.no_grad():
         try:
-            found = _called(function, args, _on_meta(kwargs), tensors, twins)
+            result = _called(function, args, on_meta, tensors, twins)
         except NotImplementedError:
             # What the meta device does not know computes once, on zeros.
             twins = [torch.zeros_like(tensor) for tensor in tensors]
-            found = _called(function, args, kwargs, tensors, twins)
-    flat, structure = tree_flatten(found)
+            result = _called(function, args, kwargs, tensors, twins)
+    flat, structure = tree_flatten(result)
     returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
     if not any(tensor.is_floating_point() for tensor in returned):
         return Form(None)
     given = {id(twin): place for place, twin in enumerate(twins)}
     outputs = tuple(Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t))) for t in returned)
-    if isinstance(found, torch.Tensor):
+    if isinstance(result, torch.Tensor):
         return Form(outputs)
     return Form(outputs, structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
 
@@ -94,7 +95,3 @@ def _called(
     twin_of = {id(tensor): twin for tensor, twin in zip(tensors, twins, strict=True)}
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: twin_of[id(tensor)], (args, kwargs))
     return function(*args, **kwargs)
-
-
-def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs

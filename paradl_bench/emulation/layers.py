@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -40,9 +41,6 @@ class GhostLayers:
 
     Called with a layer's index in the network and the torch function that the model calls there, it returns what is
     called in the function's place (:attr:`~paradl_bench.strategies.running.sharded_module.Sharding.run_layer`).
-
-    Args:
-        seconds: of this rank's layers.
     """
 
     def __init__(self, network: ModelGraph, seconds: GhostRole, sleeper: Sleeper) -> None:
@@ -103,6 +101,9 @@ def _last_first(layer: Layer, arrival: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(known)), key=known.__getitem__, reverse=True))
 
 
+_Blocks = dict[tuple[torch.dtype, torch.device], torch.Tensor]
+
+
 class _Zeros:
     """Zeros that many tensors of a rank have in common: gradients of all leaves in one block, outputs in another.
 
@@ -113,8 +114,8 @@ class _Zeros:
     """
 
     def __init__(self) -> None:
-        self._gradients: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-        self._outputs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._gradients: _Blocks = {}
+        self._outputs: _Blocks = {}
         self.mark = torch.empty(0)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,12 +132,7 @@ class _Zeros:
         return made.set_(block.untyped_storage(), 0, output.shape, output.stride)
 
 
-def _grown(
-    blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor],
-    elements: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def _grown(blocks: _Blocks, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The block of a kind, made anew where it has fewer elements; what lies in the old one stays there."""
     block = blocks.get((dtype, device))
     if block is None or block.numel() < elements:
@@ -159,7 +155,6 @@ class _Event(NamedTuple):
     own_relative_sd: float = 0.0
 
     def beside(self, other: _Event) -> _Event:
-        """Both in one sleep."""
         seconds = self.seconds + other.seconds
         deviation = math.hypot(self.seconds * self.own_relative_sd, other.seconds * other.own_relative_sd)
         return _Event(seconds, deviation / seconds if seconds else 0.0)
@@ -187,11 +182,7 @@ class _Backward(NamedTuple):
         return self.of_input.seconds > 0 or self.of_weight.seconds > 0
 
     def of(self, node: Any, leads_to_weight: Sequence[bool]) -> _Event:
-        """What the engine wants now of the node of a ghost; all of it where the layer has no parts.
-
-        Args:
-            leads_to_weight: of each argument's gradient, whether it is a parameter's.
-        """
+        """What the engine wants now of the node of a ghost; all of it where the layer has no parts."""
         if not self.parted:
             return self.whole
         wanted = {
@@ -203,35 +194,26 @@ class _Backward(NamedTuple):
         return of_input.beside(self.of_weight) if True in wanted else of_input
 
 
+@dataclass(kw_only=True, eq=False)
 class _Ghost:
     """The ghost of one layer.
 
-    Args:
+    Attributes:
         functions: normalised names of the torch functions that the layer may be a call of.
-        last_first: as of :func:`_last_first`.
     """
 
-    def __init__(
-        self,
-        *,
-        functions: frozenset[str],
-        fw: _Event,
-        bw: _Backward,
-        last_first: tuple[int, ...],
-        sleeper: Sleeper,
-        zeros: _Zeros,
-    ) -> None:
-        self.functions = functions
-        self.bw, self.sleeper, self.zeros = bw, sleeper, zeros
-        self._fw, self._last_first = fw, last_first
-        self._forms: dict[Hashable, Form] = {}
+    functions: frozenset[str]
+    fw: _Event
+    bw: _Backward
+    last_first: tuple[int, ...]
+    sleeper: Sleeper
+    zeros: _Zeros
+    forms: dict[Hashable, Form] = field(default_factory=dict)
 
     @cached_property
     def awake(self) -> _Ghost:
         """One that returns what it has to without sleep, for what is called beside the layer's work."""
-        return _Ghost(
-            functions=self.functions, fw=_NOTHING, bw=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
-        )
+        return replace(self, fw=_NOTHING, bw=_Backward(), last_first=(), forms={})
 
     def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Sleep for the layer's forward; returns what the function would, without its values."""
@@ -240,13 +222,13 @@ class _Ghost:
         describe(args, tensors, key)
         describe(kwargs, tensors, key)
         known = tuple(key)
-        form = self._forms.get(known)
+        form = self.forms.get(known)
         if form is None:
-            form = self._forms[known] = form_of(function, args, kwargs, tensors)
-        self.sleeper.ask("FW", *self._fw)
+            form = self.forms[known] = form_of(function, args, kwargs, tensors)
+        self.sleeper.ask("FW", *self.fw)
         if form.outputs is None:
             return function(*args, **kwargs)
-        if self._last_first and torch.is_grad_enabled():
+        if self.last_first and torch.is_grad_enabled():
             self._put_in_order(tensors)
         made = _GhostFunction.apply(self, form.outputs, *tensors)  # type: ignore[no-untyped-call]
         return form.returned(made)
@@ -254,10 +236,10 @@ class _Ghost:
     def _put_in_order(self, tensors: list[torch.Tensor]) -> None:
         """Have the gradients of parameters pass one node each, which autograd runs last made first."""
         leaves = [place for place, tensor in enumerate(tensors) if tensor.is_leaf and tensor.requires_grad]
-        if len(leaves) == len(self._last_first):
-            for which in self._last_first:
-                tensor = tensors[leaves[which]]
-                tensors[leaves[which]] = _Passed.apply(tensor, self.zeros)  # type: ignore[no-untyped-call]
+        if len(leaves) == len(self.last_first):
+            for number in self.last_first:
+                place = leaves[number]
+                tensors[place] = _Passed.apply(tensors[place], self.zeros)  # type: ignore[no-untyped-call]
 
 
 class _GhostFunction(torch.autograd.Function):
@@ -274,8 +256,8 @@ class _GhostFunction(torch.autograd.Function):
             tensors[out.argument] if out.argument is not None else _zeros_of(out, tensors, ghost.zeros)
             for out in outputs
         ]
-        ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
-        ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
+        ctx.mark_dirty(*(tensor for tensor, out in zip(made, outputs, strict=True) if out.argument is not None))
+        ctx.mark_non_differentiable(*(tensor for tensor, out in zip(made, outputs, strict=True) if not out.floats))
         return tuple(made)
 
     @staticmethod
@@ -314,15 +296,12 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
         return None
     if tensor.is_leaf:
         return partial(zeros.like, tensor)
-    if isinstance(tensor.grad_fn, _SLEEPS) and not _runs_in_parts(tensor.grad_fn):
+    ghost: _Ghost | None = getattr(tensor.grad_fn, "ghost", None)
+    in_parts = ghost is not None and ghost.bw.parted
+    if isinstance(tensor.grad_fn, _SLEEPS) and not in_parts:
         return None
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
-
-
-def _runs_in_parts(node: Any) -> bool:
-    ghost: _Ghost | None = getattr(node, "ghost", None)
-    return ghost is not None and ghost.bw.parted
 
 
 def _zeros_of(output: Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:

@@ -134,16 +134,16 @@ class Sleeper:
         """Layer-wise communication begins, or a pipeline's turn."""
         if what in _TURNS:
             self.begin_turn()
-            return
-        self.settle()
-        self._communicates_since = time.perf_counter()
+        else:
+            self.settle()
+            self._communicates_since = time.perf_counter()
 
     def span_ended(self, what: str) -> None:
         """What began last has ended."""
         if what in _TURNS:
             self.begin_turn()
-            return
-        self._wait_was(self._communicates_since, time.perf_counter())
+        else:
+            self._wait_was(self._communicates_since, time.perf_counter())
 
     def _end_work(self, now: float) -> None:
         if self._works_since is not None:

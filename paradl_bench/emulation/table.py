@@ -32,8 +32,6 @@ class TableRequest(NamedTuple):
     Attributes:
         file: a table, or a profile that calibrate fit wrote.
         network: as traced; a profile need not hold the model, if it holds what tells of its layers.
-        backend: of the run's collectives.
-        spread: whether single sleeps are drawn.
     """
 
     file: str
@@ -113,18 +111,18 @@ def _check(table: GhostTable, asked: TableRequest) -> None:
         "batch": str(asked.settings.batch),
         **options_of(asked.settings),
     }
-    of = {
+    held = {
         "strategy": table.strategy,
         "ranks": str(len(table.role_of_rank)),
         "batch": str(table.batch),
         **table.options,
     }
-    names = [name for name in (*run, *of) if run.get(name) != of.get(name)]
-    said = [f"{name} {of.get(name, 'by default')}, not {run.get(name, 'by default')}" for name in dict.fromkeys(names)]
+    names = dict.fromkeys(name for name in (*run, *held) if run.get(name) != held.get(name))
+    unlike = [f"{name} {held.get(name, 'by default')}, not {run.get(name, 'by default')}" for name in names]
     if table.network_digest != asked.network.digest:
-        said.append(f"another network than {asked.network.name}")
+        unlike.append(f"another network than {asked.network.name}")
     if asked.spread and table.spread is None:
-        said.append("sleeps that do not spread")
-    if said:
+        unlike.append("sleeps that do not spread")
+    if unlike:
         command = f"{asked.command(table.profile, asked.file)} --force"
-        raise UserError(f"the table is of {'; '.join(said)}. Make this run's: {command}")
+        raise UserError(f"the table is of {'; '.join(unlike)}. Make this run's: {command}")

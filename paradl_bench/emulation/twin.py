@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from paradl_bench.emulation.draws import Draws
+from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.layers import GhostLayers
 from paradl_bench.emulation.sleeper import Sleeper, wake_in_time
 from paradl_bench.network.graph import ModelGraph
@@ -26,17 +24,17 @@ class GhostTwin:
     """What stands for a model's compute on one rank.
 
     Args:
-        network: of the model.
         seconds: that this rank's part of it takes.
-        dilate: how many times as long it sleeps.
-        draws: what single sleeps are drawn with; None where they do not spread.
-
-    Attributes:
-        layers: what runs the model's layers.
-        sleeper: that they share.
+        draws: of an ``iteration``, what single sleeps are drawn with; None where they do not spread.
     """
 
-    def __init__(self, network: ModelGraph, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
+    def __init__(
+        self,
+        network: ModelGraph,
+        seconds: GhostRole,
+        dilate: float,
+        draws: Callable[..., IterationDraws] | None = None,
+    ) -> None:
         wake_in_time()
         self.sleeper = Sleeper(dilate)
         self.layers = GhostLayers(network, seconds, self.sleeper)
@@ -45,7 +43,7 @@ class GhostTwin:
     def begin_iteration(self, iteration: int) -> None:
         """Draw what this iteration, from 0 on, sleeps; until then, and where sleeps do not spread, nothing is drawn."""
         if self._draws is not None:
-            self.sleeper.draws = self._draws.of_iteration(iteration)
+            self.sleeper.draws = self._draws(iteration=iteration)
 
     def alone(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module with ghosts for layers, on this rank alone."""
@@ -78,14 +76,8 @@ class GhostTwin:
 
         return settled
 
-    def optimizer(
-        self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
-    ) -> torch.optim.Optimizer:
-        """An optimizer that sleeps for the weight update, and changes nothing.
-
-        Args:
-            group: ranks that share out its state (ZeRO stage 1), and broadcast what each has updated; else None.
-        """
+    def optimizer_class(self) -> type[torch.optim.Optimizer]:
+        """Of optimizers that sleep for the weight update, and change nothing."""
         sleeper, seconds = self.sleeper, self._seconds
 
         class Ghost(torch.optim.Optimizer):
@@ -96,11 +88,4 @@ class GhostTwin:
                 sleeper.ask("WU", seconds.update_s, seconds.update_own_relative_sd)
                 sleeper.begin_turn()
 
-        if group is None:
-            return Ghost(parameters)
-        return ZeroRedundancyOptimizer(
-            [parameter for parameter in parameters if parameter.requires_grad],
-            optimizer_class=Ghost,
-            process_group=group,
-            parameters_as_bucket_view=True,
-        )
+        return Ghost

@@ -230,11 +230,8 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         name: the model's name as the commands take it.
-        input_shape: per sample.
         input_dtype: ``fp32`` for numbers, which follow the dtype that is trained in; ``int64`` for token ids.
-        layers: in the order in which forward ran them.
         parameters: in registration order, trainable ones only.
-        buffers: in registration order.
         gradient_order: parameter names in the order in which backward finished their gradients, as seen.
         outputs: layers whose tensors forward returns.
         frozen: parameters that are not trained. registered: names of all parameters in registration order, where some

@@ -24,6 +24,10 @@ class Interval(NamedTuple):
         """Number of positions; 0 where it ends before it starts."""
         return max(0, self.stop - self.start)
 
+    def shifted(self, by: int) -> Interval:
+        """As many positions, ``by`` further on."""
+        return Interval(self.start + by, self.stop + by)
+
     def meet(self, other: Interval) -> Interval:
         """What both hold."""
         return Interval(max(self.start, other.start), min(self.stop, other.stop))
@@ -110,7 +114,6 @@ def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]
 
     Args:
         owned: per rank; parts of a grid (:func:`cut_box`), so that boxes that differ share nothing.
-        read: per rank.
     """
     sends: list[list[Transfer]] = [[] for _ in owned]
     receives: list[list[Transfer]] = [[] for _ in owned]
@@ -125,13 +128,7 @@ def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]
                 sends[source].append(Transfer(reader, part))
                 receives[reader].append(Transfer(source, part))
     return tuple(
-        Exchange(
-            owned=owned[rank],
-            read=read[rank],
-            kept=kept[rank],
-            sends=tuple(sends[rank]),
-            receives=tuple(receives[rank]),
-        )
+        Exchange(owned[rank], read[rank], kept[rank], tuple(sends[rank]), tuple(receives[rank]))
         for rank in range(len(owned))
     )
 
@@ -145,10 +142,10 @@ class _Owners:
 
     def __call__(self, box: Box) -> list[int]:
         met = [
-            [own for own in intervals if own.meet(wanted).extent]
+            [interval for interval in intervals if interval.meet(wanted).extent]
             for intervals, wanted in zip(self._intervals, box, strict=True)
         ]
-        return sorted(self._rank_of[found] for found in itertools.product(*met))
+        return sorted(self._rank_of[owned] for owned in itertools.product(*met))
 
 
 class ChannelShard(NamedTuple):
@@ -171,56 +168,41 @@ def shard_filters(out_channels: int, in_channels: int, groups: int, parts: int) 
 
     Filters of ranks follow each other in the order of ranks.
     """
-    group_filters, group_channels = out_channels // groups, in_channels // groups
-    whole = Interval(0, group_channels)
-    if groups == 1:
-        if out_channels < parts:
-            return None
-        return tuple(ChannelShard(part, Interval(0, in_channels), whole, 1) for part in cut(out_channels, parts))
-    if groups >= parts:
-        return _whole_groups(groups, group_filters, group_channels, parts)
-    if parts % groups or group_filters < parts // groups:
-        return None
-    shares = cut(group_filters, parts // groups)
-    return tuple(
-        ChannelShard(
-            Interval(group * group_filters + share.start, group * group_filters + share.stop),
-            Interval(group * group_channels, (group + 1) * group_channels),
-            whole,
-            1,
-        )
-        for group in range(groups)
-        for share in shares
-    )
+    return _shards(out_channels, in_channels, groups, parts, by_filters=True)
 
 
 def shard_channels(out_channels: int, in_channels: int, groups: int, parts: int) -> tuple[ChannelShard, ...] | None:
-    """Shards by input channels: whole groups a rank, or an equal share of one group; None where neither works out."""
-    group_filters, group_channels = out_channels // groups, in_channels // groups
+    """Shards by input channels, likewise."""
+    return _shards(out_channels, in_channels, groups, parts, by_filters=False)
+
+
+def _shards(
+    out_channels: int, in_channels: int, groups: int, parts: int, *, by_filters: bool
+) -> tuple[ChannelShard, ...] | None:
+    filters, channels = Interval(0, out_channels // groups), Interval(0, in_channels // groups)
     if groups >= parts and groups > 1:
-        return _whole_groups(groups, group_filters, group_channels, parts)
-    if parts % groups or group_channels < parts // groups:
+        return tuple(
+            ChannelShard(
+                Interval(part.start * filters.stop, part.stop * filters.stop),
+                Interval(part.start * channels.stop, part.stop * channels.stop),
+                channels,
+                part.extent,
+            )
+            for part in cut(groups, parts)
+        )
+    divided = filters if by_filters else channels
+    if parts % groups or divided.extent < parts // groups:
         return None
-    shares = cut(group_channels, parts // groups)
-    return tuple(
-        ChannelShard(
-            Interval(group * group_filters, (group + 1) * group_filters),
-            Interval(group * group_channels + share.start, group * group_channels + share.stop),
-            share,
-            1,
-        )
-        for group in range(groups)
-        for share in shares
-    )
-
-
-def _whole_groups(groups: int, group_filters: int, group_channels: int, parts: int) -> tuple[ChannelShard, ...]:
-    return tuple(
-        ChannelShard(
-            Interval(own.start * group_filters, own.stop * group_filters),
-            Interval(own.start * group_channels, own.stop * group_channels),
-            Interval(0, group_channels),
-            own.extent,
-        )
-        for own in cut(groups, parts)
-    )
+    shards = []
+    for group in range(groups):
+        for share in cut(divided.extent, parts // groups):
+            own_filters, own_channels = (share, channels) if by_filters else (filters, share)
+            shards.append(
+                ChannelShard(
+                    own_filters.shifted(group * filters.stop),
+                    own_channels.shifted(group * channels.stop),
+                    own_channels,
+                    1,
+                )
+            )
+    return tuple(shards)

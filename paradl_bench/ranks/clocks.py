@@ -38,20 +38,13 @@ class CpuClock:
         """Nothing to wait for."""
 
 
-class ThreadClock:
+class ThreadClock(CpuClock):
     """Time that the calling thread had a core (``time.thread_time``): what others took of it meanwhile is left out.
 
     For kernels of one thread. Waiting, sleeping and work of other threads count nothing.
     """
 
     stamp = staticmethod(time.thread_time)
-
-    def seconds(self, start: float, end: float) -> float:
-        """Seconds on a core from start to end."""
-        return end - start
-
-    def synchronise(self) -> None:
-        """Nothing to wait for."""
 
 
 class CudaClock:

@@ -35,7 +35,6 @@ def capture_environment(device: str, *, settings: dict[str, str], layers: Emulat
     """Describe this process's device, host and software.
 
     Args:
-        device: ``cpu`` or ``cuda``.
         settings: what else changes a kernel, as the command chose it (threads, layout, TF32, pinning).
         layers: that slept; None where they computed.
 
@@ -60,7 +59,11 @@ def capture_environment(device: str, *, settings: dict[str, str], layers: Emulat
         hostname=cluster_or_host(),
         kernel=platform.release(),
         versions=versions(),
-        settings={**_torch_settings(device), **settings, **_allocator_settings()},
+        settings={
+            **_torch_settings(device),
+            **settings,
+            **{name: os.environ.get(name, "default") for name in ALLOCATOR_VARIABLES},
+        },
         variables=recorded_variables(),
         commit=_commit(),
         emulated=Emulation(nodes=nodes, layers=layers) if nodes or layers else False,
@@ -84,10 +87,6 @@ def host_cores() -> int:
     return len(os.sched_getaffinity(0)) if given is None else max(1, whole_number("PARADL_HOST_CORES", given))
 
 
-def _allocator_settings() -> dict[str, str]:
-    return {name: os.environ.get(name, "default") for name in ALLOCATOR_VARIABLES}
-
-
 def _torch_settings(device: str) -> dict[str, str]:
     import torch
 
@@ -103,29 +102,29 @@ def _torch_settings(device: str) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, torch and what torch was built with, and of this program."""
-    found = {"python": platform.python_version()}
+    known = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "numpy", "paradl"):
         try:
-            found[package] = metadata.version(package)
+            known[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if "torch" in found:
+    if "torch" in known:
         import torch
 
         if torch.version.cuda and torch.cuda.is_available():
-            found["cuda"] = torch.version.cuda
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-            found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-            found["driver"] = _driver_version()
-    return found
+            known["cuda"] = torch.version.cuda
+            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            known["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+            known["driver"] = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown"
+    return known
 
 
-def _driver_version() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "unknown"
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def _printed(*command: str) -> str:
+    """The first line that a program prints; empty where the program is not there."""
+    if shutil.which(command[0]) is None:
+        return ""
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return result.stdout.split("\n")[0].strip() or "unknown"
+    return result.stdout.partition("\n")[0].strip()
 
 
 def cpu_name() -> str:
@@ -147,8 +146,6 @@ def host_memory_bytes() -> int:
 def _commit() -> str | None:
     """Commit of the source tree that this program runs from; None for an installed copy or without git."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists() or shutil.which("git") is None:
+    if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return result.stdout.strip() or None
+    return _printed("git", "-C", str(root), "rev-parse", "--short=12", "HEAD") or None

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -38,7 +38,6 @@ class HangWatch:
     """Signs of life of the ranks of one launcher.
 
     Args:
-        ranks: how many.
         limit_s: how long a rank may give none; None for ever.
     """
 
@@ -59,13 +58,13 @@ class HangWatch:
         return self._pulses.fileno(), self._stacks[rank].fileno()
 
     def check(self, pids: Sequence[int | None]) -> None:
-        """Raise where a rank gives no sign of life; every rank's stack is printed then.
+        """Print every rank's stack where one gives no sign of life.
 
         Args:
             pids: of the ranks; None for one that has ended.
 
         Raises:
-            WorkError: names the place of every rank.
+            WorkError: one gave none; names the place of every rank.
         """
         now = time.monotonic()
         if self._limit_s is None:
@@ -94,12 +93,13 @@ class HangWatch:
         """
         joined = [at != 0 for at in read_beats(self._shared, self._ranks)]
         states = [None if pid is None else _state(pid) for pid in pids]
-        asked = [
-            rank
-            for rank, (pid, state) in enumerate(zip(pids, states, strict=True))
-            if pid is not None and joined[rank] and state not in _STATES
-        ]
-        self._ask_for_stacks([(rank, pid) for rank in asked if (pid := pids[rank]) is not None])
+        self._ask_for_stacks(
+            {
+                rank: pid
+                for rank, pid in enumerate(pids)
+                if pid is not None and joined[rank] and states[rank] not in _STATES
+            }
+        )
         places: dict[str, list[int]] = {}
         for rank, state in enumerate(states):
             text = self._stack_of(rank)
@@ -118,15 +118,15 @@ class HangWatch:
         more = [f"and {len(listed) - _SHOWN_PLACES} other places"] if len(listed) > _SHOWN_PLACES else []
         return ", ".join(listed[:_SHOWN_PLACES] + more)
 
-    def _ask_for_stacks(self, ranks: Sequence[tuple[int, int]]) -> None:
-        for _, pid in ranks:
+    def _ask_for_stacks(self, pid_of_rank: Mapping[int, int]) -> None:
+        for pid in pid_of_rank.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, STACK_SIGNAL)
         end = time.monotonic() + _STACKS_S
         sizes: dict[int, int] = {}
         while time.monotonic() < end:
             time.sleep(_POLL_S)
-            before, sizes = sizes, {rank: os.fstat(self._stacks[rank].fileno()).st_size for rank, _ in ranks}
+            before, sizes = sizes, {rank: os.fstat(self._stacks[rank].fileno()).st_size for rank in pid_of_rank}
             if sizes == before and all(sizes.values()):
                 return
 

@@ -82,8 +82,8 @@ def _make(path: Path) -> None:
 def _read(path: Path) -> bytes:
     descriptor = open_own(path, os.O_RDONLY)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise UserError(f"{path} has to be a file of yours that nobody else can read: chmod 600, or remove it")
         content = os.read(descriptor, _LONGEST_FILE)
     finally:

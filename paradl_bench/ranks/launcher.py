@@ -27,14 +27,7 @@ from paradl_bench.ranks.emulated_nodes.cluster import NODE_NAME, RECORD, Emulate
 from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES
 from paradl_bench.ranks.hang import HangWatch
 from paradl_bench.ranks.launch_secret import SECRET, new_secret
-from paradl_bench.ranks.rank_place import (
-    LAUNCHER_PID,
-    MARK,
-    PEER_FAILURES,
-    PEER_LOST,
-    SAYS_ALL,
-    STORE,
-)
+from paradl_bench.ranks.rank_place import LAUNCHER_PID, MARK, PEER_FAILURES, PEER_LOST, SAYS_ALL, STORE
 
 _POLL_S = 0.05
 # Beyond this, ranks that share cores say nothing about ranks that do not, and may exhaust the host's memory.
@@ -137,12 +130,9 @@ def launch_ranks(
 
     Args:
         command: program and arguments, as of :func:`same_command`.
-        device: ``cpu`` or ``cuda``.
         timeout_s: how long all may take; None for no limit.
         hang_timeout_s: how long a rank may give no sign of life (:func:`~paradl_bench.ranks.pulse.beat`); then every
             rank's stack is printed and all are ended. None for no limit.
-        environment: variables to set besides torchrun's and the allocator's.
-        cluster: emulated nodes to start them on; None for the host itself.
 
     Raises:
         UserError: a rank ended with a user's mistake (exit code 2).
@@ -176,36 +166,30 @@ def launch_ranks(
 def _rank_variables(rank: int, ranks: int, device: str, environment: Mapping[str, str]) -> dict[str, str]:
     # A shell inside of another run may hold what belongs to that.
     foreign = ("TORCHELASTIC_", NODE_NAME, RECORD)
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-    variables.update(ALLOCATOR_VARIABLES)
-    variables.update({"OMP_NUM_THREADS": "1", "PARADL_HOST_CORES": str(len(os.sched_getaffinity(0)))})
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     if device == "cpu":
         # All ranks are on this host; without this gloo looks up the host's name, which fails without a network.
-        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    variables.update(environment)
+        inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shown = rank == 0 and sys.stderr.isatty() and os.environ.get("PARADL_PROGRESS") != "0"
-    variables.update(
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "PARADL_PROGRESS": "1" if shown else "0",
-            MARK: "own",
-            LAUNCHER_PID: str(os.getpid()),
-        }
-    )
-    if rank == 0:
-        variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
-    return variables
+    return {
+        **inherited,
+        **ALLOCATOR_VARIABLES,
+        "OMP_NUM_THREADS": "1",
+        "PARADL_HOST_CORES": str(len(os.sched_getaffinity(0))),
+        **environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "PARADL_PROGRESS": "1" if shown else "0",
+        MARK: "own",
+        LAUNCHER_PID: str(os.getpid()),
+        **({"COLUMNS": str(shutil.get_terminal_size().columns)} if rank == 0 else {}),
+    }
 
 
 def _start(
-    command: Sequence[str],
-    rank: int,
-    variables: dict[str, str],
-    descriptors: tuple[int, ...],
-    stderr: IO[bytes],
+    command: Sequence[str], rank: int, variables: dict[str, str], descriptors: tuple[int, ...], stderr: IO[bytes]
 ) -> _Started:
     try:
         process = subprocess.Popen(
@@ -238,10 +222,8 @@ def _watch(
         # A rank killed by a signal, or that reports a mistake, is the cause and not a consequence of another's failure.
         blamed = any(code is not None and (code < 0 or code == UserError.exit_code) for code in codes)
         clear = blamed or None not in codes
-        if blame_at is not None and not clear and now >= blame_at and all(item.lost_a_peer() for item in failed):
-            clear = now >= blame_at + _LOST_BLAME_S
-        elif blame_at is not None and now >= blame_at:
-            clear = True
+        if blame_at is not None and not clear and now >= blame_at:
+            clear = now >= blame_at + _LOST_BLAME_S or not all(item.lost_a_peer() for item in failed)
         if blame_at is not None and clear:
             raise _failure(failed, len(started), kills_before)
         if None not in codes:
@@ -266,9 +248,9 @@ def _forward(first: _Started) -> None:
     new = first.stderr_from(first.forwarded)
     end = len(new)
     for mark in (b": error: ", _TRACEBACK.encode()):
-        found = new.find(mark)
-        if found >= 0:
-            end = min(end, new.rfind(b"\n", 0, found) + 1)
+        place = new.find(mark)
+        if place >= 0:
+            end = min(end, new.rfind(b"\n", 0, place) + 1)
             first.muted = True
     first.forwarded += end
     if end:

@@ -29,12 +29,12 @@ def ran_out(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException, rank: int, phase: str, device: torch.device) -> MemoryShortage:
-    """What was needed and had when memory ran out, at the moment of the error.
-
-    Args:
-        phase: what the rank was doing.
-    """
-    held, had = _of_gpu(device) if device.type == "cuda" else _of_process()
+    """What was needed and had when memory ran out, at the moment of the error."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device)
+        had = torch.cuda.get_device_properties(device).total_memory
+    else:
+        held, had = _of_process()
     requested = _requested(str(error))
     return MemoryShortage(
         rank=rank, phase=phase, requested_bytes=requested, needed_bytes=held + requested, had_bytes=had
@@ -55,12 +55,11 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    of_host = int(kilobytes.group(1)) * 1024 if kilobytes else 0
+    of_host = _of_host("MemAvailable")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return of_host
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
+    taken, _ = _of_process()
     return min(of_host, limit - taken)
 
 
@@ -72,15 +71,16 @@ def _requested(message: str) -> int:
     return int(float(on_gpu.group(1)) * _UNITS[on_gpu.group(2)]) if on_gpu else 0
 
 
-def _of_gpu(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
-
-
 def _of_process() -> tuple[int, int]:
     """Bytes that the process holds, and may hold, by whichever limit it is under."""
     pages, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         return pages * _PAGE_BYTES, limit
-    kilobytes = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return resident * _PAGE_BYTES, int(kilobytes.group(1)) * 1024 if kilobytes else 0
+    return resident * _PAGE_BYTES, _of_host("MemTotal")
+
+
+def _of_host(name: str) -> int:
+    """Bytes that the kernel says of the host's memory; 0 where it does not."""
+    kilobytes = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(kilobytes.group(1)) * 1024 if kilobytes else 0

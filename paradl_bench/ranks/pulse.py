@@ -80,7 +80,6 @@ def begin_pulse(rank: int, ranks: int, launched_here: bool, hang_timeout_s: floa
     It can say where it stands from now on; its first sign of life comes when it has joined.
 
     Args:
-        launched_here: whether this program's launcher started it.
         hang_timeout_s: how long it may give no sign of life; None for ever.
     """
     pulses, stacks = os.environ.pop(PULSES, None), os.environ.pop(STACKS, None)

@@ -27,19 +27,12 @@ STORE = "PARADL_STORE_FD"
 """Variables that a launcher sets for its ranks: that it is this program, its process, the file in which they meet."""
 PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
-PEER_FAILURES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "gloo/transport",
-    "Timed out waiting",
-    "NCCL",
-)
+PEER_FAILURES = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Timed out waiting", "NCCL")
 """What torch's own errors say where a peer went away."""
 DOES_NOT_FIT = "does not fit"
 NOT_AS_SERIAL = "does not train as serial training does"
 SAYS_ALL = (DOES_NOT_FIT, NOT_AS_SERIAL)
 """Beginnings of failures that say all that is to be said; the rank that found them does not matter."""
-"""How the error of a rank starts whose memory ran out: no other one is to blame."""
 
 
 def die_with_launcher() -> None:
@@ -163,18 +156,6 @@ def whole_number(name: str, text: str) -> int:
     return int(text)
 
 
-def port_number(text: str) -> int:
-    """The port that ``MASTER_PORT`` holds.
-
-    Raises:
-        UserError: it holds something else.
-    """
-    number = whole_number("MASTER_PORT", text)
-    if number > 65535:
-        raise UserError(f"MASTER_PORT={number} is no port: ports end at 65535")
-    return number
-
-
 def check_backend(backend: str, device: str) -> None:
     """Refuse a backend that is unknown or does not serve the device; whether torch has it, ranks find out.
 
@@ -185,8 +166,3 @@ def check_backend(backend: str, device: str) -> None:
         raise unknown_choice("backend", backend, BACKENDS)
     if backend == "nccl" and device != "cuda":
         raise UserError(f"backend nccl moves data between GPUs, not on device {device}; use --backend gloo")
-
-
-def port_in_use(port: int, why: str) -> str:
-    """What to say of a port that cannot be used."""
-    return f"port {port} cannot be used ({why}); unset MASTER_PORT for a free one, or set it to another"

@@ -48,11 +48,7 @@ _OF_THE_COMPILER = (TorchDynamoException, FailOnRecompileLimitHit, CppCompileErr
 
 
 class Compiling:
-    """What torch compiles while this is active.
-
-    Attributes:
-        compile_s: in the compiler so far. times: that it was entered.
-    """
+    """What torch compiles while this is active."""
 
     def __init__(self) -> None:
         self.compile_s = 0.0
@@ -89,14 +85,7 @@ class Compiling:
         graphs = self._after - self._before
         if not graphs:
             raise WorkError(f"torch compiled nothing of {model}, though it was asked to")
-        return CompileRecord(
-            rank=rank,
-            model=model,
-            batch=batch,
-            what=what,
-            compile_s=self.compile_s,
-            graphs=graphs,
-        )
+        return CompileRecord(rank=rank, model=model, batch=batch, what=what, compile_s=self.compile_s, graphs=graphs)
 
     @contextlib.contextmanager
     def nothing_more(self, what: str) -> Iterator[None]:
@@ -144,7 +133,6 @@ def compiled(function: Call, name: str, *, whole_graph: bool = False) -> Call:
     """A function's kernels made by torch at its first call.
 
     Args:
-        name: by which torch tells it in its messages.
         whole_graph: refuse it where it would be more than one graph.
     """
 
@@ -235,11 +223,7 @@ class CompiledModel:
     """A model compiled whole, and its layers each by itself.
 
     Args:
-        batch: of this rank.
         forward: to the loss, of the module or of what is given in its place.
-
-    Attributes:
-        forward: of the model compiled whole, to the loss.
     """
 
     layers: CompiledLayers

@@ -21,9 +21,9 @@ def compiler_settings(settings: KernelSettings, device: str) -> dict[str, str]:
     """What an environment says of the compiler: nothing where nothing is compiled."""
     if not settings.compile:
         return {}
-    found = _find(_CPU if device == "cpu" else _CUDA) or "none"
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    return {"compiler": (said.stdout.splitlines() or [found])[0].strip()}
+    compiler = _find(_CPU if device == "cpu" else _CUDA) or "none"
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return {"compiler": (said.stdout.splitlines() or [compiler])[0].strip()}
 
 
 def refuse_without_compiler(settings: KernelSettings, device: str) -> None:
@@ -53,10 +53,10 @@ def refuse_open_cache(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise UserError(f"cannot keep compiled code in {folder}: {error.strerror or error}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
         raise UserError(
             f"torch keeps compiled code in {folder}, where others can put theirs: set TORCHINDUCTOR_CACHE_DIR to a"
             " folder of yours"

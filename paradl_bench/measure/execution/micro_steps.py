@@ -24,7 +24,6 @@ class MicroSteps:
     Args:
         loss: a mean over samples.
         count: of micro-batches; it divides the samples.
-        entered: makes the context that a forward and its loss run in.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class MicroSteps:
         """Run all of them; returns the loss over all samples.
 
         Args:
-            begin: the stamp at which the first forward begins.
             rows: takes every turn at forward and backward (``FW``, ``BW``), which follow each other without a gap.
             enter: told what is next, in words.
         """

@@ -15,7 +15,6 @@ from paradl_bench.core.errors import unknown_choice
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.plan.settings import PlanSettings
 
-OPTIMIZERS = ("sgd", "adam")
 # Small enough that losses on random data stay finite; the value does not change what a step costs.
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
@@ -33,33 +32,24 @@ def build_optimizer(
     Raises:
         UserError: unknown name.
     """
-    if name not in OPTIMIZERS:
-        raise unknown_choice("optimizer", name, OPTIMIZERS)
     classes: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    if name not in classes:
+        raise unknown_choice("optimizer", name, classes)
     arguments: dict[str, Any] = {"lr": LEARNING_RATE} | ({"momentum": MOMENTUM} if name == "sgd" else {})
-    if group is None:
-        return classes[name](parameters, **arguments)
-    return share_out_optimizer(classes[name], parameters, group, **arguments)
+    return make_optimizer(classes[name], parameters, group, **arguments)
 
 
 def optimizer_of(
     settings: PlanSettings,
     parameters: Iterable[torch.nn.Parameter],
     group: dist.ProcessGroup | None,
-    twin: GhostTwin | None = None,
+    twin: GhostTwin | None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a run.
-
-    Args:
-        group: as :func:`build_optimizer` takes it. twin: of an emulated run, whose weight update sleeps.
-
-    Raises:
-        UserError: unknown name.
-    """
+    """The optimizer of a run; that of an emulated one, which has a twin, sleeps. As :func:`build_optimizer`."""
     if twin is not None:
         # A request refuses both together.
         assert settings.offload == "none"
-        return twin.optimizer(parameters, group)
+        return make_optimizer(twin.optimizer_class(), parameters, group)
     optimizer = build_optimizer(settings.optimizer, parameters, group)
     if settings.offload != "none":
         # One whose state is shared out keeps its part in one of its own.
@@ -123,13 +113,18 @@ def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
         ctypes.memmove(to.data_ptr(), of.data_ptr(), of.nbytes)
 
 
-def share_out_optimizer(
+def make_optimizer(
     optimizer: type[torch.optim.Optimizer],
     parameters: Iterable[torch.nn.Parameter],
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | None = None,
     **arguments: Any,
 ) -> torch.optim.Optimizer:
-    """torch's ZeroRedundancyOptimizer; a rank's parameters lie in one buffer, so that it sends them at once."""
+    """An optimizer; with a group, whose ranks share out its state, torch's ZeroRedundancyOptimizer.
+
+    A rank's parameters lie in one buffer then, so that it sends them at once.
+    """
+    if group is None:
+        return optimizer(parameters, **arguments)
     return ZeroRedundancyOptimizer(
         [parameter for parameter in parameters if parameter.requires_grad],
         optimizer_class=optimizer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -50,7 +51,6 @@ class ProbedIteration:
 
     Attributes:
         fw_s, bw_s: per layer, in the order of the network's layers.
-        fw_between_s, bw_between_s: what passed between operations.
         fw_total_s, bw_total_s, wu_s: whole phases as they ran, probes included.
     """
 
@@ -106,14 +106,12 @@ class BackwardProbe:
         self.starts: list[Any] = []
         self.ends: list[Any] = []
         self.layer: list[int] = []
-        self.nodes = 0
 
     def attach(self, operation_nodes: list[Any], loss_node: Any) -> None:
         """Hook every node that backward will run; a node belongs to the operation that made it.
 
         Args:
             operation_nodes: per operation in forward order, the node of its output (None where none).
-            loss_node: where backward starts.
         """
         seen: set[Any] = set()
         last = len(operation_nodes) - 1
@@ -126,7 +124,6 @@ class BackwardProbe:
                 seen.add(node)
                 self._hook(node, min(index, last))
                 stack.extend(child for child, _ in node.next_functions)
-        self.nodes = len(seen)
 
     def _hook(self, node: Any, index: int) -> None:
         stamp, starts, ends, layer = self._stamp, self.starts, self.ends, self.layer
@@ -161,7 +158,6 @@ def probed_iteration(
 
     Args:
         observed: lets a probe see the operations of what runs inside.
-        stand_in: as of :class:`OperationProbe`.
 
     Raises:
         WorkError: forward ran another number of operations than the traced network has.
@@ -237,38 +233,33 @@ def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 40, r
     chain of such blocks; what falls inside a node's interval, on pointwise nodes, whose own time is that of the
     function called bare.
     """
-    samples = _Samples()
+    samples: dict[str, list[float]] = defaultdict(list)
     block = _Block(device)
     for _ in range(repetitions):
-        samples.add(**block.time(clock, chain, None), **block.time(clock, chain, OperationProbe(clock.stamp)))
-        samples.add(bw_bare=block.backward(clock, probed=False), bw_probed=block.backward(clock, probed=True))
-        samples.add(bw_inside=_inside_node(clock, device, chain), alone=_alone(clock, device, chain))
-    fw_inside = samples.difference("inside", "bare_builtin")
-    bw_inside = samples.difference("bw_inside", "alone")
+        seconds = {
+            **block.time(clock, chain, None),
+            **block.time(clock, chain, OperationProbe(clock.stamp)),
+            "bw_bare": block.backward(clock, probed=False),
+            "bw_probed": block.backward(clock, probed=True),
+            "bw_inside": _inside_node(clock, device, chain),
+            "alone": _alone(clock, device, chain),
+        }
+        for name, value in seconds.items():
+            samples[name].append(value)
+
+    def difference(more: str, less: str) -> float:
+        """Median of the differences of interleaved values, not below zero."""
+        pairs = zip(samples[more], samples[less], strict=True)
+        return max(0.0, statistics.median(a - b for a, b in pairs))
+
+    fw_inside, bw_inside = difference("inside", "bare_builtin"), difference("bw_inside", "alone")
     return ProbeCost(
         fw_inside_s=fw_inside,
-        fw_outside_builtin_s=max(0.0, samples.difference("probed_builtin", "bare_builtin") - fw_inside),
-        fw_outside_python_s=max(0.0, samples.difference("probed_python", "bare_python") - fw_inside),
+        fw_outside_builtin_s=max(0.0, difference("probed_builtin", "bare_builtin") - fw_inside),
+        fw_outside_python_s=max(0.0, difference("probed_python", "bare_python") - fw_inside),
         bw_inside_s=bw_inside,
-        bw_outside_s=max(0.0, samples.difference("bw_probed", "bw_bare") - bw_inside),
+        bw_outside_s=max(0.0, difference("bw_probed", "bw_bare") - bw_inside),
     )
-
-
-class _Samples:
-    """Seconds an operation, by name, one value a repetition."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-
-    def add(self, **seconds: float) -> None:
-        """Keep one value of each name."""
-        for name, value in seconds.items():
-            self._values.setdefault(name, []).append(value)
-
-    def difference(self, more: str, less: str) -> float:
-        """Median of the differences of interleaved values, not below zero."""
-        pairs = zip(self._values[more], self._values[less], strict=True)
-        return max(0.0, statistics.median(a - b for a, b in pairs))
 
 
 class _Block:
@@ -304,9 +295,9 @@ class _Block:
         inside = statistics.median(clock.seconds(start, end) for start, end, _ in probe.records[1::4])
         return {"probed_builtin": builtin, "probed_python": python, "inside": inside}
 
-    def backward(self, clock: Clock, *, probed: bool, blocks: int = 10) -> float:
+    def backward(self, clock: Clock, *, probed: bool) -> float:
         """Seconds a node of backward through several blocks, with hooks or without."""
-        functional = torch.nn.functional
+        functional, blocks = torch.nn.functional, 10
         hidden = self._inputs
         for _ in range(blocks):
             hidden = torch.conv2d(hidden, self._kernel, None, 1, 1)

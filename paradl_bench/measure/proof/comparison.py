@@ -17,7 +17,6 @@ class Tolerance(msgspec.Struct, frozen=True):
         of_tensor: times the tensor's largest exact value.
         of_all: times the largest exact value of all tensors of its kind: gradients that cancel to nothing, as that of a
             bias before a batch norm, are rounding of much larger numbers.
-        absolute: in any case.
     """
 
     of_element: float

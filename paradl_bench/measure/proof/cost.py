@@ -34,7 +34,6 @@ def cost_of(
     """What a proof costs one rank.
 
     Args:
-        place: of its samples.
         sample_s: seconds that forward and backward of one sample take in training.
         joint: whether the serial model reads all replicas' samples.
         link_bytes_per_s: between ranks, where it is known to be slow.

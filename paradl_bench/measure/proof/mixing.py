@@ -12,7 +12,8 @@ import torch
 
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.copies import tolerance_of
-from paradl_bench.measure.proof.watching import WatchedForward, tensors_of, watch_forward
+from paradl_bench.measure.proof.parts import trained_batch_norms
+from paradl_bench.measure.proof.watching import WatchedForward, tensors_of
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 
@@ -23,7 +24,6 @@ class Mixing(NamedTuple):
     Attributes:
         layer: the first whose result for a sample depends on others; empty for none. Batch norms are known to be such,
             and do not count here.
-        dtypes: floating ones that layers gave.
         varies: whether it draws numbers that are not held still, so that nothing can be said.
     """
 
@@ -34,12 +34,12 @@ class Mixing(NamedTuple):
 
 def dtypes_of(model: LoadedModel, inputs: torch.Tensor) -> set[torch.dtype]:
     """Floating dtypes that a copy's layers give."""
-    watched = watch_forward(model.module)
+    watched = WatchedForward(model.module)
     try:
         _run(model, inputs)
         return watched.dtypes
     finally:
-        watched.remove(model.module)
+        watched.remove()
 
 
 def _varies(model: LoadedModel, watched: WatchedForward, inputs: torch.Tensor, tolerance: Tolerance) -> bool:
@@ -74,30 +74,26 @@ def find_mixing(model: LoadedModel, network: ModelGraph, inputs: torch.Tensor) -
         model: a copy to be spoilt: its running statistics change.
         inputs: an even number of samples.
     """
-    watched = watch_forward(model.module)
+    watched = WatchedForward(model.module)
     try:
         outputs = _run_halved(model, network, watched, inputs, note=False)
         tolerance = tolerance_of(watched.dtypes)
-        if all(_apart(of, tolerance) for of in outputs):
+        if all(_apart(halves, tolerance) for halves in outputs):
             return Mixing("", watched.dtypes)
         if _varies(model, watched, inputs, tolerance):
             return Mixing("", watched.dtypes, varies=True)
-        mixed = (of for of in _run_halved(model, network, watched, inputs, note=True) if not _apart(of, tolerance))
-        first = next(mixed, None)
+        layers = _run_halved(model, network, watched, inputs, note=True)
+        first = next((halves for halves in layers if not _apart(halves, tolerance)), None)
         return Mixing("its output" if first is None else network.layers[first.layer].name, watched.dtypes)
     finally:
-        watched.remove(model.module)
+        watched.remove()
 
 
 def _run_halved(
     model: LoadedModel, network: ModelGraph, watched: WatchedForward, inputs: torch.Tensor, *, note: bool
 ) -> list[_Halves]:
     """What forward gives, or with ``note`` what each of its layers gives: of the batch, and of its halves."""
-    norms = [
-        index
-        for index, layer in enumerate(network.layers)
-        if layer.kind == "batch_norm" and layer.attributes["training"]
-    ]
+    norms = trained_batch_norms(network)
     watched.forget()
     watched.noting = note
     for part in (inputs, *inputs.chunk(2)):

@@ -26,9 +26,7 @@ class Place(NamedTuple):
     """Where a rank's samples are in the global mini-batch.
 
     Attributes:
-        replica: which of ``replicas`` this rank belongs to.
         steps: micro-batches that each replica computes one after the other.
-        samples: of one micro-batch.
     """
 
     replica: int
@@ -76,11 +74,7 @@ def own_parts(network: ModelGraph, strategy: Strategy, rank: int, settings: Plan
 def norm_cuts(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, place: Place, at_once: AtOnce
 ) -> dict[int, NormCuts]:
-    """Per index of a batch norm that takes its statistics of parts of what forward reads, those parts.
-
-    Args:
-        at_once: what forward reads.
-    """
+    """Per index of a batch norm that takes its statistics of parts of what forward reads, those parts."""
     local = settings.batch_norm == "local"
     counts = {"own": 1, "replicas": place.replicas if local else 1}
     # Micro-batches of one replica are one behind the other.
@@ -90,12 +84,14 @@ def norm_cuts(
     spatial = next((axis for axis in axes if axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1), None)
     blocks = set(region_of(network, spatial, settings).layers) if spatial else set()
     of_blocks: NormCuts = tuple((2 + dim, parts) for dim, parts in enumerate(spatial.extents)) if spatial else ()
-    found = {}
-    for index, layer in enumerate(network.layers):
-        cuts = of_samples + (of_blocks if index in blocks else ())
-        if layer.kind == "batch_norm" and layer.attributes["training"] and cuts:
-            found[index] = cuts
-    return found
+    cuts = {index: of_samples + (of_blocks if index in blocks else ()) for index in trained_batch_norms(network)}
+    return {index: parts for index, parts in cuts.items() if parts}
+
+
+def trained_batch_norms(network: ModelGraph) -> list[int]:
+    """Indices of the batch norms that take statistics."""
+    layers = enumerate(network.layers)
+    return [index for index, layer in layers if layer.kind == "batch_norm" and layer.attributes["training"]]
 
 
 def normalise_apart(function: Any, arguments: dict[str, Any], cuts: NormCuts) -> torch.Tensor:

@@ -9,11 +9,11 @@ import torch
 
 from paradl_bench.measure.proof.copies import TRIALS, Trial, copy_values, fresh_copy, runs, tolerance_of, undisturbed
 from paradl_bench.measure.proof.mixing import Mixing, dtypes_of, find_mixing
-from paradl_bench.measure.proof.parts import Place, place_of
+from paradl_bench.measure.proof.parts import Place, place_of, trained_batch_norms
 from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
 from paradl_bench.measure.proof.reference import Ranks
-from paradl_bench.measure.proof.verdict import VARIES, Outcome, Proved, settle
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.measure.proof.verdict import VARIES, Proved, settle
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -27,9 +27,7 @@ class Subject(NamedTuple):
     """What is proved, as one of its ranks sees it.
 
     Attributes:
-        model: stays as it is.
         settings: with the mini-batch of the proof.
-        build: makes a copy the parallel module of this rank; a collective.
     """
 
     model: LoadedModel
@@ -72,7 +70,7 @@ NEITHER = "the model's forward runs neither in fp64 nor in fp32"
 
 def left_out(why_not: str, mixing: str = "") -> Proved:
     """No proof."""
-    return Proved(Verification(why_not=why_not, mixes_samples=mixing), Outcome(None, 0.0, why_not))
+    return Proved(Verification(why_not=why_not, mixes_samples=mixing))
 
 
 def find_trial(subject: Subject) -> Trial | None:
@@ -92,38 +90,27 @@ def prove_copies(subject: Subject, trial: Trial, parallel: LoadedModel, serial: 
     if any(subject.ranks.gather(mixing.varies)):
         return left_out(VARIES)
     exact = all(dtype == torch.float64 for dtype in mixing.dtypes)
-    if not exact and any(_normalises(layer) for layer in subject.network.layers):
+    if not exact and trained_batch_norms(subject.network):
         return left_out("layers compute in fp32, whose rounding batch norms of few values make as large as an error")
     # Running statistics have changed, and what is drawn outside of torch differs from the first.
     copy_values(parallel.module, serial.module)
-    case = Case(
-        subject.network,
-        subject.strategy,
-        subject.settings,
-        tolerance_of(mixing.dtypes),
-        with_input=trial.with_input,
-    )
     if mixing.layer and synchronises(subject.network, subject.strategy, subject.settings):
         return left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
+    tolerance = tolerance_of(mixing.dtypes)
+    case = Case(subject.network, subject.strategy, subject.settings, tolerance, with_input=trial.with_input)
     proof = StrategyProof(case, parallel, serial, subject.ranks, subject.build)
     outcome = settle(proof, subject.ranks, inputs, targets)
     groups = proof.groups
     del proof, parallel, serial
     subject.ranks.let_go(groups)
-    return Proved(
-        Verification(
-            why_not=outcome.why_not,
-            dtype="fp64" if exact else "fp32",
-            samples=len(inputs),
-            largest_difference=outcome.most,
-            mixes_samples=mixing.layer,
-        ),
-        outcome,
+    verification = Verification(
+        why_not=outcome.why_not,
+        dtype="fp64" if exact else "fp32",
+        samples=len(inputs),
+        largest_difference=outcome.most,
+        mixes_samples=mixing.layer,
     )
-
-
-def _normalises(layer: Layer) -> bool:
-    return layer.kind == "batch_norm" and bool(layer.attributes["training"])
+    return Proved(verification, outcome.first)
 
 
 def _mixing(subject: Subject, model: LoadedModel, inputs: torch.Tensor) -> Mixing:
@@ -131,7 +118,6 @@ def _mixing(subject: Subject, model: LoadedModel, inputs: torch.Tensor) -> Mixin
     samples = subject.place.samples
     if len(inputs) == samples:
         return Mixing("", dtypes_of(model, inputs))
-    found = find_mixing(model, subject.network, inputs[: 2 * samples])
+    mixing = find_mixing(model, subject.network, inputs[: 2 * samples])
     # Rounding may fall otherwise on a rank with another processor.
-    layers = subject.ranks.gather(found.layer)
-    return found._replace(layer=layers[0])
+    return mixing._replace(layer=subject.ranks.gather(mixing.layer)[0])

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
-from paradl_bench.measure.execution.optimizers import share_out_optimizer
+from paradl_bench.measure.execution.optimizers import make_optimizer
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.parts import AtOnce, norm_cuts, own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialStep
-from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_forward
+from paradl_bench.measure.proof.watching import Key, Passage, WatchedForward, tensors_of
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
@@ -31,7 +31,6 @@ class Difference(NamedTuple):
     """One thing that differs from serial on one rank.
 
     Attributes:
-        order: what comes first has the least.
         what: in words. layer: that it belongs to; empty for what belongs to none.
         relative: the largest difference over the largest exact value.
     """
@@ -61,11 +60,8 @@ class Case(NamedTuple):
 
     Attributes:
         settings: with the mini-batch of the proof.
-        strategy: as the ranks of the proof run it.
-        hold: whether drawn numbers are held still.
         at_once: what a forward of the serial model reads; None for its own replica's samples, or all replicas' where
             norms synchronise them.
-        with_input: whether the input's gradient is compared.
     """
 
     network: ModelGraph
@@ -81,7 +77,6 @@ class StrategyProof:
     """One rank's part of a proof.
 
     Args:
-        parallel: model that is made parallel. serial: one with the same values.
         build: makes the parallel module; a collective.
 
     Raises:
@@ -106,7 +101,7 @@ class StrategyProof:
         self._reference = SerialReference(serial, self._place, ranks, cuts=cuts, at_once=at_once, hold=case.hold)
         self._parts = own_parts(network, strategy, ranks.rank, settings)
         self._built = build(parallel)
-        self._watched = watch_forward(parallel.module, hold=case.hold)
+        self._watched = WatchedForward(parallel.module, hold=case.hold)
         # Statistics apart leave no running ones, and replicas take the first one's before each forward.
         self._compares_buffers = not cuts and not (at_once == "own" and self._place.replica)
         self._averages = not self._built.groups and bool(group_axes(strategy, Trait.REPLICATES))
@@ -153,14 +148,17 @@ class StrategyProof:
     def update(self) -> Findings:
         """One optimizer step of both; parameters are compared."""
         if self._optimizers is None:
-            self._optimizers = self._build_optimizers()
+            arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
+            serial = torch.optim.SGD(self._reference.module.parameters(), **arguments)
+            group, parameters = self._built.optimizer_group, self._module.parameters()
+            self._optimizers = make_optimizer(torch.optim.SGD, parameters, group, **arguments), serial
         for optimizer in self._optimizers:
             optimizer.step()
         exact = dict(self._reference.module.named_parameters())
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         for name, parameter in self._module.named_parameters():
-            of = exact[name][self._parts.get(name, ())]
-            comparison.compare(f"parameter {name} after the weight update", "", whole(parameter), of, 1.0)
+            held = exact[name][self._parts.get(name, ())]
+            comparison.compare(f"parameter {name} after the weight update", "", whole(parameter), held, 1.0)
         return comparison.findings
 
     def serial_varies(self, inputs: torch.Tensor, targets: torch.Tensor) -> bool:
@@ -184,14 +182,14 @@ class StrategyProof:
         scale = self._largest_gradient(exact.input_gradient)
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         layers = self._case.network.layers
-        for step, found, of in self._passages(exact.passages):
+        for step, found, exact_passage in self._passages(exact.passages):
             for (index, place), output in found.outputs.items():
-                held = self._held(step, output, of.outputs.get((index, place)))
+                held = self._held(step, output, exact_passage.outputs.get((index, place)))
                 if held is None or index >= len(layers):
                     continue
                 name = layers[index].name
                 comparison.compare(f"the output of {name}", name, output, held[0], 1.0, index)
-                self._compare_gradient(comparison, step, found, of, (index, place), scale)
+                self._compare_gradient(comparison, step, found, exact_passage, (index, place), scale)
         parameters = _Comparison(self._case.tolerance, self._ranks.rank)
         self._compare_parameters(parameters, scale)
         readers = {name: i for i, layer in enumerate(layers) for name in layer.parameters}
@@ -204,24 +202,18 @@ class StrategyProof:
         return sorted(located)
 
     def _compare_gradient(
-        self,
-        comparison: _Comparison,
-        step: int,
-        found: Passage,
-        exact: Passage,
-        key: Key,
-        scale: float,
+        self, comparison: _Comparison, step: int, found: Passage, exact: Passage, key: Key, scale: float
     ) -> None:
-        gradient, of = found.gradients.get(key), exact.gradients.get(key)
-        if gradient is None or of is None:
+        gradient = found.gradients.get(key)
+        if gradient is None:
             return
-        kept = self._held(step, gradient, of, marks=found.outputs[key])
-        if kept is None:
+        held = self._held(step, gradient, exact.gradients.get(key), marks=found.outputs[key])
+        if held is None:
             return
         layers = self._case.network.layers
         name = layers[key[0]].name
-        what = f"the gradient of the output of {name}"
-        comparison.compare(what, name, gradient / kept[1], kept[0], scale, _backward(len(layers), key[0]))
+        what = f"{_GRADIENT}the output of {name}"
+        comparison.compare(what, name, gradient / held[1], held[0], scale, _backward(len(layers), key[0]))
 
     def _asks_input(self, inputs: torch.Tensor) -> bool:
         # Parts of gradients go to what training differentiates, and the input is none of that.
@@ -265,9 +257,10 @@ class StrategyProof:
         # Where stages run in turns, only the last one's output is real.
         outputs = [tensors for tensors in map(tensors_of, self._watched.outputs) if not any(t.is_meta for t in tensors)]
         for step, found in enumerate(outputs):
-            for given, of in zip(found, tensors_of(exact.outputs[self._reference.forward_of(step)]), strict=False):
+            exact_tensors = tensors_of(exact.outputs[self._reference.forward_of(step)])
+            for given, exact_tensor in zip(found, exact_tensors, strict=False):
                 tensor = as_it_stands(given)
-                held = self._held(step, tensor, of)
+                held = self._held(step, tensor, exact_tensor)
                 assert held is not None
                 comparison.compare("the output", "", tensor, held[0], 1.0)
 
@@ -276,13 +269,14 @@ class StrategyProof:
         for name, parameter in self._module.named_parameters():
             # A collective where ranks hold rows, whatever is compared.
             gradient = None if parameter.grad is None else whole(parameter.grad)
-            of = exact[name].grad
-            if of is None:
+            of_whole = exact[name].grad
+            if of_whole is None:
                 # What no loss reads gets zeros where ranks exchange gradients.
-                of = torch.zeros_like(exact[name])
-            own = of[self._parts.get(name, ())]
-            found = torch.zeros_like(own) if gradient is None else gradient
-            comparison.compare(f"{_GRADIENT}{name}", "", found, own, scale)
+                of_whole = torch.zeros_like(exact[name])
+            held = of_whole[self._parts.get(name, ())]
+            comparison.compare(
+                f"{_GRADIENT}{name}", "", torch.zeros_like(held) if gradient is None else gradient, held, scale
+            )
 
     def _largest_gradient(self, of_input: torch.Tensor | None) -> float:
         gradients = [parameter.grad for parameter in self._reference.module.parameters()]
@@ -300,16 +294,6 @@ class StrategyProof:
             turns[stage] = step + 1
             yield step, found, exact[self._reference.forward_of(step)]
 
-    def _build_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
-        group, own = self._built.optimizer_group, self._module.parameters()
-        optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(own, **arguments)
-            if group is None
-            else share_out_optimizer(torch.optim.SGD, own, group, **arguments)
-        )
-        return optimizer, torch.optim.SGD(self._reference.module.parameters(), **arguments)
-
 
 _GRADIENT = "the gradient of "
 
@@ -325,7 +309,7 @@ def synchronises(network: ModelGraph, strategy: Strategy, settings: PlanSettings
         return False
     of_data = set(group_axes(strategy, Trait.DIVIDES_BATCH))
     axes = statistics_axes(network, strategy, settings)
-    return any(of_data.intersection(of) for of in axes.values())
+    return any(of_data.intersection(of_norm) for of_norm in axes.values())
 
 
 class _Comparison:
@@ -333,12 +317,12 @@ class _Comparison:
 
     def __init__(self, tolerance: Tolerance, rank: int) -> None:
         self._tolerance, self._rank = tolerance, rank
-        self._found: list[Difference] = []
+        self._differences: list[Difference] = []
         self._most = 0.0
 
     @property
     def findings(self) -> Findings:
-        return Findings(self._found, self._most)
+        return Findings(self._differences, self._most)
 
     def compare(
         self, what: str, layer: str, found: torch.Tensor, exact: torch.Tensor, scale: float, order: int = 0
@@ -346,4 +330,4 @@ class _Comparison:
         differs, relative = difference(found, exact, self._tolerance, scale)
         self._most = max(self._most, relative)
         if differs:
-            self._found.append(Difference(order, what, layer, relative, self._rank))
+            self._differences.append(Difference(order, what, layer, relative, self._rank))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paradl_bench.measure.proof.parts import AtOnce, NormCuts, Place
-from paradl_bench.measure.proof.watching import Passage, tensors_of, watch_forward
+from paradl_bench.measure.proof.watching import Passage, WatchedForward, tensors_of
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -85,9 +85,7 @@ class SerialReference:
 
     Args:
         model: with the same values as the parallel one; it is watched from now on.
-        cuts: parts of batch norms that take statistics apart.
         at_once: what forward reads; where that is of one replica, gradients are averaged over ranks.
-        hold: whether drawn numbers are held still.
     """
 
     def __init__(
@@ -102,16 +100,10 @@ class SerialReference:
     ) -> None:
         self.module, self._loss, self._place, self._ranks = model.module, model.loss, place, ranks
         self._at_once = at_once
-        self.watched = watch_forward(model.module, cuts=cuts, hold=hold)
+        self.watched = WatchedForward(model.module, cuts=cuts, hold=hold)
 
     def run(self, inputs: torch.Tensor, targets: torch.Tensor, *, with_input: bool, note: bool = False) -> SerialStep:
-        """Forward and backward of all micro-batches.
-
-        Args:
-            inputs: the global mini-batch. targets: likewise.
-            with_input: whether the input's gradient is wanted.
-            note: whether to note what layers give.
-        """
+        """Forward and backward of all micro-batches of a global mini-batch."""
         place, watched = self._place, self.watched
         watched.forget()
         watched.noting = note
@@ -162,11 +154,7 @@ class SerialReference:
         return 0 if self._at_once == "all" else step
 
     def own_rows(self, exact: torch.Tensor, like: torch.Size, step: int) -> torch.Tensor:
-        """The part of a tensor that belongs to a micro-batch of this rank's.
-
-        Args:
-            like: the shape that the part has.
-        """
+        """The part of a tensor that belongs to a micro-batch of this rank's, and has the shape ``like``."""
         reads = self._reads()[self.forward_of(step)]
         if len(reads) == 1 or exact.dim() != len(like):
             return exact

@@ -16,11 +16,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where threads give each other values.
-
-    Args:
-        size: of the group.
-    """
+    """Where the threads of a group give each other values."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size)
@@ -46,21 +42,17 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadGroup(Group):
-    """A group whose ranks are threads.
-
-    Attributes:
-        meeting: of all of them.
-    """
+    """A group whose ranks are threads."""
 
     meeting: Meeting
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
+        """Sum over the threads, in place."""
         parts = self.meeting.exchange(self.rank, tensor.detach().clone())
         tensor.copy_(torch.stack(parts).sum(0))
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
-        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
+        """All threads' parts, in the order of ranks."""
         parts = self.meeting.exchange(self.rank, sent.detach().clone())
         gathered.copy_(torch.cat([part.flatten() for part in parts]).view_as(gathered))
 
@@ -72,27 +64,27 @@ class ThreadGroup(Group):
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
+        """Tensors by peer."""
         of_all = self.meeting.exchange(self.rank, [(peer, tensor.detach().clone()) for peer, tensor in sent])
-        mine = [[tensor for peer, tensor in of_one if peer == self.rank] for of_one in of_all]
+        mine = [[tensor for peer, tensor in of_rank if peer == self.rank] for of_rank in of_all]
         for peer, buffer in received:
             buffer.copy_(mine[peer].pop(0))
 
 
+@dataclass(frozen=True, slots=True)
 class ThreadRanks:
     """The ranks of a proof as threads; see :class:`~paradl_bench.measure.proof.reference.Ranks`."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank = rank
-        self._meeting = meeting
+    rank: int
+    meeting: Meeting
 
     def gather(self, value: T) -> list[T]:
         """Every thread's value."""
-        return self._meeting.exchange(self.rank, value)
+        return self.meeting.exchange(self.rank, value)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means."""
-        of_all = self._meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
+        of_all = self.meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
         for tensor, parts in zip(tensors, zip(*of_all, strict=True), strict=True):
             tensor.copy_(torch.stack(parts).mean(0))
 
@@ -116,9 +108,9 @@ def run_threads(size: int, run: Callable[[int, Meeting], T]) -> list[T]:
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        waiting = [pool.submit(of_rank, rank) for rank in range(size)]
-    failures = [error for one in waiting if (error := one.exception()) is not None]
+        runs = [pool.submit(of_rank, rank) for rank in range(size)]
+    failures = [error for future in runs if (error := future.exception()) is not None]
     causes = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]
     if failures:
         raise (causes or failures)[0]
-    return [one.result() for one in waiting]
+    return [future.result() for future in runs]

@@ -9,7 +9,7 @@ import torch
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.units import counted
 from paradl_bench.measure.proof.comparison import NO_NUMBER
-from paradl_bench.measure.proof.proving import Difference, StrategyProof
+from paradl_bench.measure.proof.proving import Difference, Findings, StrategyProof
 from paradl_bench.measure.proof.reference import Ranks
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.rank_place import NOT_AS_SERIAL
@@ -32,47 +32,40 @@ class Outcome(NamedTuple):
 
 
 class Proved(NamedTuple):
-    """What a proof says, and what it found."""
+    """What a proof says, and what differs first; None for nothing."""
 
     verification: Verification
-    outcome: Outcome
+    first: Difference | None = None
 
 
 def settle(proof: StrategyProof, ranks: Ranks, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
-    """Compare one iteration and one weight update, and find what differs first; a collective.
-
-    Args:
-        inputs: the global mini-batch. targets: likewise.
-    """
-    found = proof.iterate(inputs, targets)
-    differs, most, finite = _gathered(ranks, found.differences, found.most, found.finite)
-    if not finite:
-        return Outcome(None, most, "the serial model's own output is not finite")
-    if differs:
+    """Compare one iteration on a global mini-batch and one weight update, and find what differs first; a collective."""
+    trained = _of_all(ranks, proof.iterate(inputs, targets))
+    if not trained.finite:
+        return Outcome(None, trained.most, "the serial model's own output is not finite")
+    if trained.differences:
         # Only now: to note every layer's result takes as much memory again.
         if any(ranks.gather(proof.serial_varies(inputs, targets))):
-            return Outcome(None, most, VARIES)
-        located = _gathered(ranks, proof.locate(inputs, targets), 0.0, True)[0]
-        return Outcome(located[0] if located else differs[0], most)
-    updated = proof.update()
-    differs, most_updated, _ = _gathered(ranks, updated.differences, updated.most, True)
-    return Outcome(differs[0] if differs else None, max(most, most_updated))
+            return Outcome(None, trained.most, VARIES)
+        located = _of_all(ranks, Findings(proof.locate(inputs, targets), 0.0)).differences
+        return Outcome((located or trained.differences)[0], trained.most)
+    updated = _of_all(ranks, proof.update())
+    return Outcome(next(iter(updated.differences), None), max(trained.most, updated.most))
 
 
-def _gathered(
-    ranks: Ranks, differences: list[Difference], most: float, finite: bool
-) -> tuple[list[Difference], float, bool]:
+def _of_all(ranks: Ranks, own: Findings) -> Findings:
+    """What all ranks found, sorted."""
     # All but the first few would be a message of megabytes.
-    first: list[list[Any]] = [list(item) for item in sorted(differences)[:3]]
+    first: list[list[Any]] = [list(item) for item in sorted(own.differences)[:3]]
     every = sorted(Difference(*item) for of_rank in ranks.gather(first) for item in of_rank)
-    return every, max(ranks.gather(most)), all(ranks.gather(finite))
+    return Findings(every, max(ranks.gather(own.most)), all(ranks.gather(own.finite)))
 
 
 def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     """Raises:
     WorkError: something differs; the message names what does so first.
     """
-    verification, first = proved.verification, proved.outcome.first
+    verification, first = proved
     if first is None:
         return
     by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"

@@ -86,13 +86,8 @@ class Watch(TorchFunctionMode):
     """Holds drawn numbers still, and sees what every layer gives.
 
     Args:
-        hold: whether drawn numbers are held.
         cuts: parts of batch norms that take statistics apart, by index of the layer.
-        passage: takes what layers give; None where nobody asks.
         index: of the layer that comes next.
-
-    Attributes:
-        dtypes: floating ones that layers gave.
     """
 
     def __init__(
@@ -168,27 +163,25 @@ def _hold_still(name: str, result: Any) -> None:
 
 
 class WatchedForward:
-    """A model's forward that runs under a watch of its own each time; what is installed in the module's place of it.
+    """A model's forward that runs under a watch of its own each time; it takes the place of the module's from now on.
 
     Args:
-        forward: the model's.
         cuts, hold: of each :class:`Watch`.
 
     Attributes:
         cuts: of the next forward.
-        noting: whether to note what layers give.
-        passages: of every forward since then.
         outputs: what forward gave, in order. dtypes: as of the watches.
     """
 
     def __init__(
-        self, forward: Callable[..., Any], *, cuts: Mapping[int, NormCuts] | None = None, hold: bool = True
+        self, module: torch.nn.Module, *, cuts: Mapping[int, NormCuts] | None = None, hold: bool = True
     ) -> None:
-        self._forward, self.cuts, self._hold = forward, cuts, hold
+        self._module, self._forward, self.cuts, self._hold = module, module.forward, cuts, hold
         self.noting = False
         self.passages: list[Passage] = []
         self.outputs: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's forward gives."""
@@ -206,15 +199,6 @@ class WatchedForward:
         """Let go of what was seen."""
         self.passages, self.outputs = [], []
 
-    def remove(self, module: torch.nn.Module) -> None:
-        """Give a module its own forward back."""
-        module.forward = self._forward
-
-
-def watch_forward(
-    module: torch.nn.Module, *, cuts: Mapping[int, NormCuts] | None = None, hold: bool = True
-) -> WatchedForward:
-    """Have a module's forward watched from now on."""
-    watched = WatchedForward(module.forward, cuts=cuts, hold=hold)
-    module.forward = watched
-    return watched
+    def remove(self) -> None:
+        """Give the module its own forward back."""
+        self._module.forward = self._forward

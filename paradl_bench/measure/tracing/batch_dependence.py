@@ -34,7 +34,6 @@ class Operation(NamedTuple):
 
     Attributes:
         module: path of the module that calls it; empty for the model itself, and for the loss.
-        tensors: how many it returns.
     """
 
     module: str
@@ -51,14 +50,14 @@ class _Names(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.running: list[RunningModule] = []
-        self.found: list[Operation] = []
+        self.operations: list[Operation] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if is_operation(function, result):
             count = len(result) if isinstance(result, (tuple, list)) else 1
             module = self.running[-1].name if self.running else ""
-            self.found.append(Operation(module, function_name(function)[0], count))
+            self.operations.append(Operation(module, function_name(function)[0], count))
         return result
 
 
@@ -76,7 +75,7 @@ def operations_of(model: LoadedModel, batch: Batch) -> list[Operation]:
         raise
     except _MISTAKES as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    return mode.found
+    return mode.operations
 
 
 @contextmanager
@@ -97,8 +96,6 @@ def refuse_dependence(model: LoadedModel, make_batch: Callable[[int], Batch], sa
 
     Args:
         model: its module may keep what its first forward makes, as caches do.
-        make_batch: of some samples.
-        samples: numbers of them.
 
     Raises:
         UserError: the operations differ; the message names the first that does.
@@ -107,30 +104,30 @@ def refuse_dependence(model: LoadedModel, make_batch: Callable[[int], Batch], sa
     first, *others = samples
     expected = operations_of(model, make_batch(first))
     for count in others:
-        found = operations_of(model, make_batch(count))
-        if found == expected:
+        called = operations_of(model, make_batch(count))
+        if called == expected:
             continue
         # What a cache holds from the first forward on, or what is drawn elsewhere, has nothing to do with samples.
         if operations_of(model, make_batch(first)) == expected:
-            raise UserError(_refusal(model.name, (first, expected), (count, found)))
+            raise UserError(_refusal(model.name, (first, expected), (count, called)))
         return
 
 
 def _refusal(name: str, one: tuple[int, list[Operation]], other: tuple[int, list[Operation]]) -> str:
     shared = min(len(one[1]), len(other[1]))
     at = next((i for i in range(shared) if one[1][i] != other[1][i]), shared)
-    calls = [f"{_called(found, at)} of {samples} samples" for samples, found in (one, other)]
+    calls = [f"{_called(operations, at)} of {samples} samples" for samples, operations in (one, other)]
     return (
         f"model {name}: forward depends on how many samples there are, at operation {at + 1}: it calls"
         f" {calls[0]}, and {calls[1]}; let it call the same operations for any number, without a loop over samples"
     )
 
 
-def _called(found: list[Operation], at: int) -> str:
-    if at == len(found):
+def _called(operations: list[Operation], at: int) -> str:
+    if at == len(operations):
         return "nothing more for a batch"
-    tensors = f" ({found[at].tensors} tensors)" if found[at].tensors > 1 else ""
-    return f"{found[at]}{tensors} for a batch"
+    tensors = f" ({operations[at].tensors} tensors)" if operations[at].tensors > 1 else ""
+    return f"{operations[at]}{tensors} for a batch"
 
 
 def refuse_changed_input(network: ModelGraph) -> None:

@@ -26,20 +26,20 @@ def laid_out_as_on_a_cpu(function: Callable[..., Any], args: Any, kwargs: dict[s
 
     Only memory that the function made is laid out anew: a view of what it read, or that itself, stays as it is.
     """
-    given = [value for value in tree_leaves((args, kwargs)) if is_tensor(value)]
+    given = tensor_leaves((args, kwargs))
     if function_name(function)[0] != _ATTENTION and all(tensor.is_contiguous() for tensor in given):
         # Attention alone returns heads behind positions whatever it reads.
         return result
     read = addresses_of(given)
-    if not any(is_tensor(made) and _is_new(made, read) for made in tree_leaves(result)):
+    if not any(_is_new(made, read) for made in tensor_leaves(result)):
         return result
     try:
         with FakeTensorMode():
             own_args, own_kwargs = tree_map_only(torch.Tensor, as_it_lay, (args, kwargs))
-            returned = tree_leaves(function(*own_args, **own_kwargs))
+            returned = tensor_leaves(function(*own_args, **own_kwargs))
     except FAILS_WITHOUT_VALUES:
         return result
-    strides = iter([tensor.stride() for tensor in returned if is_tensor(tensor)])
+    strides = iter([tensor.stride() for tensor in returned])
 
     def laid_out(made: torch.Tensor) -> torch.Tensor:
         wanted = next(strides)
@@ -59,14 +59,14 @@ def as_it_lay(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether a leaf of what a function was given or returned is a tensor."""
-    return isinstance(value, torch.Tensor)
+def tensor_leaves(values: Any) -> list[torch.Tensor]:
+    """All tensors among values, tuples, lists and dicts of them included."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def storages_of(values: Any) -> list[torch.UntypedStorage]:
-    """The memory of every tensor among values, tuples, lists and dicts of them included."""
-    return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    """The memory of every tensor among values."""
+    return [tensor.untyped_storage() for tensor in tensor_leaves(values)]
 
 
 def addresses_of(values: Any) -> set[int]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.measure.tracing.layouts import tensor_leaves
 
 GradientLayout = tuple[tuple[int, ...], tuple[int, ...], bool]
 """Shape, strides, and whether elements lie in their order."""
@@ -27,15 +29,12 @@ class TracedCall:
     """A call as it was made, and how its gradient was laid out in memory; it holds no tensor of the model.
 
     Args:
-        held: whether a tensor is a parameter or a buffer.
         graded: ids of the tensors that required a gradient before the call.
-        in_place: whether it changed its first argument.
     Attributes:
         arguments: positional and by name, each tensor a likeness on the meta device.
         changed_part: of what tensor the first argument is a part that was changed; None where it was no view, or was
             not changed.
         activations: tensors among them that are neither parameters nor buffers, in order.
-        gradient: the shape and the strides that the gradient of the first output arrived with; None where none did.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class TracedCall:
         held: Callable[[torch.Tensor], bool],
         graded: frozenset[int],
         *,
-        in_place: bool = False,
+        in_place: bool,
     ) -> None:
         likenesses: dict[int, torch.Tensor] = {}
 
@@ -59,11 +58,7 @@ class TracedCall:
 
         self.function, self.in_place = function, in_place
         self.arguments = tree_map_only(torch.Tensor, likeness, (args, kwargs))
-        self.activations = [
-            likenesses[id(tensor)]
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, torch.Tensor) and not held(tensor)
-        ]
+        self.activations = [likenesses[id(tensor)] for tensor in tensor_leaves((args, kwargs)) if not held(tensor)]
         self.changed_part = _part_of(args[0], likenesses[id(args[0])]) if in_place else None
         self._arrived: list[GradientLayout] = []
         if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:

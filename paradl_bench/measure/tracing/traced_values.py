@@ -89,11 +89,7 @@ class ReadTensors(NamedTuple):
 
 
 class TracedValues:
-    """The tensors of one forward, and what changed them.
-
-    Args:
-        held: parameters and buffers by name.
-    """
+    """The tensors of one forward, and what changed them."""
 
     def __init__(self, held: Mapping[str, torch.Tensor]) -> None:
         self._names: dict[int, _Named] = {}
@@ -117,9 +113,9 @@ class TracedValues:
         inputs, values = [], []
         for tensor in tensors:
             named, writer = self._names.get(id(tensor)), self._writers.get(_memory(tensor))
-            known = [each for each in (named, writer) if each is not None]
+            known = [maker for maker in (named, writer) if maker is not None]
             if known:
-                last = max(known, key=lambda each: each.place)
+                last = max(known, key=lambda maker: maker.place)
                 inputs.append(last.value[0])
                 values.append(last.value if named is None else named.value)
         return ReadTensors(tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(values)))

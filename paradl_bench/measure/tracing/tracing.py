@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,23 +36,15 @@ from paradl_bench.measure.tracing.traced_values import (
 )
 from paradl_bench.measure.tracing.variable_lifetimes import held_by_variables
 from paradl_bench.measure.tracing.watched_memory import MemoryWatch
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor, Value
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation, output_of
 
-_DTYPE_NAMES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
+_FLOATS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_OTHERS = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
+_DTYPE_NAMES = _FLOATS | {dtype: str(dtype).removeprefix("torch.") for dtype in _OTHERS}
 # Prime and unlike usual extents, so that a dim that is a multiple of it is the batch dim. On the meta device a batch
 # takes no memory, and can be larger than any extent but a vocabulary's.
 _META_BATCH = 10007
@@ -63,7 +56,7 @@ _FEW = (2, 3)
 class _TracingMode(TorchFunctionMode):
     """Records every operation as a layer; module paths come from hooks that :func:`following_modules` installs."""
 
-    def __init__(self, module: torch.nn.Module, batch: int) -> None:
+    def __init__(self, module: torch.nn.Module, batch: int, inputs: torch.Tensor) -> None:
         super().__init__()
         self.batch = batch
         self.running: list[RunningModule] = []
@@ -77,26 +70,24 @@ class _TracingMode(TorchFunctionMode):
         self._parameters = {id(p): name for name, p in module.named_parameters()}
         self._buffers = {id(b): name for name, b in module.named_buffers()}
         self._values = TracedValues(dict((*module.named_parameters(), *module.named_buffers())))
+        self._values.name(inputs, ("input", 0), -1)
         self._repeats = Repeats()
         self._returned: list[tuple[torch.Tensor, ...]] = []
         self._handled: set[str] = set()
 
-    def register_input(self, tensor: torch.Tensor) -> None:
-        self._values.name(tensor, ("input", 0), -1)
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = versions_of(tensors_in((args, kwargs or {})))
+        kwargs = kwargs or {}
+        before = versions_of(tensors_in((args, kwargs)))
         if function_name(function)[0] in self._kinds:
-            result, flops = function(*args, **(kwargs or {})), 0
+            result, flops = function(*args, **kwargs), 0
         else:
             with FlopCounterMode(display=False) as counter:
-                result = function(*args, **(kwargs or {}))
+                result = function(*args, **kwargs)
             flops = counter.get_total_flops() // self.batch
         if is_operation(function, result):
-            result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
-            self._record(
-                function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
-            )
+            result = laid_out_as_on_a_cpu(function, args, kwargs, result)
+            outputs = tuple(tensors_in(output_of(function, args, result)))
+            self._record(function, args, kwargs, outputs, flops, before)
         elif not asks_extent(function) and not asks_else(function):
             self._handled.update(self._values.read(tensor for tensor, *_ in before).inputs)
         return result
@@ -125,7 +116,8 @@ class _TracingMode(TorchFunctionMode):
         self._returned.append(outputs)
         self.functions.append(name)
         given = any(outputs[0] is tensor for tensor, *_ in before)
-        if given and not changed and not _works_in_place(call, layer):
+        works_in_place = call.in_place or layer.attributes.get("in_place") or call.keywords.get("inplace")
+        if given and not changed and not works_in_place:
             # Nothing was done, and the tensor stays that of the layer that made it.
             self.layers.append(_untouched(layer, call.function))
             return
@@ -135,7 +127,7 @@ class _TracingMode(TorchFunctionMode):
             kind = self._kinds.get(call.function)
             self._calls[len(self.layers)] = traced, kind is not None and not kind.watched(call)
         state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
-        state += [held for held in self._values.held(changed) if held not in layer.parameters]
+        state += [name for name in self._values.held(changed) if name not in layer.parameters]
         index = len(self.layers)
         written, repeat = self._values.write(changed, layer.name, index), self._repeats.of(layer.name)
         self.layers.append(
@@ -154,18 +146,21 @@ class _TracingMode(TorchFunctionMode):
     def finished(self) -> tuple[Layer, ...]:
         """All layers; call it once, when nothing more is traced."""
         seen = {value for layer in self.layers for value in layer.values_read}
-        return tuple(
-            msgspec.structs.replace(
-                layer,
-                memory=self._memory(index),
-                handled=layer.name in self._handled,
-                writes=_unless_told(layer, tuple(value for value in layer.writes or () if value in seen)),
-                without_gradient=tuple(number for number, tensor in enumerate(outputs) if not tensor.requires_grad)
-                if layer.inputs or layer.parameters
-                else (),
+        layers = []
+        for index, (layer, outputs) in enumerate(zip(self.layers, self._returned, strict=True)):
+            told = msgspec.structs.replace(layer, writes=None)
+            written = tuple(value for value in layer.writes or () if value in seen)
+            ungraded = tuple(number for number, tensor in enumerate(outputs) if not tensor.requires_grad)
+            layers.append(
+                msgspec.structs.replace(
+                    layer,
+                    memory=self._memory(index),
+                    handled=layer.name in self._handled,
+                    writes=None if written == told.values_written else written,
+                    without_gradient=ungraded if layer.inputs or layer.parameters else (),
+                )
             )
-            for index, (layer, outputs) in enumerate(zip(self.layers, self._returned, strict=True))
-        )
+        return tuple(layers)
 
     def _memory(self, index: int) -> LayerMemory | None:
         """Memory of a layer where no formula gives it."""
@@ -233,27 +228,11 @@ class _TracingMode(TorchFunctionMode):
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
 
-def _works_in_place(call: Call, layer: Layer) -> bool:
-    return call.in_place or bool(layer.attributes.get("in_place")) or bool(call.keywords.get("inplace"))
-
-
 def _untouched(layer: Layer, function: str) -> Layer:
     """A call that returned what it was given: a conversion to the same type, dropout of nothing."""
-    return msgspec.structs.replace(
-        layer,
-        kind=VIEW.name,
-        attributes={"function": function, RETURNS_INPUT: True},
-        fw_flops=0,
-        bw_input_flops=0,
-        bw_weight_flops=0,
-        fw_bytes=0,
-    )
-
-
-def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] | None:
-    """What a layer writes; None where its other fields tell."""
-    told = msgspec.structs.replace(layer, writes=None).values_written
-    return None if written == told else written
+    attributes = {"function": function, RETURNS_INPUT: True}
+    no_work = {"fw_flops": 0, "bw_input_flops": 0, "bw_weight_flops": 0, "fw_bytes": 0}
+    return msgspec.structs.replace(layer, kind=VIEW.name, attributes=attributes, **no_work)
 
 
 def trace_network(model: LoadedModel) -> ModelGraph:
@@ -284,7 +263,7 @@ def _try_batches(
     device: str,
 ) -> None:
     tried = load_model(model.name, model.input_shape, device=device)
-    refuse_dependence(tried, lambda count: make_batch(tried, count), samples)
+    refuse_dependence(tried, partial(make_batch, tried), samples)
 
 
 def refuse_single_sample(model: LoadedModel) -> None:
@@ -306,9 +285,8 @@ def refuse_single_sample(model: LoadedModel) -> None:
 
 def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
     module = model.module
-    mode = _TracingMode(module, batch)
     inputs, targets = _batch_on_meta(model, batch) if device == "meta" else model.make_batch(batch, 0)
-    mode.register_input(inputs)
+    mode = _TracingMode(module, batch, inputs)
     with following_modules(module, mode.running), reentrant_checkpoints_run_once(), mode:
         outputs = module(inputs)
         returned = mode.made(tensors_in(outputs))
@@ -342,10 +320,8 @@ def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, torch.
         inputs = torch.empty((batch, *model.input_shape), device="meta")
         return inputs, torch.empty((batch,), dtype=torch.int64, device="meta")
     ids, targets = model.make_batch(1, 0)
-    return (
-        torch.empty((batch, *ids.shape[1:]), dtype=ids.dtype, device="meta"),
-        torch.empty((batch, *targets.shape[1:]), dtype=targets.dtype, device="meta"),
-    )
+    ids, targets = (t.new_empty((batch, *t.shape[1:]), device="meta") for t in (ids, targets))
+    return ids, targets
 
 
 def _repeated(model: LoadedModel, samples: int) -> tuple[torch.Tensor, torch.Tensor]:

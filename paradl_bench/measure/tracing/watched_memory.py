@@ -8,8 +8,7 @@ attention in one function, a recurrent layer, what is padded or resized.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,15 +16,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from paradl_bench.measure.tracing.layouts import (
     FAILS_WITHOUT_VALUES,
     addresses_of,
     as_it_lay,
-    is_tensor,
     storages_of,
+    tensor_leaves,
 )
+from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
 from paradl_bench.measure.tracing.traced_call import GradientLayout, TracedCall
 from paradl_bench.network.graph import BatchBytes, LayerMemory
 from paradl_bench.strategies.running.operations import output_of
@@ -40,11 +40,7 @@ _PAGES_BYTES = 1 << 25
 
 
 class MemoryWatch:
-    """Watches calls, each kind of call once.
-
-    Args:
-        batch: samples in the tensors of the calls.
-    """
+    """Watches calls, each kind of call once."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -69,8 +65,8 @@ class MemoryWatch:
         """The memory of a call that changes its first argument; None where autograd copies nothing for that: not what
         was there before, and, of a part of a tensor, not the gradient of the whole.
         """
-        found = self.watch(call)
-        return None if found is None or found.kept == found.backward == (0, 0) else found
+        memory = self.watch(call)
+        return None if memory is None or memory.kept == memory.backward == (0, 0) else memory
 
     def watch_exception(self, call: TracedCall) -> LayerMemory | None:
         """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
@@ -80,21 +76,12 @@ class MemoryWatch:
             return self.watch(call)
         if call.is_plain:
             return None
-        found = self.watch(call)
-        return None if found == self.watch(call, plain=True) else found
+        memory = self.watch(call)
+        return None if memory == self.watch(call, plain=True) else memory
 
 
 def _described(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.requires_grad}"
-
-
-@dataclass(slots=True)
-class _SumOfGradients:
-    """A sum where branches meet; a dispatch mode has autograd make a third tensor for it (see ``memory_tracking``)."""
-
-    first: Callable[[], object]
-    dense: bool
-    moment: BatchBytes = (0, 0)
 
 
 class _Moments(TorchDispatchMode):
@@ -112,7 +99,7 @@ class _Moments(TorchDispatchMode):
         self.peak: BatchBytes = (0, 0)
         self._batch = batch
         self._sizes: dict[int, BatchBytes] = {}
-        self._sum: _SumOfGradients | None = None
+        self._sum: SumOfGradients[BatchBytes] | None = None
         self.in_backward = False
         self._given: int | None = None
         self._let_go: BatchBytes = (0, 0)
@@ -121,9 +108,7 @@ class _Moments(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.settle()
         if self.in_backward and function is torch.ops.aten.add.Tensor:
-            storage = args[0].untyped_storage()
-            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
-            self._sum = _SumOfGradients(weakref.ref(storage), dense)
+            self._sum = SumOfGradients(args[0])
         result = function(*args, **(kwargs or {}))
         for storage in storages_of(result):
             address = storage._cdata
@@ -140,7 +125,7 @@ class _Moments(TorchDispatchMode):
     def settle(self) -> None:
         """Note the moment of the last sum of gradients, unless autograd would have added in place."""
         done, self._sum = self._sum, None
-        if done is not None and not (done.dense and done.first() is None):
+        if done is not None and done.moment is not None and not done.in_place:
             self._note(done.moment)
 
     def begin_backward(self) -> None:
@@ -237,8 +222,8 @@ def _watch_on(
             made = made_like(part.whole if part else tensor).requires_grad_(tensor.requires_grad)
             leaves.extend([made] if made.requires_grad else [])
             # No leaf that gets a gradient can be changed; of a clone it gets the same one.
-            found = made.clone() if call.in_place and made.requires_grad else made
-            own[id(tensor)] = found.as_strided(tensor.shape, tensor.stride(), part.offset) if part else found
+            given = made.clone() if call.in_place and made.requires_grad else made
+            own[id(tensor)] = given.as_strided(tensor.shape, tensor.stride(), part.offset) if part else given
         return own[id(tensor)]
 
     own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
@@ -252,7 +237,7 @@ def _watch_on(
     moments = _Moments(batch, addresses_of([*own.values(), *leaves]))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
         result = output_of(call.function, own_args, call.function(*own_args, **own_kwargs))
-        outputs = [leaf for leaf in tree_leaves(result) if is_tensor(leaf)]
+        outputs = tensor_leaves(result)
     held, most = moments.now, moments.peak
     first = moments.made(outputs[:1])
     # What nobody keeps of the others is let go by who called.
@@ -274,7 +259,7 @@ def _watch_on(
     )
 
 
-def _have_own_nodes(outputs: Sequence[torch.Tensor]) -> bool:
+def _have_own_nodes(outputs: list[torch.Tensor]) -> bool:
     """Whether several outputs have a node of autograd's each, and not one together."""
     nodes = [output.grad_fn for output in outputs]
     return len(nodes) > 1 and len({id(node) for node in nodes}) == len(nodes)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from paradl_bench.emulation.draws import Draws
+from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.table import TableMaker, TableRequest, table_of
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
+from paradl_bench.measure.execution.optimizers import make_optimizer
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
@@ -42,7 +44,6 @@ class Ghost(NamedTuple):
     """An emulated run on one rank: what all sleep, and what stands for this rank's compute.
 
     Attributes:
-        dilate, slow_rank: as of :class:`~paradl_bench.measure.training.request.TrainingRequest`.
         drawn: with what sleeps are drawn; None where they do not spread.
     """
 
@@ -55,11 +56,10 @@ class Ghost(NamedTuple):
     @property
     def emulated(self) -> EmulatedLayers:
         """What its measurements' environment says of it."""
-        slow = "" if self.slow_rank is None else str(self.slow_rank)
         return EmulatedLayers(
             profile_sha256=self.table.profile_sha256,
             dilate=self.dilate,
-            slow_rank=slow,
+            slow_rank="" if self.slow_rank is None else str(self.slow_rank),
             spread=self.drawn is not None,
         )
 
@@ -80,9 +80,6 @@ def emulate(
     request: TrainingRequest, network: ModelGraph, context: RankContext, make_table: TableMaker
 ) -> Ghost | None:
     """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 gets the table for all.
-
-    Args:
-        make_table: of a profile, where that is given.
 
     Raises:
         UserError: as of :func:`~paradl_bench.emulation.table.table_of`.
@@ -107,7 +104,7 @@ def emulate(
     draws, drawn = None, None
     if table.spread is not None:
         drawn = DrawnSleeps(seed=request.seed or 0, samples=table.spread.samples)
-        draws = Draws(table.spread, seed=drawn.seed, rank=context.rank)
+        draws = partial(IterationDraws, table.spread, seed=drawn.seed, rank=context.rank)
     twin = GhostTwin(network, table.of_rank(context.rank), dilate * longer, draws)
     return Ghost(table, twin, dilate, request.slow_rank, drawn)
 
@@ -124,30 +121,23 @@ def measure_host_time(
 
     From then on that much of what passes before a turn's first ghost counts as the host's own, on all ranks. A rank of
     a pipeline runs a part of the model: its share of dispatching all of it.
-
-    Args:
-        batch: inputs and targets of this rank.
     """
-    found = HostTime({}, {}, {})
+    host = HostTime({}, {}, {})
     if context.rank == 0:
         recompute_segments(model.module, network, request.settings)
         stages = degree_of(request.strategy, Trait.STAGES)
-        found = _host_time(twin, model, network, batch, steps_of(request.strategy, request.settings))
-        found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})
-    twin.sleeper.host_s = context.share(found.of_call_s, dict[str, float])
-    return found
+        host = _host_time(twin, model, network, batch, steps_of(request.strategy, request.settings))
+        host = host._replace(framework_s={phase: spent / stages for phase, spent in host.framework_s.items()})
+    twin.sleeper.host_s = context.share(host.of_call_s, dict[str, float])
+    return host
 
 
 def _host_time(
-    twin: GhostTwin,
-    model: LoadedModel,
-    network: ModelGraph,
-    batch: tuple[torch.Tensor, torch.Tensor],
-    count: int,
+    twin: GhostTwin, model: LoadedModel, network: ModelGraph, batch: tuple[torch.Tensor, torch.Tensor], count: int
 ) -> HostTime:
     whole = ParallelModule(twin.alone(model.module), network, Spans())
     steps = MicroSteps(whole, twin.loss(model.loss), *batch, count)
-    optimizer = twin.optimizer(model.module.parameters())
+    optimizer = make_optimizer(twin.optimizer_class(), model.module.parameters())
 
     def phases() -> dict[str, float]:
         beat()
@@ -171,7 +161,7 @@ def _host_time(
         # Awake, so that it does not take as long as a whole model sleeps once more.
         with twin.sleeper.watched() as gaps:
             phases()
-    of_call = {str(phase): _usual_most(found) for phase, found in gaps.items()}
+    of_call = {str(phase): float(np.percentile(seconds, _MOST_CALLS)) for phase, seconds in gaps.items()}
     twin.sleeper.take_asked()
     twin.sleeper.host_s = of_call
     asleep = phases()
@@ -189,9 +179,7 @@ def awake_iterations(
     """Seconds of so many iterations of all ranks that sleep nothing, or of one long one, each on its slowest rank.
 
     Ranks begin each one together: those that share a core wait for each other, and none runs ahead. A collective.
-
-    Args:
-        iterate: runs an iteration of all ranks, which have run some awake.
+    They have run some awake before.
     """
     spent: list[float] = []
     with twin.sleeper.awake():
@@ -208,15 +196,14 @@ def awake_iterations(
 
 def describe_run(
     ghost: Ghost,
-    host: HostTime,
     iterate: Callable[[], object],
     context: RankContext,
+    host: HostTime,
     host_iteration_s: tuple[float, ...],
 ) -> GhostRun:
     """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
 
     Args:
-        iterate: as of :func:`awake_iterations`.
         host_iteration_s: what ranks take the host for besides communication, in each of some iterations; none where
             that is not known.
     """
@@ -238,9 +225,5 @@ def describe_run(
     )
 
 
-def _usual_most(gaps: Sequence[float]) -> float:
-    return float(np.percentile(gaps, _MOST_CALLS))
-
-
 def _medians(iterations: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {phase: statistics.median(each[phase] for each in iterations) for phase in iterations[0]}
+    return {phase: statistics.median(spent[phase] for spent in iterations) for phase in iterations[0]}

@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
 from paradl_bench.records.training.training_record import MemoryPeak
 
 _CATEGORIES = {
@@ -63,33 +62,19 @@ class _NoModules:
 
     @property
     def is_bw(self) -> bool:
-        """Whether backward is running."""
         return bool(torch._C._current_graph_task_id() != -1)
 
     def register_user_hooks(self, *hooks: Any) -> None:
-        """Nothing is hooked."""
+        pass
 
     def clear_user_hooks(self) -> None:
-        """Nothing was hooked."""
+        pass
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *args: object) -> None:
         pass
-
-
-@dataclass(slots=True)
-class _Sum:
-    """A sum of gradients where branches meet, which autograd makes in place where nobody else holds the first.
-
-    Not so under a dispatch mode, such as a tracker: it then makes a third tensor. Whether somebody holds the first is
-    known when the next operation runs.
-    """
-
-    first: Callable[[], object]
-    dense: bool
-    moment: dict[torch.device, dict[Any, int]] = field(default_factory=dict)
 
 
 class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
@@ -100,7 +85,7 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._sum: _Sum | None = None
+        self._sum: SumOfGradients[dict[torch.device, dict[Any, int]]] | None = None
         self._communicated = False
         # Numbers of operations: the one running, and the one of the peak.
         self._operation = self._peak_operation = 0
@@ -112,9 +97,7 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
             _wait_for_threads()
         self._communicated = func.namespace == "c10d"
         if func is torch.ops.aten.add.Tensor and not types and self._mod_tracker.is_bw:
-            storage = args[0].untyped_storage()
-            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
-            self._sum = _Sum(weakref.ref(storage), dense)
+            self._sum = SumOfGradients(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     def _update_peak_stats(self, peak_state: Any) -> None:
@@ -129,7 +112,7 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
     def settle(self) -> None:
         """Count the moment of the last sum of gradients, unless autograd would have added in place."""
         done, self._sum = self._sum, None
-        if done is None or (done.dense and done.first() is None):
+        if done is None or done.moment is None or done.in_place:
             return
         for device, snapshot in done.moment.items():
             total = sum(size for category, size in snapshot.items() if category != _TOTAL)
@@ -251,7 +234,7 @@ def track_memory(
 
     Args:
         iterate: the iteration; ranks that communicate in it all track it.
-        module: what is trained, wrapped as it is. inputs: the batch and its targets.
+        inputs: the batch and its targets.
     """
     device = inputs[0].device
     of_device = _device_peak(iterate, device) if device.type == "cuda" else {}

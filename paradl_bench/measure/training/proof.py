@@ -20,7 +20,6 @@ from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import steps_of
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import free_bytes, ran_out
 from paradl_bench.ranks.rank_place import ranks_of_node
@@ -51,11 +50,16 @@ def verify_training(
     """
     if context.share((output / TRAINING_FILE).exists(), bool):
         return read_run(output).verified if context.rank == 0 and (output / RUN_NAME).exists() else None
-    if not _is_parallel(request):
+    serial = not (request.strategy.axes or request.recompute or request.accumulate > 1)
+    if serial or request.emulate is not None:
+        # Nothing is computed otherwise than in serial training; layers that sleep compute nothing.
         return None
     if request.verify is False:
         return Verification(why_not="--no-verify")
-    settings = _small(request)
+    # As many parts as in the run, of few samples.
+    parts = degree_of(request.strategy, Trait.DIVIDES_BATCH) * steps_of(request.strategy, request.settings)
+    batch = parts * max(1, min(_SAMPLES, request.batch // parts))
+    settings = msgspec.structs.replace(request.settings, batch=batch)
 
     def build(copied: LoadedModel) -> ParallelModule:
         return build_parallel(copied.module, network, request.strategy, settings, context.device, copied.loss)
@@ -79,20 +83,6 @@ def verify_training(
     return proved.verification
 
 
-def _is_parallel(request: TrainingRequest) -> bool:
-    """Whether anything computes otherwise than in serial training; layers that sleep compute nothing."""
-    if request.emulate is not None:
-        return False
-    return bool(request.strategy.axes or request.recompute or request.accumulate > 1)
-
-
-def _small(request: TrainingRequest) -> PlanSettings:
-    """Of the run, with the mini-batch of the proof: as many parts, of few samples."""
-    parts = degree_of(request.strategy, Trait.DIVIDES_BATCH) * steps_of(request.strategy, request.settings)
-    samples = max(1, min(_SAMPLES, request.batch // parts))
-    return msgspec.structs.replace(request.settings, batch=parts * samples)
-
-
 def _too_much(subject: Subject, request: TrainingRequest, context: RankContext, sample_s: float) -> str:
     cost = cost_of(
         subject.network,
@@ -102,9 +92,9 @@ def _too_much(subject: Subject, request: TrainingRequest, context: RankContext, 
         link_bytes_per_s=request.layout.link_bytes_per_s if request.layout else math.inf,
     )
     sharing = 1 if context.device.type == "cuda" else ranks_of_node(context.launcher, context.ranks) or context.ranks
-    found = what_forbids(cost, free_bytes(context.device) // sharing, limited=request.verify is None)
+    why_not = what_forbids(cost, free_bytes(context.device) // sharing, limited=request.verify is None)
     # Hosts may have unlike memory.
-    return next((why_not for why_not in context.gather(found, str) if why_not), "")
+    return next(filter(None, context.gather(why_not, str)), "")
 
 
 def _tell(verification: Verification, request: TrainingRequest) -> None:

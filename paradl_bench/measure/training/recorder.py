@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,6 @@ from paradl_bench.plan.tasks import Communication, Plan
 from paradl_bench.records.training.training_record import IssuedCollective
 
 When = Literal["setup", "first", "rebuild", "iteration"]
-
-WHENS: tuple[When, ...] = ("setup", "first", "rebuild", "iteration")
 
 # Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
 # contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
@@ -155,7 +153,7 @@ def differences(issued: Iterable[IssuedCollective], planned: Iterable[IssuedColl
     """What was issued and not planned, or the other way, one line each; empty when they agree to the byte."""
     have, want = _counts(issued), _counts(planned)
     lines = []
-    for key in sorted(have.keys() | want.keys(), key=lambda key: (WHENS.index(key[0]), *key[1:])):
+    for key in sorted(have.keys() | want.keys(), key=lambda key: (get_args(When).index(key[0]), *key[1:])):
         if have.get(key, 0) != want.get(key, 0):
             when, operation, size, group = key
             ranks = ",".join(map(str, group))

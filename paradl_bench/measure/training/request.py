@@ -34,13 +34,10 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     Attributes:
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
-        axes: as in :class:`~paradl_bench.plan.settings.PlanSettings`.
-        layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.
         emulate: file of the seconds that layers sleep instead of computing: a table, or a profile to make it of; None
             for a real run.
-        dilate: how many times as long; None for once.
         slow_rank: one rank that sleeps longer still by a factor; None for none.
         spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
         verify: whether the strategy is proved on the model first; None for where that is quick.
@@ -145,6 +142,8 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     def arguments(self, context: RankContext) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        exchange = self.settings.of(ExchangeOptions)
+        cap = "default" if exchange.has_default_limits else f"{exchange.bucket_cap_bytes / 1024**2:g}"
         return {
             "model": self.model,
             "input_shape": shape,
@@ -154,7 +153,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             "optimizer": self.optimizer,
             "backend": context.backend,
             "launcher": context.launcher,
-            "bucket_cap_mb": self._bucket_cap,
+            "bucket_cap_mb": cap,
             **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
@@ -167,16 +166,10 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         }
 
     @property
-    def _bucket_cap(self) -> str:
-        options = self.settings.of(ExchangeOptions)
-        return "default" if options.has_default_limits else f"{options.bucket_cap_bytes / 1024**2:g}"
-
-    @property
     def _settled(self) -> dict[str, str]:
         """What the axes of the strategy make of their options."""
-        settings = self.settings
-        found: dict[str, str] = {}
+        settled: dict[str, str] = {}
         for axis in self.strategy.axes:
             for options in axis.declared.options if axis.degree > 1 else ():
-                found |= settings.of(options).settled(axis.degree)
-        return found
+                settled |= self.settings.of(options).settled(axis.degree)
+        return settled

@@ -19,29 +19,28 @@ from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
-from paradl_bench.measure.training.ghost_host import host_seconds
-from paradl_bench.measure.training.ghosts import Ghost, emulate
+from paradl_bench.measure.training.ghosts import Ghost, awake_iterations, describe_run, emulate
 from paradl_bench.measure.training.proof import verify_training
-from paradl_bench.measure.training.recorder import (
-    differences,
-    planned_collectives,
-)
+from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.measure.training.writer import TrainingWriter, keep_shortage
+from paradl_bench.measure.training.writer import RankRun, TrainingWriter, keep_shortage
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axis_planner import samples_at_once
+from paradl_bench.ranks.groups.process_group import silent_groups
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.records.training.compile_record import CompileRecord
-from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
+from paradl_bench.records.training.training_record import MemoryPeak, TrainingIterations
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
 
 CHUNK_ITERATIONS = 10
 """Timed iterations between two writes: what an interruption loses at most."""
+_HOST_ITERATIONS = 9
+"""Of an emulated run's ranks, in which nothing is slept or moved: some ten milliseconds each."""
 
 
 def check_limits(request: TrainingRequest) -> None:
@@ -78,7 +77,6 @@ def measure_training(
 
     Args:
         network: of the request's model, where ranks that measure several runs have traced it before.
-        make_table: of what layers sleep, where the request names a profile.
 
     Raises:
         UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
@@ -99,63 +97,83 @@ def measure_training(
     ghost = emulate(request, network, context, make_table)
     if ghost:
         hold_in_common(model.module)
+    run = RankRun(request, context, output, command_line, ghost.emulated if ghost else None)
     trainer: Trainer | None = None
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)
-        _measure(trainer, model, request, context, network, output, command_line, ghost)
+        _measure(trainer, model, run, network, ghost)
         trainer.close()
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
         phase = trainer.phase if trainer else "setting up the batch"
-        found = shortage(error, context.rank, phase, context.device)
-        keep_shortage(found, network, request, context, output, command_line, ghost.emulated if ghost else None)
-        raise WorkError(describe_shortage(found)) from error
+        lacked = shortage(error, context.rank, phase, context.device)
+        keep_shortage(lacked, network, run)
+        raise WorkError(describe_shortage(lacked)) from error
 
 
-def _measure(
-    trainer: Trainer,
-    model: LoadedModel,
-    request: TrainingRequest,
-    context: RankContext,
-    network: ModelGraph,
-    output: Path,
-    command_line: tuple[str, ...],
-    ghost: Ghost | None,
-) -> None:
+def _measure(trainer: Trainer, model: LoadedModel, run: RankRun, network: ModelGraph, ghost: Ghost | None) -> None:
+    request, context = run.request, run.context
     network = trainer.try_alone(network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     trainer.phase = "verifying the strategy"
-    verified = verify_training(model, network, request, context, output, trainer.sample_s)
-    layers, first = ghost.emulated if ghost else None, context.rank == 0
-    writer = TrainingWriter.open(request, context, output, command_line, layers=layers) if first else None
+    verified = verify_training(model, network, request, context, run.output, trainer.sample_s)
+    writer = TrainingWriter.open(run) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0, int)
     if done >= request.iterations:
         return
     hosts_noted = note_places(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
-    host = (trainer.host_time(network), host_seconds(ghost, request, context, network)) if ghost else None
+    host = (trainer.host_time(network), _host_seconds(ghost, request, context, network)) if ghost else None
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
-    found = _differences(context, issued, planned)
+    own_unplanned = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
+    unplanned = _of_all_ranks(context, own_unplanned)
     cores = tuple(core for core in context.gather(context.core, int | None) if core is not None)
     # Ghosts hold other tensors than layers do: their memory says nothing of a real run's. A model that is tracked runs
     # uncompiled.
     untracked = ghost or request.kernel_settings.compile
     peaks = [] if untracked else context.gather(trainer.track_memory(), MemoryPeak)
     compiled = context.gather(trainer.compiled, tuple[CompileRecord, ...])
-    about = trainer.describe_ghosts(ghost, *host) if ghost and host else None
+    about = describe_run(ghost, trainer.iterate, context, *host) if ghost and host else None
     if writer is not None:
-        memory = tuple(peaks)
         whole = tuple(record for of_rank in compiled for record in of_rank)
-        writer.describe(network, context, cores, issued, planned, memory, about, whole, verified)
+        writer.describe(network, context, cores, issued, planned, tuple(peaks), about, whole, verified)
         if ghost:
             writer.keep_table(ghost.table)
-        writer.write(found)
-    _run_timed(trainer, request, context, writer, done, found)
+        writer.write(unplanned)
+    _run_timed(trainer, request, context, writer, done, unplanned)
     hosts_noted.again()
     if writer is not None:
-        writer.finish()
+        writer.directory.finish()
+
+
+def _host_seconds(
+    ghost: Ghost, request: TrainingRequest, context: RankContext, network: ModelGraph
+) -> tuple[float, ...]:
+    """Seconds that ranks of an emulated run take their host for besides communication; a collective.
+
+    Of each iteration on its slowest rank; none where this torch has no groups that move nothing. The same strategy over
+    such groups, in iterations that sleep nothing, on all ranks at once: what is left is the modules, hooks, copies and
+    schedules of the ranks, on the cores that they share. On a real cluster each rank has cores of its own for that.
+    """
+    if context.ranks == 1:
+        return ()
+    # Strategies replace parameters by shards of them: the run's own model stays whole.
+    model = load_model(request.model, request.input_shape)
+    hold_in_common(model.module)
+    try:
+        with silent_groups():
+            trainer = Trainer(model, request, context, ghost.twin)
+            trainer.prepare(network)
+    except ImportError:
+        return ()
+    # The first one takes what memory it needs.
+    awake_iterations(ghost.twin, trainer.iterate, context, 1)
+    iteration_s = awake_iterations(ghost.twin, trainer.iterate, context, _HOST_ITERATIONS)
+    ghost.twin.sleeper.take_asked()
+    trainer.close()
+    return iteration_s
 
 
 def _run_timed(
@@ -164,13 +182,9 @@ def _run_timed(
     context: RankContext,
     writer: TrainingWriter | None,
     done: int,
-    found: list[str],
+    unplanned: list[str],
 ) -> None:
-    """The rest of the warm-up, then chunks of timed iterations, each written as soon as it is there.
-
-    Args:
-        done: iterations that are written already. found: what was issued other than planned so far.
-    """
+    """The rest of the warm-up, then chunks of timed iterations, each written as soon as it is there."""
     about_run = f"{request.model} {request.strategy}, batch {request.batch}"
     with progress(about_run, request.iterations) as bar, Compiling() as compiling:
         bar.advance(done)
@@ -180,21 +194,17 @@ def _run_timed(
             count = min(CHUNK_ITERATIONS, request.iterations - done)
             with compiling.nothing_more(request.model):
                 chunk = trainer.run_chunk(done, count)
-            found += _count_differences(context, chunk, trainer.recorded_count)
+            unplanned += _count_differences(context, chunk, trainer.recorded_count)
             chunks = context.gather(chunk, TrainingIterations)
             if writer is not None:
                 writer.append(chunks)
-                writer.write(found)
+                writer.write(unplanned)
             done += count
             bar.advance(count)
 
 
-def _differences(
-    context: RankContext, issued: tuple[IssuedCollective, ...], planned: tuple[IssuedCollective, ...]
-) -> list[str]:
-    """What any rank issued other than planned, each line once; on every rank."""
-    lines = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
-    return [line for found in context.gather(lines, list[str]) for line in found]
+def _of_all_ranks(context: RankContext, lines: list[str]) -> list[str]:
+    return [line for of_rank in context.gather(lines, list[str]) for line in of_rank]
 
 
 def _count_differences(context: RankContext, chunk: TrainingIterations, recorded: int | None) -> list[str]:
@@ -205,4 +215,4 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
             f"rank {context.rank}, timed iterations from {chunk.first_iteration} on: {len(wrong)} issued {wrong[0]}"
             f" collectives where the recorded one issued {recorded}"
         ]
-    return [line for found in context.gather(lines, list[str]) for line in found]
+    return _of_all_ranks(context, lines)

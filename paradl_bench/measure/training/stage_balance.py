@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,8 +22,6 @@ from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import balanced_stages
-
-Samples = TypeVar("Samples", LayerSamples, IterationSamples)
 
 
 def with_measured_stages(request: TrainingRequest, network: ModelGraph) -> TrainingRequest:
@@ -42,7 +38,8 @@ def with_measured_stages(request: TrainingRequest, network: ModelGraph) -> Train
         _layers(directory, network, (request.dtype, request.kernel_settings.label)), batch, strategy.ranks
     )
     seconds = measured_seconds(directory, network, records)
-    at = f"{request.balance}, batch {records[0].batch}, {_ranks(records[0].ranks_on_host)} on the host"
+    on_host = records[0].ranks_on_host
+    at = f"{request.balance}, batch {records[0].batch}, {on_host} rank{'s' * (on_host > 1)} on the host"
     return msgspec.structs.replace(
         request,
         axes=request.settings.changed(
@@ -52,10 +49,6 @@ def with_measured_stages(request: TrainingRequest, network: ModelGraph) -> Train
         ).axes,
         balance=None,
     )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _layers(directory: Path, network: ModelGraph, computed_in: tuple[str, str]) -> list[LayerSamples]:
@@ -72,19 +65,18 @@ def _layers(directory: Path, network: ModelGraph, computed_in: tuple[str, str]) 
         for record in read_records(directory, LAYERS_FILE, LayerSamples)
         if record.mode == "in_situ" and not record.shard and (record.dtype, record.kernel_settings) == computed_in
     ]
-    own = [record for record in records if record.model == network.name]
-    if not own:
+    of_model = [record for record in records if record.model == network.name]
+    if not of_model:
         models = ", ".join(sorted({record.model for record in records})) or "no model"
         within = " ".join(computed_in).rstrip()
         raise UserError(f"--balance {directory} holds layers in {within} of {models}, none of {network.name}")
-    return own
+    return of_model
 
 
-def _nearest(records: Iterable[Samples], batch: int, ranks: int) -> list[Samples]:
+def _nearest(records: list[LayerSamples], batch: int, ranks: int) -> list[LayerSamples]:
     """Those of the nearest number of ranks on the host, and of these the nearest batch, both by ratio."""
-    known = list(records)
-    on_host = min(sorted({r.ranks_on_host for r in known}), key=lambda count: abs(math.log(count / ranks)))
-    near = [record for record in known if record.ranks_on_host == on_host]
+    on_host = min(sorted({r.ranks_on_host for r in records}), key=lambda count: abs(math.log(count / ranks)))
+    near = [record for record in records if record.ranks_on_host == on_host]
     at = min(sorted({record.batch for record in near}), key=lambda count: abs(math.log(count / batch)))
     return [record for record in near if record.batch == at]
 
@@ -104,15 +96,15 @@ def measured_seconds(directory: Path, network: ModelGraph, records: list[LayerSa
         samples[record.layer][record.phase].extend(record.samples_s)
         operations[record.layer] = record.operation
     for layer in network.layers:
-        found = operations.get(layer.name)
-        if found != layer.operation:
-            what = "holds no time of it" if found is None else f"measured {found}"
+        measured = operations.get(layer.name)
+        if measured != layer.operation:
+            what = "holds no time of it" if measured is None else f"measured {measured}"
             raise UserError(
                 f"--balance {directory}: layer {layer.name} of {network.name} is {layer.operation} here, and it {what};"
                 " measure it with this --input-shape"
             )
     between = _between(directory, records[0])
-    of_phase = {phase: sum(phase in own for own in samples.values()) for phase in between}
+    of_phase = {phase: sum(phase in phases for phases in samples.values()) for phase in between}
     return tuple(
         sum(
             float(np.median(values)) + between.get(phase, 0.0) / max(of_phase.get(phase, 1), 1)
@@ -132,7 +124,6 @@ def _between(directory: Path, like: LayerSamples) -> dict[str, float]:
     ]
     if not iterations:
         return {}
-    return {
-        "FW": max(0.0, float(np.median(np.concatenate([record.fw_between_s for record in iterations])))),
-        "BW": max(0.0, float(np.median(np.concatenate([record.bw_between_s for record in iterations])))),
-    }
+    forward = np.median(np.concatenate([record.fw_between_s for record in iterations]))
+    backward = np.median(np.concatenate([record.bw_between_s for record in iterations]))
+    return {"FW": max(0.0, float(forward)), "BW": max(0.0, float(backward))}

@@ -73,26 +73,29 @@ def summarise_training(directory: Path) -> TrainingSummary:
     records = read_records(directory, TRAINING_FILE, TrainingIterations)
     summaries = []
     for rank in sorted({record.rank for record in records}):
-        own = [record for record in records if record.rank == rank]
-        fields = PHASES | (_IDLE if own[0].pipeline_idle_s else {})
-        phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in fields.items()}
+        of_rank = [record for record in records if record.rank == rank]
+        fields = PHASES | (_IDLE if of_rank[0].pipeline_idle_s else {})
+        phases = {name: summarise([s for r in of_rank for s in getattr(r, field)]) for name, field in fields.items()}
         core = run.cores[rank] if rank < len(run.cores) else None
-        communication = {name: summarise(values) for name, values in _communication(own).items()}
+        communication = {name: summarise(values) for name, values in _communication(of_rank).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
-    pace = training_pace(run, records, read_host_records(directory))
-    emulated = emulation_noted(directory)
-    nodes = tuple(lines_of_nodes(directory))
-    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated, nodes=nodes)
+    return TrainingSummary(
+        run=run,
+        ranks=tuple(summaries),
+        pace=training_pace(run, records, read_host_records(directory)),
+        emulated=emulation_noted(directory),
+        nodes=tuple(lines_of_nodes(directory)),
+    )
 
 
 def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
     """Seconds of every iteration, by phase and kind."""
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     for record in records:
         for phase, kinds in (("FW", record.fw_communication_s), ("BW", record.bw_communication_s)):
             for kind, values in kinds.items():
-                found.setdefault(f"{phase} {kind}", []).extend(values)
-    return found
+                seconds.setdefault(f"{phase} {kind}", []).extend(values)
+    return seconds
 
 
 def print_training_summary(directory: Path, *, as_json: bool) -> None:
@@ -153,13 +156,9 @@ def _ghost_line(ghost: GhostRun) -> str:
     return (
         f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; the framework takes rank 0's host"
         f" {format_seconds(framework)} ({ghost.overhead:.1%} of that{much if ghost.overhead > _MUCH_OVERHEAD else ''}),"
-        f" and {_signed(oversleep)} beside it; without sleep an iteration takes"
-        f" {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
+        f" and {'-' if oversleep < 0 else ''}{format_seconds(abs(oversleep))} beside it; without sleep an iteration"
+        f" takes {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
     )
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"
 
 
 def _cell(item: Summary | None) -> str:

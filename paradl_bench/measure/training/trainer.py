@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,14 +19,10 @@ from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.execution.optimizers import optimizer_of
 from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
-from paradl_bench.measure.training.ghosts import Ghost, HostTime, describe_run, measure_host_time
+from paradl_bench.measure.training.ghosts import HostTime, measure_host_time
 from paradl_bench.measure.training.memory_tracking import track_memory
-from paradl_bench.measure.training.recorder import (
-    CollectiveRecorder,
-    SequenceCounter,
-)
+from paradl_bench.measure.training.recorder import CollectiveRecorder, SequenceCounter
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
-from paradl_bench.measure.training.stamps import Arrival, Stamps
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
@@ -36,7 +33,6 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import ran_out
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.compile_record import CompileRecord
-from paradl_bench.records.training.ghost_record import GhostRun
 from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations, Turn
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
@@ -44,17 +40,36 @@ from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import StagedModule
 
 
+class Stamps(NamedTuple):
+    """One iteration: stamps at its start and end and at the end of backward, and the loss, still on the device.
+
+    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
+    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
+    """
+
+    begin: Any
+    last_gradient: Any
+    backward_end: Any
+    end: Any
+    loss: torch.Tensor | None
+    fw_communication: list[Row]
+    bw_communication: list[Row]
+    turns: list[Row]
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """When the last gradient of an iteration arrived."""
+
+    stamp: Any = None
+
+
 class Trainer:
     """One rank's model, data and optimizer, and its iterations.
-
-    Args:
-        twin: of an emulated run: what stands for the model's compute.
 
     Attributes:
         recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
             backend does not count.
-        phase: what the rank is doing, in words.
-        attempt: at the run, for what is recorded.
         compiled: what was compiled in the recorded iterations; nothing where nothing was.
         sample_s: seconds that forward and backward of one sample took alone, the first time.
     """
@@ -89,7 +104,7 @@ class Trainer:
         self._counter = SequenceCounter()
         self._spans = Spans()
         self._pipeline: StagedModule | None = None
-        self._last_gradient = Arrival()
+        self._last_gradient = _Arrival()
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
@@ -116,7 +131,7 @@ class Trainer:
         self._groups = built.groups
         if built.pipeline is None:
             self._steps = MicroSteps(built, self._loss, self._inputs, self._targets, request.accumulate, self._entered)
-        if built.pipeline is not None and built.pipeline.stages[0].receives:
+        elif built.pipeline.stages[0].receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
         self._counter = SequenceCounter(built.groups)
@@ -138,11 +153,7 @@ class Trainer:
         return issued
 
     def _run_recorded(self) -> tuple[IssuedCollective, ...]:
-        """The recorded iterations; returns what this rank issued in them, and watches the last gradient from then on.
-
-        Raises:
-            UserError: nothing in the model is trained.
-        """
+        """Returns what this rank issued in the recorded iterations, and watches the last gradient from then on."""
         issued: tuple[IssuedCollective, ...] = ()
         last: str | None = None
         for when in RECORDED:
@@ -158,7 +169,7 @@ class Trainer:
             )
         # Where no gradients are exchanged nothing is waited for after the last one.
         if group_axes(self._request.strategy, Trait.REPLICATES):
-            self._watch(last)
+            self._watch_gradient(last)
         return issued
 
     def close(self) -> None:
@@ -178,11 +189,7 @@ class Trainer:
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once."""
         return track_memory(
-            self.iterate,
-            self._parallel,
-            self._optimizer,
-            (self._inputs, self._targets),
-            rank=self._context.rank,
+            self.iterate, self._parallel, self._optimizer, (self._inputs, self._targets), rank=self._context.rank
         )
 
     def try_alone(self, network: ModelGraph) -> ModelGraph:
@@ -228,11 +235,7 @@ class Trainer:
         batch = self._inputs, self._targets
         return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
 
-    def describe_ghosts(self, ghost: Ghost, host: HostTime, host_iteration_s: tuple[float, ...]) -> GhostRun:
-        """What an emulated run says of itself; the host's time is known to rank 0 alone."""
-        return describe_run(ghost, host, self.iterate, self._context, host_iteration_s)
-
-    def _watch(self, last: str) -> None:
+    def _watch_gradient(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
         # The hook must not hold the trainer: parameters keep their hooks where Python's collector does not look, and
         # the process group has to be gone when the rank leaves.
@@ -314,6 +317,8 @@ class Trainer:
         seconds = self._clock.seconds
         known = tuple(count for count in counts if count is not None)
         forward, backward, exchange, idle = zip(*map(self._phases, stamps), strict=True)
+        # The last reduction of sharded gradients is the exposed gradient exchange.
+        before_exchange = -1 if self._shards_parameters else None
         return TrainingIterations(
             rank=self._context.rank,
             first_iteration=first,
@@ -324,7 +329,7 @@ class Trainer:
             pipeline_idle_s=idle if self._pipeline is not None else (),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             fw_communication_s=self._communication([item.fw_communication for item in stamps]),
-            bw_communication_s=self._communication([self._in_backward(item) for item in stamps]),
+            bw_communication_s=self._communication([item.bw_communication[:before_exchange] for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
@@ -364,15 +369,11 @@ class Trainer:
         idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
         return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
 
-    def _in_backward(self, item: Stamps) -> list[tuple[str, Any, Any]]:
-        """Communication before the exposed gradient exchange, which the last reduction of sharded gradients is."""
-        return item.bw_communication[:-1] if self._shards_parameters else item.bw_communication
-
-    def _communication(self, iterations: list[list[tuple[str, Any, Any]]]) -> dict[str, tuple[float, ...]]:
+    def _communication(self, iterations: list[list[Row]]) -> dict[str, tuple[float, ...]]:
         """Seconds of each kind of layer-wise communication, one value an iteration."""
         sums: dict[str, list[float]] = {}
         for index, rows in enumerate(iterations):
             for what, begin, end in rows:
-                own = sums.setdefault(what, [0.0] * len(iterations))
-                own[index] += self._clock.seconds(begin, end)
-        return {what: tuple(own) for what, own in sums.items()}
+                of_iterations = sums.setdefault(what, [0.0] * len(iterations))
+                of_iterations[index] += self._clock.seconds(begin, end)
+        return {what: tuple(of_iterations) for what, of_iterations in sums.items()}

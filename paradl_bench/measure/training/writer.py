@@ -6,6 +6,7 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +40,20 @@ from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
 
 
+class RankRun(NamedTuple):
+    """A run on one rank: what was asked, and where its measurements go.
+
+    Attributes:
+        layers: that slept, of an emulated run.
+    """
+
+    request: TrainingRequest
+    context: RankContext
+    output: Path
+    command_line: tuple[str, ...]
+    layers: EmulatedLayers | None
+
+
 @dataclass(slots=True)
 class TrainingWriter:
     """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
@@ -50,30 +65,21 @@ class TrainingWriter:
     losses: list[float] = field(default_factory=list)
 
     @classmethod
-    def open(
-        cls,
-        request: TrainingRequest,
-        context: RankContext,
-        output: Path,
-        command_line: tuple[str, ...],
-        *,
-        alone: bool = True,
-        layers: EmulatedLayers | None = None,
-    ) -> TrainingWriter:
+    def open(cls, run: RankRun, *, alone: bool = True) -> TrainingWriter:
         """Start in a new directory, or go on in one of the same command.
 
         Args:
             alone: as of :meth:`MeasurementDirectory.open`.
-            layers: that slept, of an emulated run.
 
         Raises:
             UserError: the directory holds something else.
         """
+        request, context = run.request, run.context
         directory = MeasurementDirectory.open(
-            output,
+            run.output,
             kind="training",
             arguments=request.arguments(context),
-            command_line=command_line,
+            command_line=run.command_line,
             environment=capture_environment(
                 request.device,
                 settings={
@@ -81,7 +87,7 @@ class TrainingWriter:
                     **compiler_settings(request.kernel_settings, request.device),
                     **context.settings,
                 },
-                layers=layers,
+                layers=run.layers,
             ),
             alone=alone,
             watch=alone,
@@ -158,46 +164,38 @@ class TrainingWriter:
         self.directory.append(TRAINING_FILE, chunks)
         self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
 
-    def write(self, found: list[str]) -> None:
-        """Replace the run's description by what is known now."""
+    def write(self, unplanned: list[str]) -> None:
+        """Replace the run's description by what is known now.
+
+        Args:
+            unplanned: what was issued other than planned, a line each.
+        """
         assert self.run is not None
         run = msgspec.structs.replace(
-            self.run, losses=tuple(self.losses), issued_equals_plan=not found, differences=tuple(found)
+            self.run, losses=tuple(self.losses), issued_equals_plan=not unplanned, differences=tuple(unplanned)
         )
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
 
-    def finish(self) -> None:
-        """Mark the measurement complete."""
-        self.directory.finish()
 
-
-def keep_shortage(
-    found: MemoryShortage,
-    network: ModelGraph,
-    request: TrainingRequest,
-    context: RankContext,
-    output: Path,
-    command_line: tuple[str, ...],
-    layers: EmulatedLayers | None = None,
-) -> None:
+def keep_shortage(lacked: MemoryShortage, network: ModelGraph, run: RankRun) -> None:
     """Note in ``run.json`` that memory ran out on this rank; any rank writes it, since the others may wait for ever.
 
     Raises:
         UserError: the directory holds something else.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    directory = os.open(output.parent, os.O_RDONLY)
+    run.output.parent.mkdir(parents=True, exist_ok=True)
+    directory = os.open(run.output.parent, os.O_RDONLY)
     try:
         # Ranks run out together.
         fcntl.flock(directory, fcntl.LOCK_EX)
-        writer = TrainingWriter.open(request, context, output, command_line, alone=False, layers=layers)
-        if (output / RUN_NAME).exists():
-            run = read_run(output)
+        writer = TrainingWriter.open(run, alone=False)
+        if (run.output / RUN_NAME).exists():
+            described = read_run(run.output)
         else:
-            writer.describe(network, context, (), (), (), ())
+            writer.describe(network, run.context, (), (), (), ())
             assert writer.run is not None
-            run = writer.run
-        run = msgspec.structs.replace(run, did_not_fit=(*run.did_not_fit, found))
-        write_bytes_atomically(output / RUN_NAME, encode_pretty(run))
+            described = writer.run
+        described = msgspec.structs.replace(described, did_not_fit=(*described.did_not_fit, lacked))
+        write_bytes_atomically(run.output / RUN_NAME, encode_pretty(described))
     finally:
         os.close(directory)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import IN_PLACE, TEXT
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument
 
 _FUNCTIONS = (
     "relu", "relu6", "gelu", "silu", "sigmoid", "tanh", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid",
@@ -24,14 +24,10 @@ def facts(call: Call) -> Facts:
     attributes: dict[str, Attribute] = {"function": call.function, "in_place": in_place}
     if call.keywords.get("approximate", "none") != "none":
         attributes["approximate"] = call.keywords["approximate"]
-    return Facts(
-        attributes,
-        fw_flops=call.output_elements,
-        bw_input_flops=call.output_elements,
-    )
+    return Facts(attributes, fw_flops=call.output_elements, bw_input_flops=call.output_elements)
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """The function of ``torch.nn.functional``; in place it runs on a copy that autograd may overwrite."""
     import torch
     import torch.nn.functional as F
@@ -65,8 +61,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands({"batch": batch, "elements": layer.output_elements, "in_place": in_place}, settings)
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """The activation of its name."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     shape = (sizes["batch"], sizes["elements"])
     approximate = {"approximate": settings["approximate"]} if "approximate" in settings else {}
     return Call(
@@ -79,12 +74,12 @@ KIND = LayerKind(
     functions=_FUNCTIONS,
     facts=facts,
     attributes={"function": TEXT, "in_place": IN_PLACE},
-    build=build,
-    by_position=always,
-    by_element=always,
+    build=_build,
+    by_position=lambda attributes: True,
+    by_element=lambda attributes: True,
     saves=saves,
     # Backward makes a gradient of its weight for every element, and adds them up.
     watched=lambda call: call.function == "prelu",
     operands=operands,
-    call=call,
+    call=_call,
 )

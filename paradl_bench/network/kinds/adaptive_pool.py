@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
-from paradl_bench.network.kinds.attributes import SHAPE, per_dim
-from paradl_bench.network.kinds.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
-from paradl_bench.network.kinds.operand_sizes import spatial, spatial_of
+from paradl_bench.network.kinds.attributes import SHAPE, Need
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument
+from paradl_bench.network.kinds.operand_sizes import spatial, spatial_of, volumes_in_fp32_on_a_cpu
 
 _FUNCTIONS = tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3))
 
@@ -22,8 +22,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """The adaptive pooling function, over as many dims as its name says."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     name = str(attributes["function"])
@@ -52,17 +51,11 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands(sizes, {"function": str(layer.attributes["function"])})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """The adaptive pooling function of its name."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     dims = int(settings["function"][-2])
     of_samples, output = (sizes["batch"], sizes["channels"]), spatial_of("out", sizes, dims)
     tensor = TensorArgument((*of_samples, *spatial_of("in", sizes, dims)))
     return Call(settings["function"], (tensor, output), {}, ((*of_samples, *output),), sizes["batch"])
-
-
-def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """A CPU pools volumes in fp32."""
-    return "fp32" if device == "cpu" and str(attributes["function"]).endswith("3d") else "widest"
 
 
 KIND = LayerKind(
@@ -70,11 +63,14 @@ KIND = LayerKind(
     functions=_FUNCTIONS,
     facts=facts,
     reads_dims=1,
-    attributes={"function": per_dim(*_FUNCTIONS), "output": SHAPE},
-    build=build,
-    by_channel=always,
+    attributes={
+        "function": Need(lambda value: value in _FUNCTIONS, f"one of {', '.join(_FUNCTIONS)}"),
+        "output": SHAPE,
+    },
+    build=_build,
+    by_channel=lambda attributes: True,
     saves=saves,
     operands=operands,
-    autocast=autocast,
-    call=call,
+    autocast=volumes_in_fp32_on_a_cpu,
+    call=_call,
 )

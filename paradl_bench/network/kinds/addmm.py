@@ -8,13 +8,13 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import COUNT, TEXT
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
 
 
 def facts(call: Call) -> Facts:
     """FLOPs: 2 multiply-adds an output element over the inner dim and 1 for the sum; a product for each gradient.
 
-    ``parameters`` says which of the three operands (sum, first and second factor) are parameters.
+    ``weights`` says which of the three operands (sum, first and second factor) are parameters.
     """
     added, _, factor = call.tensors[:3]
     inner, out_features = factor.shape
@@ -28,7 +28,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """``torch.addmm`` over all samples' rows at once."""
     import torch
 
@@ -54,8 +54,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands(sizes, {"function": "addmm"}, out_features * (in_features + 1))
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``addmm`` of a bias, rows and weights."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     batch, in_features, out_features = (sizes[name] for name in ("batch", "in_features", "out_features"))
     bias, weight = TensorArgument((out_features,), "bias"), TensorArgument((in_features, out_features), "weight")
     return Call("addmm", (bias, TensorArgument((batch, in_features)), weight), {}, ((batch, out_features),), batch)
@@ -66,10 +65,10 @@ KIND = LayerKind(
     functions=("addmm",),
     facts=facts,
     attributes={"out_features": COUNT, "weights": TEXT},
-    build=build,
+    build=_build,
     splits_backward=True,
     saves=inputs_saved,
     operands=operands,
-    autocast=lowered,
-    call=call,
+    autocast=lambda attributes, device: "lower",
+    call=_call,
 )

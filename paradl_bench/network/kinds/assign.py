@@ -7,7 +7,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute
 from paradl_bench.network.kinds.attributes import FLAG, TEXT
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, TensorArgument, nothing_saved
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, TensorArgument, batch_dim, nothing_saved
 
 
 def facts(call: Call) -> Facts:
@@ -15,18 +15,14 @@ def facts(call: Call) -> Facts:
 
     Backward copies the gradient, with zeros where other values were assigned, and takes out what belongs to those.
     """
-    assigned = _assigned_elements(call)
+    shape = call.tensors[0].shape
+    assigned = _indexed(shape, call.arguments[1]) if call.function == "setitem" else math.prod(shape)
+    if batch_dim(shape, call.batch) is not None:
+        # Per sample; else all of a tensor that holds no batch.
+        assigned = -(-assigned // call.batch)
     attributes: dict[str, Attribute] = {"function": call.function, "in_place": call.in_place, "assigned": assigned}
     reads = len(call.tensors) > 1
     return Facts(attributes, moved_elements=(1 + reads) * assigned)
-
-
-def _assigned_elements(call: Call) -> int:
-    """Per sample; all of a tensor that holds no batch."""
-    shape = call.tensors[0].shape
-    assigned = _indexed(shape, call.arguments[1]) if call.function == "setitem" else math.prod(shape)
-    holds_batch = any(extent and extent % call.batch == 0 for extent in shape)
-    return -(-assigned // call.batch) if holds_batch else assigned
 
 
 def _indexed(shape: tuple[int, ...], index: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import FLAG, SHARE, TEXT
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, lowered, per_sample
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, per_sample
 
 
 def facts(call: Call) -> Facts:
@@ -28,7 +28,7 @@ def facts(call: Call) -> Facts:
     return Facts(attributes, fw_flops=products, bw_input_flops=2 * products)
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """``torch.nn.functional.scaled_dot_product_attention``; a mask is the fourth input."""
     import torch.nn.functional as F
 
@@ -57,15 +57,11 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     if query[0] != key[0] or layer.batchless_inputs:
         return None
     sizes = {"batch": batch, "heads": query[0], "queries": query[1], "keys": key[1], "width": query[2]}
-    own = {
-        "value_width": value[2],
-        "causal": int(bool(attributes["causal"])),
-        "drops": int(bool(attributes["dropout"])),
-    }
-    return Operands({**sizes, **own}, {"function": str(attributes["function"])})
+    flags = {"causal": int(bool(attributes["causal"])), "drops": int(bool(attributes["dropout"]))}
+    return Operands({**sizes, "value_width": value[2], **flags}, {"function": str(attributes["function"])})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     """Attention of heads that are alike; with dropout, of a tenth."""
     batch, heads, queries, keys = (sizes[name] for name in ("batch", "heads", "queries", "keys"))
     pairs = ((queries, "width"), (keys, "width"), (keys, "value_width"))
@@ -79,9 +75,9 @@ KIND = LayerKind(
     functions=("scaled_dot_product_attention",),
     facts=facts,
     attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE},
-    build=build,
+    build=_build,
     saves=saves,
     operands=operands,
-    autocast=lowered,
-    call=call,
+    autocast=lambda attributes, device: "lower",
+    call=_call,
 )

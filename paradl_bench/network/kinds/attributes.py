@@ -66,11 +66,6 @@ SHARE = Need(
 )
 
 
-def per_dim(*names: str) -> Need:
-    """A function's name that ends in how many dims it works on: one of ``names``."""
-    return Need(lambda value: value in names, f"one of {', '.join(names)}")
-
-
 def wrong_attribute(needs: Mapping[str, Need], attributes: Mapping[str, Attribute]) -> str | None:
     """What is wrong with the first attribute that is missing or not as needed; None where all are right."""
     for name, need in needs.items():

@@ -56,13 +56,13 @@ def widths_of(network: ModelGraph, dtype: str, device: str) -> list[Width]:
     kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[dtype]
     kinds = layer_kinds()
     made: dict[str, int] = {}
-    found = []
+    widths = []
     for layer in network.layers:
         reads = tuple(made.get(name, kept) for name in layer.inputs)
         width = _width(layer, kinds.get(layer.kind), reads, lower, kept, device)
         made[layer.name] = width.runs
-        found.append(width)
-    return found
+        widths.append(width)
+    return widths
 
 
 def _width(layer: Layer, kind: LayerKind | None, reads: tuple[int, ...], lower: int, kept: int, device: str) -> Width:

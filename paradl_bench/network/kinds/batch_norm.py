@@ -8,17 +8,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import FLAG
-from paradl_bench.network.kinds.kind import (
-    BUFFER,
-    Call,
-    Cast,
-    Facts,
-    LayerKind,
-    Operands,
-    Saved,
-    TensorArgument,
-    always,
-)
+from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, LayerKind, Operands, Saved, TensorArgument
 
 
 def facts(call: Call) -> Facts:
@@ -36,7 +26,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """``torch.nn.functional.batch_norm`` over fresh running statistics."""
     import torch
     import torch.nn.functional as F
@@ -68,8 +58,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands(sizes, {"function": "batch_norm"}, 2 * channels * settings["affine"])
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``batch_norm`` of positions in a row."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     batch, channels, positions = (sizes[name] for name in ("batch", "channels", "positions"))
     shape = (batch, channels, positions)
     buffers = (f"{BUFFER}mean", f"{BUFFER}variance") if sizes["running"] else ()
@@ -80,22 +69,18 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call("batch_norm", arguments, {}, (shape,), batch)
 
 
-def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """In the dtype of the activations; statistics and parameters stay fp32."""
-    return "input"
-
-
 KIND = LayerKind(
     name="batch_norm",
     functions=("batch_norm",),
     facts=facts,
     reads_dims=1,
     attributes={"affine": FLAG, "training": FLAG, "running": FLAG},
-    build=build,
-    by_position=always,
-    by_channel=always,
+    build=_build,
+    by_position=lambda attributes: True,
+    by_channel=lambda attributes: True,
     saves=saves,
     operands=operands,
-    autocast=autocast,
-    call=call,
+    # Statistics and parameters stay fp32.
+    autocast=lambda attributes, device: "input",
+    call=_call,
 )

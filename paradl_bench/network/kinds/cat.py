@@ -17,8 +17,7 @@ def facts(call: Call) -> Facts:
     return Facts({"function": call.function, "dim": int(given.get("dim", given.get("axis", 0)))})
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``torch.cat`` or ``torch.stack``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch
 
     function: Any = torch.stack if attributes["function"] == "stack" else torch.cat
@@ -43,17 +42,12 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     )
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``cat`` of tensors as equal as they can be."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """Of tensors as equal as they can be."""
     batch, elements, tensors = (sizes[name] for name in ("batch", "elements", "tensors"))
     parts = [elements // tensors + (index < elements % tensors) for index in range(tensors)]
-    return Call(
-        "cat",
-        (tuple(TensorArgument((batch, part)) for part in parts), 1),
-        {},
-        ((batch, elements),),
-        batch,
-    )
+    tensors_read = tuple(TensorArgument((batch, part)) for part in parts)
+    return Call("cat", (tensors_read, 1), {}, ((batch, elements),), batch)
 
 
 KIND = LayerKind(
@@ -61,10 +55,10 @@ KIND = LayerKind(
     functions=("cat", "concat", "stack"),
     facts=facts,
     attributes={"function": TEXT, "dim": DIM},
-    build=build,
+    build=_build,
     by_position=by_position,
     saves=nothing_saved,
     passes_gradient=lambda layer: True,
     operands=operands,
-    call=call,
+    call=_call,
 )

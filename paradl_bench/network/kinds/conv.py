@@ -16,7 +16,6 @@ from paradl_bench.network.kinds.kind import (
     TensorArgument,
     as_tuple,
     inputs_saved,
-    lowered,
     windows_of,
 )
 from paradl_bench.network.kinds.operand_sizes import spatial_of, window_sizes
@@ -50,8 +49,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """conv1d, conv2d or conv3d by the kernel's dims."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     kernel = attributes["kernel"]
@@ -81,19 +79,16 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     )
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """conv1d, conv2d or conv3d."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     dims = int(settings["function"][-2])
     batch, out_channels, groups = (sizes[name] for name in ("batch", "out_channels", "groups"))
     weight = (out_channels, sizes["in_channels"] // groups, *spatial_of("kernel", sizes, dims))
     given = {name: spatial_of(name, sizes, dims) for name in ("stride", "padding", "dilation")}
     bias = {"bias": TensorArgument((out_channels,), "bias")} if sizes["bias"] else {}
+    inputs = TensorArgument((batch, sizes["in_channels"], *spatial_of("in", sizes, dims)))
     return Call(
         settings["function"],
-        (
-            TensorArgument((batch, sizes["in_channels"], *spatial_of("in", sizes, dims))),
-            TensorArgument(weight, "weight"),
-        ),
+        (inputs, TensorArgument(weight, "weight")),
         {**bias, **given, "groups": groups},
         ((batch, out_channels, *spatial_of("out", sizes, dims)),),
         batch,
@@ -114,11 +109,11 @@ KIND = LayerKind(
         "out_channels": or_default(COUNT),
         "bias": or_default(FLAG),
     },
-    build=build,
+    build=_build,
     splits_backward=True,
     windows=windows_of,
     saves=inputs_saved,
     operands=operands,
-    autocast=lowered,
-    call=call,
+    autocast=lambda attributes, device: "lower",
+    call=_call,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import FLAG, IN_PLACE, SHARE, TEXT
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument
 
 
 def facts(call: Call) -> Facts:
@@ -25,7 +25,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """The dropout function of ``torch.nn.functional``, out of place."""
     import torch.nn.functional as F
 
@@ -51,7 +51,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands(sizes, {"function": "dropout"})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     """``dropout`` of a tenth of the elements, or of none."""
     shape, p = (sizes["batch"], sizes["elements"]), 0.1 if sizes["drops"] else 0.0
     given = {"p": p, "training": True, "inplace": bool(sizes["in_place"])}
@@ -63,10 +63,10 @@ KIND = LayerKind(
     functions=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
     facts=facts,
     attributes={"function": TEXT, "training": FLAG, "in_place": IN_PLACE, "p": SHARE},
-    build=build,
-    by_position=always,
-    by_element=always,
+    build=_build,
+    by_position=lambda attributes: True,
+    by_element=lambda attributes: True,
     saves=saves,
     operands=operands,
-    call=call,
+    call=_call,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import IN_PLACE, TEXT
-from paradl_bench.network.kinds.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.network.kinds.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument
 
 _IN_ONE_STEP = ("add", "radd", "sub", "neg", "mul", "rmul", "exp")
 _OF_ONE = ("neg", "exp", "sqrt", "rsqrt", "log", "abs")
@@ -30,7 +30,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     """The function of torch on the inputs; with one input, by a scalar."""
     import torch
 
@@ -83,7 +83,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands({**sizes, "in_place": in_place}, settings)
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     """The function of its name, on one tensor or two of which one may be spread over positions."""
     batch, elements, smaller = (sizes[name] for name in ("batch", "elements", "smaller_elements"))
     shape = (batch, smaller, elements // smaller)
@@ -101,32 +101,18 @@ def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
 KIND = LayerKind(
     name="elementwise",
     functions=(
-        "add",
-        "radd",
-        "sub",
-        "mul",
-        "rmul",
-        "div",
-        "truediv",
-        "neg",
-        "exp",
-        "sqrt",
-        "rsqrt",
-        "log",
-        "abs",
-        "pow",
-        "maximum",
-        "minimum",
+        "add", "radd", "sub", "mul", "rmul", "div", "truediv", "neg", "exp", "sqrt", "rsqrt", "log", "abs", "pow",
+        "maximum", "minimum",
     ),
     facts=facts,
     attributes={"function": TEXT, "in_place": IN_PLACE},
-    build=build,
-    by_position=always,
-    by_element=always,
+    build=_build,
+    by_position=lambda attributes: True,
+    by_element=lambda attributes: True,
     saves=saves,
     watched=watched,
     passes_gradient=passes_gradient,
     operands=operands,
     autocast=autocast,
-    call=call,
-)
+    call=_call,
+)  # fmt: skip

@@ -88,9 +88,6 @@ class SizedLayer(NamedTuple):
 def layer_of_sizes(kind_name: str, sizes: Mapping[str, int], settings: Mapping[str, str]) -> SizedLayer:
     """The inverse of :func:`kernel_shape`: a layer that has these sizes, and another layer before it.
 
-    Args:
-        sizes, settings: as ``kernel_shape`` gives them.
-
     Raises:
         ValueError: the kind can't be made from sizes.
     """

@@ -36,7 +36,6 @@ class Call:
 
     Attributes:
         function: normalised name (``add`` for ``torch.add``, ``Tensor.add_`` and ``+=``).
-        arguments: positional ones, then by keyword.
         output_shapes: of every tensor returned, with the batch.
         batch: the batch that the call was traced with.
     """
@@ -134,7 +133,6 @@ class Operands(NamedTuple):
 
     Attributes:
         sizes: whole numbers by name, the batch among them; the same names for all operations of the kind.
-        settings: what else picks a kernel and is no number.
         parameter_elements: of the parameters that it reads.
     """
 
@@ -148,9 +146,7 @@ class LayerKind:
     """A kind of layer; a module under ``paradl_bench/network/kinds`` declares one as ``KIND``.
 
     Attributes:
-        name: the layer's ``kind``.
         functions: normalised names of the torch functions that it covers.
-        facts: attributes and FLOPs of a call.
         build: from attributes, a function of (inputs, parameters) that runs the operation with torch (imported inside);
             None where it can't be run alone.
         attributes: what readers of a layer need of its attributes, by name; networks of a file are held to it.
@@ -197,7 +193,6 @@ class LayerKind:
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
     autocast: Callable[[Mapping[str, Attribute], str], Cast] = lambda attributes, device: "widest"
     call: Callable[[Mapping[str, int], Mapping[str, str]], Call] | None = None
-    notes: str = field(default="")
 
 
 def layer_kinds() -> dict[str, LayerKind]:
@@ -211,13 +206,13 @@ def kind_of_function() -> dict[str, LayerKind]:
     Raises:
         ValueError: two kinds cover the same function.
     """
-    found: dict[str, LayerKind] = {}
+    kinds: dict[str, LayerKind] = {}
     for kind in layer_kinds().values():
         for function in kind.functions:
-            if function in found:
-                raise ValueError(f"layer kinds {found[function].name} and {kind.name} both cover {function}")
-            found[function] = kind
-    return found
+            if function in kinds:
+                raise ValueError(f"layer kinds {kinds[function].name} and {kind.name} both cover {function}")
+            kinds[function] = kind
+    return kinds
 
 
 def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
@@ -238,16 +233,6 @@ def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
         padding = (0,) * len(kernel)
     assert isinstance(padding, tuple)
     return tuple(map(Window, kernel, stride, padding, dilation))
-
-
-def always(attributes: Mapping[str, Attribute]) -> bool:
-    """Of every operation of the kind."""
-    return True
-
-
-def lowered(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """Autocast runs it in the lower dtype, on every device."""
-    return "lower"
 
 
 def inputs_saved(layer: Layer) -> Saved:

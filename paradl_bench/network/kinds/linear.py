@@ -8,7 +8,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import COUNT, FLAG, or_default
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
 
 
 def facts(call: Call) -> Facts:
@@ -25,8 +25,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``torch.nn.functional.linear``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     return lambda inputs, parameters: F.linear(inputs[0], *parameters)
@@ -36,20 +35,11 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     """``batch`` is the rows multiplied at once: samples, times tokens where a sample has several."""
     *rows, in_features = layer.input_shapes[0]
     out_features, bias = layer.output_shape[-1], bool(layer.attributes.get("bias", len(layer.parameters) > 1))
-    return Operands(
-        {
-            "batch": batch * math.prod(rows),
-            "in_features": in_features,
-            "out_features": out_features,
-            "bias": int(bias),
-        },
-        {"function": "linear"},
-        out_features * (in_features + bias),
-    )
+    sizes = {"batch": batch * math.prod(rows), "in_features": in_features, "out_features": out_features}
+    return Operands({**sizes, "bias": int(bias)}, {"function": "linear"}, out_features * (in_features + bias))
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``linear`` on rows."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     batch, in_features, out_features = (sizes[name] for name in ("batch", "in_features", "out_features"))
     bias = {"bias": TensorArgument((out_features,), "bias")} if sizes["bias"] else {}
     weight = TensorArgument((out_features, in_features), "weight")
@@ -62,10 +52,10 @@ KIND = LayerKind(
     facts=facts,
     reads_dims=1,
     attributes={"out_features": or_default(COUNT), "bias": or_default(FLAG)},
-    build=build,
+    build=_build,
     splits_backward=True,
     saves=inputs_saved,
     operands=operands,
-    autocast=lowered,
-    call=call,
+    autocast=lambda attributes, device: "lower",
+    call=_call,
 )

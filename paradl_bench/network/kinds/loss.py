@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from paradl_bench.network.graph import Attribute, Layer
+from paradl_bench.network.graph import Layer
 from paradl_bench.network.kinds.attributes import TEXT, or_default
-from paradl_bench.network.kinds.kind import Call, Cast, Facts, LayerKind, Saved
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Saved
 
 
 def facts(call: Call) -> Facts:
@@ -22,11 +21,6 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=True)
 
 
-def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """Losses are computed in fp32 on every device."""
-    return "fp32"
-
-
 KIND = LayerKind(
     name="loss",
     functions=("cross_entropy", "nll_loss", "mse_loss"),
@@ -36,5 +30,5 @@ KIND = LayerKind(
     saves=saves,
     # Backward of cross-entropy makes two tensors of the size of the logits.
     watched=lambda call: True,
-    autocast=autocast,
+    autocast=lambda attributes, device: "fp32",
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
 
 
 def facts(call: Call) -> Facts:
@@ -17,8 +17,7 @@ def facts(call: Call) -> Facts:
     return Facts({"function": call.function}, fw_flops=flops, bw_input_flops=2 * flops)
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``torch.matmul``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch
 
     return lambda inputs, parameters: torch.matmul(*inputs, *parameters)
@@ -35,8 +34,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands(sizes, {"function": "matmul"})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``matmul`` of two batches of matrices."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     batch, rows, inner, columns = (sizes[name] for name in ("batch", "rows", "inner", "columns"))
     factors = TensorArgument((batch, rows, inner)), TensorArgument((batch, inner, columns))
     return Call("matmul", factors, {}, ((batch, rows, columns),), batch)
@@ -46,9 +44,9 @@ KIND = LayerKind(
     name="matmul",
     functions=("matmul", "bmm", "mm"),
     facts=facts,
-    build=build,
+    build=_build,
     saves=inputs_saved,
     operands=operands,
-    autocast=lowered,
-    call=call,
+    autocast=lambda attributes, device: "lower",
+    call=_call,
 )

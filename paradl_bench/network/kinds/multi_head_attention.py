@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, lowered
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind
 
 
 def facts(call: Call) -> Facts:
@@ -28,5 +28,5 @@ KIND = LayerKind(
     functions=("multi_head_attention_forward",),
     facts=facts,
     watched=lambda call: True,
-    autocast=lowered,
+    autocast=lambda attributes, device: "lower",
 )

@@ -27,8 +27,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``layer_norm`` or ``group_norm``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     function: Any = getattr(F, str(attributes["function"]))
@@ -61,8 +60,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return Operands({**sizes, "affine": affine}, {"function": function}, biased * channels * affine)
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """``layer_norm`` or ``rms_norm`` of rows, or ``group_norm``."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     function = settings["function"]
     batch, channels = sizes["batch"], sizes["channels"]
     shape = (batch, channels, sizes["positions"]) if function == "group_norm" else (batch, channels)
@@ -88,10 +86,10 @@ KIND = LayerKind(
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
     facts=facts,
     attributes={"function": TEXT, "size": COUNTS_IF_KNOWN, "affine": FLAG},
-    build=build,
+    build=_build,
     saves=saves,
     watched=lambda call: call.function in ("instance_norm", "local_response_norm", "rms_norm"),
     operands=operands,
     autocast=autocast,
-    call=call,
+    call=_call,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from paradl_bench.network.graph import Attribute, Layer
-from paradl_bench.network.kinds.kind import windows_of
+from paradl_bench.network.kinds.kind import Cast, windows_of
 
 EXTENTS = ("depth", "height", "width")
 
@@ -36,6 +36,11 @@ def window_sizes(layer: Layer) -> dict[str, int] | None:
         **spatial("dilation", tuple(window.dilation for window in windows)),
         **spatial("out", layer.output_shape[1:]),
     }
+
+
+def volumes_in_fp32_on_a_cpu(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """What autocast makes of pooling."""
+    return "fp32" if device == "cpu" and str(attributes["function"]).endswith("3d") else "widest"
 
 
 def round_dims(shape: tuple[int, ...], batch: int, dims: Attribute) -> dict[str, int] | None:

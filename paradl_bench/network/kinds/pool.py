@@ -10,17 +10,15 @@ from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import COUNTS, FLAG, PADDING, TEXT
 from paradl_bench.network.kinds.kind import (
     Call,
-    Cast,
     Facts,
     LayerKind,
     Operands,
     Saved,
     TensorArgument,
-    always,
     as_tuple,
     windows_of,
 )
-from paradl_bench.network.kinds.operand_sizes import spatial_of, window_sizes
+from paradl_bench.network.kinds.operand_sizes import spatial_of, volumes_in_fp32_on_a_cpu, window_sizes
 
 
 def facts(call: Call) -> Facts:
@@ -46,8 +44,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """The pooling function of ``torch.nn.functional``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     name = str(attributes["function"])
@@ -81,8 +78,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     )
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """The pooling function of its name."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     function = settings["function"]
     dims = int(function[-2])
     names = ("stride", "padding", *(("dilation",) if function.startswith("max") else ()))
@@ -95,11 +91,6 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
         ((*of_samples, *spatial_of("out", sizes, dims)),),
         sizes["batch"],
     )
-
-
-def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """A CPU pools volumes in fp32."""
-    return "fp32" if device == "cpu" and str(attributes["function"]).endswith("3d") else "widest"
 
 
 KIND = LayerKind(
@@ -115,12 +106,12 @@ KIND = LayerKind(
         "dilation": COUNTS,
         "ceil_mode": FLAG,
     },
-    build=build,
-    by_channel=always,
+    build=_build,
+    by_channel=lambda attributes: True,
     windows=windows_of,
     fill=fill,
     saves=saves,
     operands=operands,
-    autocast=autocast,
-    call=call,
+    autocast=volumes_in_fp32_on_a_cpu,
+    call=_call,
 )

@@ -26,8 +26,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """The function of torch, over the same dims."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch
 
     function: Any = getattr(torch, str(attributes["function"]))
@@ -45,8 +44,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return None if sizes is None else Operands(sizes, {"function": str(layer.attributes["function"])})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """A reduction of the second dim of three."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     batch, width, inner = (sizes[name] for name in ("batch", "width", "inner"))
     tensor = TensorArgument((batch, width, inner))
     return Call(settings["function"], (tensor,), {"dim": 1}, ((batch, inner),), batch)
@@ -62,11 +60,11 @@ KIND = LayerKind(
     functions=("mean", "sum"),
     facts=facts,
     attributes={"function": TEXT, "dim": DIMS, "keepdim": FLAG},
-    build=build,
+    build=_build,
     saves=nothing_saved,
     # The gradient of a sum is spread without a copy.
     passes_gradient=lambda layer: layer.attributes["function"] == "sum",
     operands=operands,
     autocast=autocast,
-    call=call,
+    call=_call,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
 from paradl_bench.network.kinds.attributes import DIM, TEXT
-from paradl_bench.network.kinds.kind import Call, Cast, Facts, LayerKind, Operands, TensorArgument, output_saved
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, TensorArgument, output_saved
 from paradl_bench.network.kinds.operand_sizes import round_dims
 
 
@@ -21,8 +21,7 @@ def facts(call: Call) -> Facts:
     )
 
 
-def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``softmax`` or ``log_softmax``."""
+def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
     import torch.nn.functional as F
 
     function: Any = getattr(F, str(attributes["function"]))
@@ -35,15 +34,9 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     return None if sizes is None else Operands(sizes, {"function": str(layer.attributes["function"])})
 
 
-def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
-    """Softmax over the second dim of three."""
+def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     shape = (sizes["batch"], sizes["width"], sizes["inner"])
     return Call(settings["function"], (TensorArgument(shape),), {"dim": 1}, (shape,), sizes["batch"])
-
-
-def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
-    """In fp32 on a GPU, in what it reads on a CPU."""
-    return "fp32" if device == "cuda" else "widest"
 
 
 KIND = LayerKind(
@@ -51,9 +44,9 @@ KIND = LayerKind(
     functions=("softmax", "log_softmax"),
     facts=facts,
     attributes={"function": TEXT, "dim": DIM},
-    build=build,
+    build=_build,
     saves=output_saved,
     operands=operands,
-    autocast=autocast,
-    call=call,
+    autocast=lambda attributes, device: "fp32" if device == "cuda" else "widest",
+    call=_call,
 )

@@ -28,17 +28,13 @@ def _dims(call: Call) -> tuple[int, ...] | None:
     elif call.function == "permute":
         order = call.keywords.get("dims", call.arguments[1:])
         dims = as_tuple(order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order, count)
-    elif call.function in ("chunk", "split") and _equal_parts(call):
+    elif call.function in ("chunk", "split") and len(set(call.output_shapes)) == 1:
         dims = (int(call.bind("input parts dim").get("dim", 0)),)
     elif call.function in ("unbind", "select"):
         dims = (int(call.bind("input dim").get("dim", 0)),)
     else:
         return None
     return tuple(dim if dim < 0 else dim - count for dim in dims)
-
-
-def _equal_parts(call: Call) -> bool:
-    return len(set(call.output_shapes)) == 1
 
 
 def _kept_by_index(call: Call) -> tuple[int, ...] | None:

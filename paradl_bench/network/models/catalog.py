@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.working_directory import importing_from_working_directory
-from paradl_bench.network.models.language_models import build_by_name
-from paradl_bench.network.models.language_sizes import language_model_names, size_of
+from paradl_bench.network.models.language_models import build_language_model
+from paradl_bench.network.models.language_sizes import UNTIED, language_model_names, size_of
 from paradl_bench.network.models.token_tasks import TokenTask
 from paradl_bench.network.models.torchvision_import import fit_torchvision, import_torchvision_models
 
@@ -29,9 +29,7 @@ class LoadedModel:
     """A model ready to be traced or trained.
 
     Attributes:
-        name: as the user wrote it.
         module: in training mode, random weights.
-        input_shape: of one sample, without the batch.
         task: of a model that reads token ids; None for one that reads numbers and gives classes.
         shape_is_guessed: whether neither the user nor the model said the input's shape.
     """
@@ -47,7 +45,7 @@ class LoadedModel:
         """What would be right where the model does not run on its input; nothing where that is not known."""
         import torch
 
-        embeds = any(isinstance(each, torch.nn.Embedding) for each in self.module.modules())
+        embeds = any(isinstance(module, torch.nn.Embedding) for module in self.module.modules())
         if embeds and self.task is None:
             return (
                 "; it seems to read token ids: set its token_task, as NextToken(vocabulary=..., sequence=...) of"
@@ -127,16 +125,11 @@ def model_names() -> list[str]:
     return sorted([*models.list_models(module=models), *_OWN, *language_model_names()])
 
 
-def default_input_shape(name: str) -> tuple[int, ...]:
-    """Channels and extents of one sample where the user gives none."""
-    return _INPUT_SHAPES.get(name, _DEFAULT_INPUT_SHAPE)
-
-
 def _cosmoflow(input_shape: tuple[int, ...] | None) -> torch.nn.Module:
     from paradl_bench.network.models.cosmoflow import CosmoFlow
 
     try:
-        return CosmoFlow(input_shape or default_input_shape("cosmoflow"))
+        return CosmoFlow(input_shape or _INPUT_SHAPES["cosmoflow"])
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -163,11 +156,11 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
     import torch
 
     try:
-        module, own_shape = _build_on(device, name, input_shape)
+        module, own_shape = _build(name, input_shape, device)
     except RuntimeError:
         if device != "meta":
             raise
-        module, own_shape = _build_on("cpu", name, input_shape)
+        module, own_shape = _build(name, input_shape, "cpu")
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
     for parameter, value in module.named_parameters():
@@ -183,28 +176,25 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
         except UserError as error:
             raise UserError(f"model {name!r}: {error}") from None
     else:
-        shape = input_shape or own_shape or default_input_shape(name)
+        shape = input_shape or own_shape or _INPUT_SHAPES.get(name, _DEFAULT_INPUT_SHAPE)
     guessed = ":" in name and not (input_shape or own_shape or task)
     return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task, shape_is_guessed=guessed)
 
 
-def _build_on(device: str, name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
+def _build(name: str, input_shape: tuple[int, ...] | None, device: str) -> tuple[Any, tuple[int, ...] | None]:
+    """A module, and the shape of a sample that it asks for, if it does."""
     import torch
 
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return _build(name, input_shape)
-
-
-def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
-    """A module, and the shape of a sample that it asks for, if it does."""
-    if ":" in name:
-        return _from_factory(name)
-    if name in _OWN:
-        return _OWN[name](input_shape), None
-    if size_of(name):
-        return build_by_name(name), None
-    return _from_torchvision(name), None
+        if ":" in name:
+            return _from_factory(name)
+        if name in _OWN:
+            return _OWN[name](input_shape), None
+        size = size_of(name)
+        if size is not None:
+            return build_language_model(size.family, tied=not name.endswith(UNTIED), **size.settings), None
+        return _from_torchvision(name), None
 
 
 def _from_torchvision(name: str) -> torch.nn.Module:
@@ -223,12 +213,8 @@ def _from_torchvision(name: str) -> torch.nn.Module:
     return built
 
 
+@importing_from_working_directory()
 def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
-    with importing_from_working_directory():
-        return _from_module(name)
-
-
-def _from_module(name: str) -> tuple[Any, tuple[int, ...] | None]:
     module_name, _, attribute = name.partition(":")
     # Before the user's module imports what fails where torchvision alone would.
     fit_torchvision()
@@ -240,14 +226,14 @@ def _from_module(name: str) -> tuple[Any, tuple[int, ...] | None]:
         ) from None
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        own = {
-            key: value
+        choices = [
+            key
             for key, value in vars(module).items()
             if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
-        }
-        if not own:
+        ]
+        if not choices:
             raise UserError(f"model {name!r}: {module_name} defines no function or class that could build a model")
-        raise unknown_choice(f"factory in {module_name}", attribute, own)
+        raise unknown_choice(f"factory in {module_name}", attribute, choices)
     try:
         built = factory()
     except TypeError as error:

@@ -18,7 +18,6 @@ from torch import nn
 FILTERS = (16, 32, 64, 128, 128, 128, 128)
 DENSE = (256, 64)
 OUTPUTS = 4
-INPUT_SHAPE = (4, 128, 128, 128)
 
 
 class CosmoFlow(nn.Module):
@@ -31,7 +30,7 @@ class CosmoFlow(nn.Module):
         ValueError: not three spatial dims.
     """
 
-    def __init__(self, input_shape: Sequence[int] = INPUT_SHAPE) -> None:
+    def __init__(self, input_shape: Sequence[int]) -> None:
         super().__init__()
         if len(input_shape) != 4:
             raise ValueError(f"cosmoflow takes volumes, as 4x128x128x128, not {'x'.join(map(str, input_shape))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.models.language_sizes import UNTIED, Family, size_of
+from paradl_bench.network.models.language_sizes import Family
 from paradl_bench.network.models.torchvision_import import fit_torchvision
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ def build_language_model(family: Family, *, tied: bool = True, **settings: Any) 
     """A model with random weights, whose ``token_task`` says what it reads.
 
     Args:
-        family: ``bert``, ``gpt2`` or ``t5``.
         tied: whether the output layer shares the token embedding's weights.
         settings: of transformers' configuration of the family; what is left out is as published.
 
@@ -39,14 +38,3 @@ def build_language_model(family: Family, *, tied: bool = True, **settings: Any) 
     configured.tie_word_embeddings = tied
     built: torch.nn.Module = model(configured)
     return built
-
-
-def build_by_name(name: str) -> torch.nn.Module:
-    """The model of one of :func:`~paradl_bench.network.models.language_sizes.language_model_names`.
-
-    Raises:
-        UserError: transformers is not installed.
-    """
-    size = size_of(name)
-    assert size is not None
-    return build_language_model(size.family, tied=not name.endswith(UNTIED), **size.settings)

@@ -14,6 +14,9 @@ from paradl_bench.core.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    Batch = tuple[torch.Tensor, torch.Tensor]
+
+Shape = tuple[int, ...]
 IGNORED = -100
 """A target that torch's cross-entropy leaves out."""
 MASKED_SHARE = 0.15
@@ -23,7 +26,7 @@ MASKED_SHARE = 0.15
 class TokenTask(Protocol):
     """What a model that reads tokens is trained on."""
 
-    def input_shape(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    def input_shape(self, asked: Shape | None) -> Shape:
         """Shape of one sample of token ids, from what the user asked for.
 
         Args:
@@ -33,9 +36,7 @@ class TokenTask(Protocol):
             UserError: no such shape, or more tokens than the model has positions for.
         """
 
-    def make_batch(
-        self, batch: int, shape: tuple[int, ...], generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(self, batch: int, shape: Shape, generator: torch.Generator) -> Batch:
         """Token ids (batch, *shape) and targets (batch, tokens), int64."""
 
 
@@ -52,27 +53,25 @@ class OneSequence:
     sequence: int
     positions: int = 0
 
-    def input_shape(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    def input_shape(self, asked: Shape | None) -> Shape:
         """``(tokens,)``."""
         shape = asked or (self.sequence,)
         if len(shape) != 1:
             raise _no_sequence(shape)
-        self._check(shape[0])
-        return shape
-
-    def _check(self, tokens: int) -> None:
+        tokens = shape[0]
         if self.positions and tokens > self.positions:
             raise UserError(f"--sequence {tokens}: it has positions for {self.positions} tokens")
         if tokens < 2:
             raise UserError(f"--sequence {tokens}: a sequence has at least two tokens")
+        return shape
 
 
-def _no_sequence(shape: tuple[int, ...]) -> UserError:
+def _no_sequence(shape: Shape) -> UserError:
     asked = "x".join(map(str, shape))
     return UserError(f"it reads token ids: give --sequence N, as 128, in the place of --input-shape {asked}")
 
 
-def _draw(vocabulary: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _draw(vocabulary: int, shape: Shape, generator: torch.Generator) -> torch.Tensor:
     import torch
 
     return torch.randint(0, vocabulary, shape, generator=generator)
@@ -82,9 +81,7 @@ def _draw(vocabulary: int, shape: tuple[int, ...], generator: torch.Generator) -
 class NextToken(OneSequence):
     """Each position predicts the token after it; samples are cut from sequences one token longer."""
 
-    def make_batch(
-        self, batch: int, shape: tuple[int, ...], generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(self, batch: int, shape: Shape, generator: torch.Generator) -> Batch:
         """Ids and, as targets, the same ids one position on."""
         tokens = _draw(self.vocabulary, (batch, shape[0] + 1), generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -101,9 +98,7 @@ class MaskedTokens(OneSequence):
 
     mask_token: int
 
-    def make_batch(
-        self, batch: int, shape: tuple[int, ...], generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(self, batch: int, shape: Shape, generator: torch.Generator) -> Batch:
         """Ids with masks, and targets that are ``IGNORED`` where nothing is masked."""
         import torch
 
@@ -128,16 +123,14 @@ class TwoSequences:
     sequence: int
     start_token: int
 
-    def input_shape(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    def input_shape(self, asked: Shape | None) -> Shape:
         """``(2, tokens)``."""
         shape = asked or (self.sequence,)
         if len(shape) > 2 or (len(shape) == 2 and shape[0] != 2):
             raise _no_sequence(shape)
         return (2, shape[-1])
 
-    def make_batch(
-        self, batch: int, shape: tuple[int, ...], generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(self, batch: int, shape: Shape, generator: torch.Generator) -> Batch:
         """Ids of both sequences; targets are the decoder's own tokens."""
         import torch
 

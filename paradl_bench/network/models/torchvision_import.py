@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,9 @@ def import_torchvision_models() -> ModuleType:
             if not hasattr(getattr(torch.ops, "torchvision", object()), name):
                 library.define(schema)
         _kept.append(library)
-    _forget_half_imported()
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        # Half imported.
+        del sys.modules[name]
     try:
         return importlib.import_module("torchvision.models")
     except RuntimeError as error:
@@ -56,10 +59,3 @@ def fit_torchvision() -> None:
     """See to it that other packages can import torchvision, as transformers does where it is installed."""
     with contextlib.suppress(UserError):
         import_torchvision_models()
-
-
-def _forget_half_imported() -> None:
-    import sys
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]

@@ -44,7 +44,6 @@ class MeasurementDirectory:
     """A measurement directory that is open for appending.
 
     Attributes:
-        resumed: whether it held measurements of the same command before.
         watch: looks at what else the host does; None where another process writes, or all is measured.
     """
 
@@ -153,13 +152,11 @@ def refuse_unusable(path: Path) -> None:
 def _refuse_foreign(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; -o takes a directory")
-    if path.is_dir() and not (path / MANIFEST_NAME).exists() and not all(map(_is_ours, path.iterdir())):
+    if not path.is_dir() or (path / MANIFEST_NAME).exists():
+        return
+    # What a process left that was killed before it wrote the manifest may be there.
+    if not all(is_lock(file) or _is_temporary(file) for file in path.iterdir()):
         raise UserError(f"{path} is not empty and holds no measurement; give an empty or new directory")
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a process that was killed before it wrote the manifest may have left a file."""
-    return is_lock(path) or _is_temporary(path)
 
 
 def _is_temporary(path: Path) -> bool:
@@ -184,11 +181,7 @@ def _clear(path: Path) -> None:
 def _check_same(
     path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str], environment: Environment
 ) -> Manifest:
-    """The manifest to go on with.
-
-    Raises:
-        UserError: as :meth:`MeasurementDirectory.open`.
-    """
+    """The manifest to go on with."""
     written = stored_version(path)
     if written != SCHEMA_VERSION:
         raise UserError(
@@ -196,23 +189,19 @@ def _check_same(
         )
     if manifest.kind != kind:
         raise UserError(f"{path} holds a measurement of {manifest.kind}, not of {kind}; give another directory")
-    names = sorted(manifest.arguments.keys() | arguments.keys())
-    for name in names:
+    for name in sorted(manifest.arguments.keys() | arguments.keys()):
         old, new = manifest.arguments.get(name), arguments.get(name)
         if old != new:
             raise UserError(f"{path} was measured with {name} {old}, not {new}; give another directory")
     different = manifest.environment.differences(environment)
     moved = [text for text in different if text.startswith("hostname ")]
-    if different and different == moved and _in_slurm_job(manifest.environment, environment):
+    # A job of Slurm's that is requeued may get another node of the same kind.
+    in_jobs = all("SLURM_JOB_ID" in place.variables for place in (manifest.environment, environment))
+    if different and different == moved and in_jobs:
         return _moved(path, manifest, environment.hostname)
     if different:
         raise UserError(f"{path} was measured elsewhere ({different[0]}); give another directory")
     return manifest
-
-
-def _in_slurm_job(*environments: Environment) -> bool:
-    """Whether Slurm placed all of them: a job that is requeued may get another node of the same kind."""
-    return all("SLURM_JOB_ID" in environment.variables for environment in environments)
 
 
 def _moved(path: Path, manifest: Manifest, hostname: str) -> Manifest:

@@ -28,7 +28,7 @@ BEFORE_S = 0.3
 STRETCH_S = 5.0
 """Seconds at least between two looks: a look reads the state of every process, which takes milliseconds."""
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY = (0, 1, 2, 5, 6)
 """user, nice, system, irq and softirq of a line of ``/proc/stat``; guests are in user already."""
 _STOLEN = 7
@@ -52,7 +52,6 @@ class HostWatch:
     Args:
         cores: that the measurement may use; those of the first of its processes unless given.
         first: id of the process that all of the measurement's descend from.
-        proc, cgroup: where the kernel tells these things.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class HostWatch:
         """The load of the next moment, in which this process does nothing."""
         self._last = self._look()
         time.sleep(BEFORE_S)
-        found = self.stretch(at_least_s=0.0)
-        return None if found is None else msgspec.structs.replace(found, while_measuring=False)
+        load = self.stretch(at_least_s=0.0)
+        return None if load is None else msgspec.structs.replace(load, while_measuring=False)
 
     def stretch(self, *, at_least_s: float = STRETCH_S) -> HostLoad | None:
         """The load since the last stretch ended; None where that is not long ago, or nothing is known."""
@@ -105,16 +104,15 @@ class HostWatch:
 
     def _of_cores(self) -> tuple[float, float]:
         """Seconds that the cores were busy, and that were stolen from them."""
-        busy = stolen = 0
-        found = 0
+        busy = stolen = counted = 0
         for line in _text(self._proc / "stat").splitlines():
             name, *counts = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cores:
                 ticks = [int(count) for count in counts]
                 busy += sum(ticks[place] for place in _BUSY)
                 stolen += ticks[_STOLEN] if len(ticks) > _STOLEN else 0
-                found += 1
-        if found < len(self._cores):
+                counted += 1
+        if counted < len(self._cores):
             raise ValueError("the kernel does not count these cores")
         return busy / _TICKS_PER_S, stolen / _TICKS_PER_S
 
@@ -165,8 +163,6 @@ def first_process() -> int:
 
 def _cores_of(process: int) -> Iterable[int]:
     """Those that a process may run on: a rank is pinned to one of them."""
-    if not hasattr(os, "sched_getaffinity"):
-        return ()
     try:
         return os.sched_getaffinity(process)
     except OSError:

@@ -25,7 +25,6 @@ class EmulatedCluster:
     """Nodes that are up.
 
     Attributes:
-        record: for the environment of what is measured.
         namespaces: one a node; empty where there is one level alone.
     """
 
@@ -41,12 +40,12 @@ class EmulatedCluster:
 
     def variables(self, rank: int) -> dict[str, str]:
         """What a rank is told of its node."""
-        found = {RECORD: msgspec.json.encode(self.record).decode()}
+        record = {RECORD: msgspec.json.encode(self.record).decode()}
         if not self.namespaces:
-            return found
-        # torch warns of every address that has no name, as those of the nodes have none.
-        found["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
-        return found | {
+            return record
+        return record | {
+            # torch warns of every address that has no name, as those of the nodes have none.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             NODE_NAME: self.layout.name(self.layout.node_of(rank)),
             "LOCAL_RANK": str(self.layout.local_rank(rank)),
             "LOCAL_WORLD_SIZE": str(self.layout.ranks_per_node),
@@ -73,23 +72,23 @@ def emulated_cluster(layout: NodeLayout | None) -> Iterator[EmulatedCluster | No
 
 
 def _brought_up(layout: NodeLayout, stack: contextlib.ExitStack) -> EmulatedCluster:
+    nodes: list[Namespace] = []
+    shaping = one_level = ""
     try:
         # One more than nodes, for the switch.
         switch, *nodes = [stack.enter_context(new_namespace()) for _ in range(layout.nodes + 1)]
     except NoNamespaces as error:
-        return EmulatedCluster(layout=layout, record=_record(layout, one_level=str(error)), namespaces=())
-    record = _record(layout, shaping=connect(layout, switch, nodes))
-    return EmulatedCluster(layout=layout, record=record, namespaces=tuple(nodes))
-
-
-def _record(layout: NodeLayout, *, shaping: str = "", one_level: str = "") -> EmulatedNodes:
-    return EmulatedNodes(
+        one_level = str(error)
+    else:
+        shaping = connect(layout, switch, nodes)
+    record = EmulatedNodes(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         link_bytes_per_s=layout.link_bytes_per_s,
         shaping=shaping,
         one_level=one_level,
     )
+    return EmulatedCluster(layout=layout, record=record, namespaces=tuple(nodes))
 
 
 def nodes_of_rank() -> EmulatedNodes | None:

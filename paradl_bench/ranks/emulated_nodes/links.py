@@ -86,10 +86,10 @@ def _up(device: str) -> list[str]:
 
 def _program(name: str) -> str:
     # A user's PATH may lack where administrators' programs lie.
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-    if found is None:
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if path is None:
         raise WorkError(f"emulated nodes need the program {name}, which was not found: install iproute2")
-    return found
+    return path
 
 
 def _batch(program: str, namespace: Namespace, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:

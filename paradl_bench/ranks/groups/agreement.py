@@ -35,9 +35,13 @@ def of_first(context: RankContext, values: Sequence[int]) -> list[int]:
     return [int(value) for value in tensor.tolist()]
 
 
-def ranks_of_hosts(context: RankContext) -> list[int]:
-    """How many ranks each host holds, one number a host."""
+def host_numbers(context: RankContext) -> list[float]:
+    """A number for the host of every rank, in the order of ranks."""
     digest = hashlib.sha256(node_name().encode()).digest()
     # 48 bits pass unchanged through the float64 that ranks exchange.
-    host = float(int.from_bytes(digest[:6], "big"))
-    return list(Counter(everyones(context, [host])).values())
+    return [host for (host,) in everyones(context, [float(int.from_bytes(digest[:6], "big"))])]
+
+
+def ranks_of_hosts(context: RankContext) -> list[int]:
+    """How many ranks each host holds, one number a host."""
+    return list(Counter(host_numbers(context)).values())

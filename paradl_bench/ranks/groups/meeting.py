@@ -19,7 +19,7 @@ from torch.distributed import FileStore, Store, TCPStore, rendezvous  # type: ig
 
 from paradl_bench.core.errors import ParadlError, UserError, WorkError
 from paradl_bench.ranks.launch_secret import launch_secret, opened, sealed
-from paradl_bench.ranks.rank_place import STORE, RankPlace, port_in_use, port_number, whole_number
+from paradl_bench.ranks.rank_place import STORE, RankPlace, whole_number
 
 _NONCE_BYTES = 32
 
@@ -28,9 +28,6 @@ class SealedStore(Store):
     """Another store, whose values are sealed; counters are not.
 
     A stranger who counts along can make ranks wait or go on too early, and no more: connections are proven afterwards.
-
-    Args:
-        inner: what holds the values. secret: that they are sealed with.
     """
 
     def __init__(self, inner: Any, secret: bytes) -> None:
@@ -102,7 +99,9 @@ def meet(place: RankPlace, timeout: datetime.timedelta) -> tuple[Store, bytes]:
             store = FileStore(f"/proc/self/fd/{os.environ.pop(STORE)}", -1)
             store.set_timeout(timeout)
             return store, _agreed_key(store, place, secret)
-        inner: Any = _of_torchrun(timeout) if place.launcher == "torchrun" else _of_srun(place, timeout)
+        # torchrun's agent has a store, or torch makes one where the agent has none for its ranks.
+        at_torchrun = place.launcher == "torchrun"
+        inner: Any = next(iter(rendezvous("env://", timeout=timeout)))[0] if at_torchrun else _of_srun(place, timeout)
         key = _agreed_key(_kept(SealedStore(inner, secret)), place, secret)
         # With the key of this run, so that what was written in another one counts for nothing.
         return _kept(SealedStore(inner, key)), key
@@ -119,12 +118,6 @@ def _agreed_key(store: Any, place: RankPlace, secret: bytes) -> bytes:
     store.set(f"paradl/{place.rank}", secrets.token_bytes(_NONCE_BYTES))
     parts = [store.get(f"paradl/{rank}") for rank in range(place.ranks)]
     return hmac.digest(secret, b"paradl run " + b"".join(parts), "sha256")
-
-
-def _of_torchrun(timeout: datetime.timedelta) -> Any:
-    """The store of torchrun's agent, or the one that torch makes where the agent has none for its ranks."""
-    store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
-    return store
 
 
 def _of_srun(place: RankPlace, timeout: datetime.timedelta) -> Any:
@@ -151,8 +144,8 @@ def _listener(host: str, port: int) -> socket.socket:
     """
     family, address = socket.AF_INET, ""
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        family, address = found[0], str(found[4][0])
+        first = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, address = first[0], str(first[4][0])
     alone = os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES", "1")) == "1"
     if address.startswith("127.") and not alone:
         address = ""
@@ -167,14 +160,20 @@ def _listener(host: str, port: int) -> socket.socket:
             failed = error
         else:
             return listener
-    raise UserError(port_in_use(port, (failed.strerror or str(failed)).lower())) from None
+    why = (failed.strerror or str(failed)).lower()
+    raise UserError(
+        f"port {port} cannot be used ({why}); unset MASTER_PORT for a free one, or set it to another"
+    ) from None
 
 
 def _meeting_point() -> tuple[str, int]:
     host = os.environ.get("MASTER_ADDR") or _first_slurm_host()
     given = os.environ.get("MASTER_PORT")
     if given is not None:
-        return host, port_number(given)
+        port = whole_number("MASTER_PORT", given)
+        if port > 65535:
+            raise UserError(f"MASTER_PORT={port} is no port: ports end at 65535")
+        return host, port
     # All ranks of a step derive the same port; consecutive steps of a job take different ones.
     job, step = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return host, 20000 + (whole_number("SLURM_JOB_ID", job) * 31 + whole_number("SLURM_STEP_ID", step)) % 12000

@@ -54,9 +54,6 @@ def make_group(ranks: Sequence[int], *, silent: bool = False) -> ProcessGroup:
 
     torch's own default is half an hour (10 min with NCCL), whatever the ranks joined with: where one of them fails
     inside of such a group, the others would wait as long.
-
-    Args:
-        silent: whether it is to move nothing, as inside of :func:`silent_groups`.
     """
     import torch.distributed as dist
 

@@ -155,26 +155,19 @@ def _check_backend_built(backend: str) -> None:
 
 @contextlib.contextmanager
 def join_ranks(
-    backend: str,
-    device: str,
-    *,
-    timeout_s: float,
-    hang_timeout_s: float | None = None,
-    launcher: str | None = None,
+    backend: str, device: str, *, timeout_s: float, hang_timeout_s: float | None = None, launcher: str | None = None
 ) -> Iterator[RankContext]:
     """Join the ranks that a launcher has started, and leave them however the body ends.
 
     On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed (the RANK-th where this program started
-    it, on one host) and uses one thread. Under torchrun and
-    srun the process may begin anew, with the allocator's thresholds set: nothing before this call may matter.
+    it, on one host) and uses one thread. Under torchrun and srun the process may begin anew, with the allocator's
+    thresholds set: nothing before this call may matter.
 
     Args:
         backend: ``gloo``, ``nccl``, ``mpi``, or ``none`` for one rank without a process group.
-        device: ``cpu`` or ``cuda``.
         timeout_s: how long joining, and then each collective, may take.
         hang_timeout_s: how long this rank may give no sign of life (:mod:`paradl_bench.ranks.pulse`); a collective's
             limit is later then, so that every rank says where it stands before one fails. None for no limit.
-        launcher: ``--launcher`` as given.
 
     Raises:
         UserError: no launcher started this process, backend or device can't be had, the port is in use.
@@ -244,6 +237,7 @@ def _leave() -> None:
 
 
 def _world() -> torch.distributed.ProcessGroup:
+    # Held by nobody here: it has to be gone when the rank leaves.
     import torch.distributed as dist
 
     world = dist.group.WORLD
@@ -281,52 +275,33 @@ def _settle(place: RankPlace, device: str) -> int | None:
     os.sched_setaffinity(0, {core})
     # On nodes the policy is the same however many ranks there are: sweeps of few and of many are of one cluster.
     if nodes_of_rank() is not None:
-        _take_turns_before_others()
-    elif _ranks_here(place) <= len(cores):
-        _never_preempt_on_waking()
+        # Ranks of emulated nodes share cores. Under the default policy the scheduler shares a core out fairly over
+        # ranks that compute little and wake often, and a call waits for ranks that wait for their share: an all-reduce
+        # of 4 KiB among four ranks on two cores takes 6 to 7 ms behind sleeps of 1 ms, and 1.5 to 1.9 under this one,
+        # where who is ready first runs first. The kernel keeps 5% of each core for all others (sched_rt_runtime_us),
+        # so that they can end ranks.
+        _schedule_by(os.SCHED_RR, 1)
+    elif (ranks_of_node(place.launcher, place.ranks) or place.ranks) <= len(cores):
+        # gloo's threads share the rank's core. Under the default policy one that wakes may take the core from the one
+        # that it waits for, and then polls until the scheduler's next tick: a small all-reduce takes 0.3 or 3.7 ms, by
+        # chance. Only for ranks that have a core each: where ranks share one, the one that polls would keep the others
+        # from it.
+        _schedule_by(os.SCHED_BATCH, 0)
     torch.set_num_threads(1)
     return core
 
 
-def _ranks_here(place: RankPlace) -> int:
-    """Ranks on this host; all of them where the launcher does not say."""
-    return ranks_of_node(place.launcher, place.ranks) or place.ranks
-
-
-def _never_preempt_on_waking() -> None:
-    """Put this rank, and the threads that it makes from now on, under SCHED_BATCH.
-
-    gloo's threads share the rank's core. Under the default policy one that wakes may take the core from the one that
-    it waits for, and then polls until the scheduler's next tick: a small all-reduce takes 0.3 or 3.7 ms, by chance.
-    Only for ranks that have a core each: where ranks share one, the one that polls would keep the others from it.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        # A sandbox may forbid it; what holds is recorded either way.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _take_turns_before_others() -> None:
-    """Put this rank, and the threads that it makes from now on, under SCHED_RR.
-
-    Ranks of emulated nodes share cores. Under the default policy the scheduler shares a core out fairly over ranks that
-    compute little and wake often, and a call waits for ranks that wait for their share: an all-reduce of 4 KiB among
-    four ranks on two cores takes 6 to 7 ms behind sleeps of 1 ms, and 1.5 to 1.9 under this one, where who is ready
-    first runs first. The kernel keeps 5% of each core for all others (sched_rt_runtime_us), so that they can end ranks.
-    """
-    if hasattr(os, "SCHED_RR"):
-        # Who may make network namespaces may do this too, but for a container without the right; recorded either way.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+def _schedule_by(policy: int, priority: int) -> None:
+    """Put this rank, and the threads that it makes from now on, under one of Linux's policies."""
+    # A sandbox or container may forbid it; what holds is recorded either way.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(priority))
 
 
 def scheduling_policy() -> str:
     """The scheduling policy of this process, as Linux names it."""
-    if not hasattr(os, "sched_getscheduler"):
-        return "unknown"
-    policies = {
-        getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
-    }
+    names = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
+    policies = {getattr(os, name): name for name in names}
     return policies.get(os.sched_getscheduler(0), "unknown")
 
 
@@ -359,19 +334,14 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
     """Turn what torch raises when another rank goes away, or does not come, into a WorkError that says so."""
+    import torch.distributed as dist
+
+    from paradl_bench.ranks.groups.meeting import first_line
+
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, ParadlError) or not _is_peer_failure(error):
+        lost = isinstance(error, dist.DistError) or any(mark in str(error) for mark in PEER_FAILURES)
+        if isinstance(error, ParadlError) or not lost:
             raise
-        from paradl_bench.ranks.groups.meeting import first_line
-
         raise WorkError(f"{PEER_LOST}: {first_line(error)}", resumable=True) from error
-
-
-def _is_peer_failure(error: RuntimeError) -> bool:
-    import torch.distributed as dist
-
-    if isinstance(error, dist.DistError):
-        return True
-    return any(mark in str(error) for mark in PEER_FAILURES)

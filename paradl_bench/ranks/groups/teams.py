@@ -7,15 +7,13 @@ replicas do whose layers are shared inside a node. Or groups are of ranks side b
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paradl_bench.ranks.groups.agreement import everyones
+from paradl_bench.ranks.groups.agreement import host_numbers
 from paradl_bench.ranks.groups.process_group import make_group
 from paradl_bench.ranks.groups.process_groups import RankContext
-from paradl_bench.ranks.rank_place import node_name
 from paradl_bench.records.cluster import NODE
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ class Team:
 
     Attributes:
         index: of the group; groups: the ranks of each.
-        rank: of this rank in it.
         process_group: the context's where there is one group, and None for the default one.
         level: that the group spans. ranks_per_node: the most of its ranks that share a host.
     """
@@ -64,7 +61,7 @@ def form_teams(context: RankContext, count: int, *, side_by_side: bool = False) 
     Args:
         side_by_side: groups of ranks that follow each other, instead of every ``count``-th.
     """
-    hosts = _hosts(context)
+    hosts = host_numbers(context)
     size = context.ranks // count
     groups = tuple(
         range(index * size, (index + 1) * size) if side_by_side else range(index, context.ranks, count)
@@ -91,10 +88,3 @@ def leave_team(context: RankContext, team: Team) -> None:
     context.barrier()
     if team.count > 1:
         dist.destroy_process_group(team.process_group)
-
-
-def _hosts(context: RankContext) -> list[float]:
-    """A number for the host of every rank, in the order of ranks."""
-    digest = hashlib.sha256(node_name().encode()).digest()
-    # 48 bits pass unchanged through the float64 that ranks exchange.
-    return [float(own[0]) for own in everyones(context, [float(int.from_bytes(digest[:6], "big"))])]

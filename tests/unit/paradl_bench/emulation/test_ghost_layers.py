@@ -109,7 +109,7 @@ def test_ghosts_give_the_modules_outputs_and_its_gradient_order(name: str, monke
     before = {name: value.clone() for name, value in model.module.named_parameters()}
 
     twin = GhostTwin(network, second_each(network), dilate=2.0)
-    loss_of, optimizer = twin.loss(model.loss), twin.optimizer(model.module.parameters())
+    loss_of, optimizer = twin.loss(model.loss), twin.optimizer_class()(model.module.parameters())
     with twin.sleeper.awake():
         outputs = twin.alone(model.module)(inputs)
         assert (outputs.shape, outputs.dtype, outputs.stride()) == (real.shape, real.dtype, real.stride())

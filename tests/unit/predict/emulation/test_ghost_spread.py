@@ -12,7 +12,7 @@ from profile_factory import layer_times, make_network, make_profile, model_times
 
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, write_profile
-from paradl_bench.emulation.draws import Draws, IterationDraws
+from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.sleeper import Sleeper
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -61,7 +61,7 @@ def drawn_iterations(table: GhostTable, rank: int, count: int) -> list[float]:
 
 def test_draws_hang_on_seed_rank_and_iteration_alone() -> None:
     def factors(seed: int, rank: int, iteration: int) -> list[float]:
-        draws = Draws(SPREAD, seed=seed, rank=rank).of_iteration(iteration)
+        draws = IterationDraws(SPREAD, seed=seed, rank=rank, iteration=iteration)
         return [draws.factor(0.1) for _ in range(4)]
 
     first = factors(1, 2, 3)

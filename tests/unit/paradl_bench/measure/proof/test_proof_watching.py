@@ -13,7 +13,7 @@ from torch import nn
 
 from paradl_bench.measure.proof.parts import Place
 from paradl_bench.measure.proof.reference import SerialReference
-from paradl_bench.measure.proof.watching import watch_forward
+from paradl_bench.measure.proof.watching import WatchedForward
 from paradl_bench.network.models.catalog import LoadedModel
 
 
@@ -41,7 +41,7 @@ class Assigning(nn.Module):
 
 def test_an_assignment_gives_the_tensor_that_it_changes() -> None:
     model = Assigning()
-    watched = watch_forward(model)
+    watched = WatchedForward(model)
     watched.noting = True
     model(torch.ones(2, 3, dtype=torch.float64))
     (passage,) = watched.passages
