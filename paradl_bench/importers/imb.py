@@ -246,4 +246,4 @@ def _implausible(values: dict[str, str], options: ImportOptions) -> str | None:
     return None
 
 
-IMPORTER = Importer(name="imb", reads="Intel MPI Benchmarks: tables of IMB-MPI1", kind="collectives", read=read)
+IMPORTER = Importer(name="imb", reads="Intel MPI Benchmarks: tables of IMB-MPI1", kind="collectives", reader=read)

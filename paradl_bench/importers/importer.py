@@ -199,6 +199,7 @@ class Imported:
         self.lost_layers.append(self.dropped[-1])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Importer:
     """A file format of another tool; a file of this package declares one as ``IMPORTER``.
 
@@ -206,22 +207,13 @@ class Importer:
         name: as the command takes it (``nccl-tests``).
         reads: in words, for the command's help.
         kind: of the measurement directory that is written.
+        reader: of one file; :meth:`read` holds what it gives to our formats.
     """
 
-    __slots__ = ("_read", "kind", "name", "reads")
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        reads: str,
-        kind: Literal["collectives", "layers"],
-        read: Callable[[LogFile, ImportOptions], Imported],
-    ) -> None:
-        self.name = name
-        self.reads = reads
-        self.kind: Literal["collectives", "layers"] = kind
-        self._read = read
+    name: str
+    reads: str
+    kind: Literal["collectives", "layers"]
+    reader: Callable[[LogFile, ImportOptions], Imported]
 
     def read(self, log: LogFile, options: ImportOptions) -> Imported:
         """From a file's bytes to what it holds. Any bytes give a result or one :class:`UserError`.
@@ -229,7 +221,7 @@ class Importer:
         Raises:
             UserError: the file is none of the format, or holds what no format of ours can hold.
         """
-        held = self._read(log, options)
+        held = self.reader(log, options)
         for records in (held.collectives, held.layers, held.networks, held.clusters, held.traces, held.batches):
             check_readable(records, log.path)
         return held

@@ -256,5 +256,5 @@ def _spans(kernels: Iterable[Kernel]) -> list[tuple[float, float]]:
 
 
 IMPORTER = Importer(
-    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", read=read
+    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", reader=read
 )

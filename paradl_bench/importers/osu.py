@@ -21,7 +21,6 @@ from paradl_bench.importers.failures import Watched
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.importers.plausible import implausible_call
 from paradl_bench.importers.tables.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
-from paradl_bench.importers.tables.mpi_ranks import ranks_of_command
 from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.records.samples import CollectiveSamples
 
@@ -50,6 +49,8 @@ _IN_MARKDOWN = {
     ("validation", ""): "Validation",
 }
 """Our name of a column by :func:`heading_of` of its header."""
+_LAUNCHER = re.compile(r"\b(?:mpirun|mpiexec(?:\.hydra)?|mpirun_rsh|srun)\b(.{0,2000})")
+_RANKS = re.compile(r"\s(?:-np|-n|--np|--ntasks)[ =](\d{1,7})(?=\s|$)")
 _COLUMN = re.compile(r"[^()]{1,60}?\([^()]{0,60}\)|Iterations|Validation|MB/s|Messages/s|Size")
 
 
@@ -93,7 +94,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             _describe(result, title)
             continue
         words = _words(table, line, row)
-        ranks = ranks_of_command(line) if words else None
+        ranks = _ranks_of_command(line) if words else None
         if ranks is not None:
             result.command_lines.append(" ".join(line.split()))
         elif words and seen:
@@ -254,10 +255,17 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
     return None
 
 
+def _ranks_of_command(line: str) -> int | None:
+    """Ranks of a line that holds ``mpirun -np 8`` or ``srun -n 8``; None where it holds no such command."""
+    command = _LAUNCHER.search(line)
+    counts = [int(count) for count in _RANKS.findall(command.group(1))] if command else []
+    return next((count for count in counts if count > 0), None)
+
+
 def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -> int:
     if table.operation == "send_recv":
         return 2
-    named = {ranks for line in result.command_lines if (ranks := ranks_of_command(line)) is not None}
+    named = {ranks for line in result.command_lines if (ranks := _ranks_of_command(line)) is not None}
     ranks = named.pop() if len(named) == 1 else options.ranks
     if ranks is None:
         raise UserError(f"{path} line {table.line}: OSU tables don't say how many ranks there were: give --ranks")
@@ -265,5 +273,5 @@ def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -
 
 
 IMPORTER = Importer(
-    name="osu", reads="OSU micro-benchmarks: latency of collectives and point to point", kind="collectives", read=read
+    name="osu", reads="OSU micro-benchmarks: latency of collectives and point to point", kind="collectives", reader=read
 )

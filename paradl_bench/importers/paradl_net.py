@@ -368,5 +368,5 @@ def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[N
 
 
 IMPORTER = Importer(
-    name="paradl-net", reads="the ParaDL paper's files: networks (.net), platforms (.plat)", kind="layers", read=read
+    name="paradl-net", reads="the ParaDL paper's files: networks (.net), platforms (.plat)", kind="layers", reader=read
 )

@@ -188,5 +188,5 @@ def _forward_order(reads: dict[str, list[str]], log: LogFile) -> list[str]:
 
 
 IMPORTER = Importer(
-    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", read=read
+    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", reader=read
 )

@@ -15,4 +15,4 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     return read_text(log, options, library="rccl", tool="rccl-tests")
 
 
-IMPORTER = Importer(name="rccl-tests", reads="AMD's rccl-tests: logs", kind="collectives", read=read)
+IMPORTER = Importer(name="rccl-tests", reads="AMD's rccl-tests: logs", kind="collectives", reader=read)

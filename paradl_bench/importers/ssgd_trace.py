@@ -224,5 +224,5 @@ def _add_exchanges(result: Imported, layers: list[TracedLayer], options: ImportO
 
 
 IMPORTER = Importer(
-    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", read=read
+    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", reader=read
 )

@@ -6,12 +6,15 @@ forced. What a log does not say (memory, kernel) is left at 0 or empty, never fi
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+import msgspec.yaml
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import encode_lines
@@ -20,7 +23,7 @@ from paradl_bench.core.units import counted
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.records.cluster import NODE, Cluster
+from paradl_bench.records.cluster import NODE
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
@@ -36,6 +39,14 @@ from paradl_bench.records.measurement import (
     read_manifest,
 )
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples
+
+T = TypeVar("T", bound=msgspec.Struct)
+_POINT: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    CollectiveSamples: ("library", "tool", "operation", "level", "ranks", "message_bytes", "dtype", "buffers"),
+    LayerSamples: ("model", "layer", "operation", "phase", "batch", "rank"),
+    BatchSamples: ("stage", "model", "batch"),
+}
+"""Fields that tell what is measured; records that agree in them differ in their block."""
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +178,6 @@ def environment_of(
         _check_alike(files)
     devices = sorted({name for file in files for name in file.held.device_names})
     hosts = sorted({name for file in files for name in file.held.hosts})
-    versions = _joined([file.held.versions for file in files])
-    variables = _joined([file.held.variables for file in files])
     collectives = [record for file in files for record in file.held.collectives]
     on_node = [record.ranks if record.level == NODE else record.ranks_per_node for record in collectives]
     return Environment(
@@ -178,9 +187,9 @@ def environment_of(
         memory_bytes=memory_bytes,
         hostname=cluster or (hosts[0] if len(hosts) == 1 else ""),
         kernel="",
-        versions=versions,
+        versions=_joined([file.held.versions for file in files]),
         settings=_joined([file.held.settings for file in files]),
-        variables=variables,
+        variables=_joined([file.held.variables for file in files]),
     )
 
 
@@ -244,23 +253,25 @@ def write_import(
 
 def _holds(directory: Path, contents: dict[str, bytes]) -> bool:
     """Whether these files are there, byte for byte."""
-    held = ((directory / name, content) for name, content in contents.items())
-    return all(
-        path.is_file() and path.stat().st_size == len(content) and read_whole(path, most_bytes=len(content)) == content
-        for path, content in held
-    )
+    for name, content in contents.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != len(content):
+            return False
+        if read_whole(path, most_bytes=len(content)) != content:
+            return False
+    return True
 
 
 def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, bytes]:
     """What is written, by the file's name."""
     records: dict[str, Sequence[msgspec.Struct]] = {
         COLLECTIVES_FILE: numbered([record for file in files for record in file.held.collectives]),
-        LAYERS_FILE: _layers_numbered([record for file in files for record in file.held.layers]),
-        BATCHES_FILE: _batches_numbered([record for file in files for record in file.held.batches]),
+        LAYERS_FILE: numbered([record for file in files for record in file.held.layers]),
+        BATCHES_FILE: numbered([record for file in files for record in file.held.batches]),
     }
     documents = {f"network-{file_name(network.name)}.json": encode_pretty(network) for network in _networks(files)}
     clusters = [cluster for file in files for cluster in file.held.clusters]
-    documents |= {f"cluster-{file_name(cluster.name)}.yaml": _yaml(cluster) for cluster in clusters}
+    documents |= {f"cluster-{file_name(cluster.name)}.yaml": msgspec.yaml.encode(cluster) for cluster in clusters}
     # A trace's sums alone are nothing that is fitted.
     if not (any(records.values()) or documents):
         raise UserError(_nothing(summary, [file.held.left_out for file in files if file.held.left_out]))
@@ -270,12 +281,6 @@ def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, by
         DROPPED_FILE: summary.dropped,
     }
     return documents | {name: encode_lines(held) for name, held in rows.items() if held}
-
-
-def _yaml(cluster: Cluster) -> bytes:
-    import msgspec.yaml
-
-    return msgspec.yaml.encode(cluster)
 
 
 def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
@@ -300,41 +305,12 @@ def _networks(files: Sequence[FileRead]) -> list[ModelGraph]:
     return [network for network, _ in found.values()]
 
 
-def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:
+def numbered(records: Sequence[T]) -> list[T]:
     """Records with their block: a point that several runs measured has a block a run."""
-    met: Counter[tuple[object, ...]] = Counter()
+    met: Counter[object] = Counter()
     result = []
     for record in records:
-        key = (
-            record.library,
-            record.tool,
-            record.operation,
-            record.level,
-            record.ranks,
-            record.message_bytes,
-            record.dtype,
-            record.buffers,
-        )
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
-    return result
-
-
-def _batches_numbered(records: Sequence[BatchSamples]) -> list[BatchSamples]:
-    met: Counter[tuple[object, ...]] = Counter()
-    result = []
-    for record in records:
-        key = record.stage, record.model, record.batch
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
-    return result
-
-
-def _layers_numbered(records: Sequence[LayerSamples]) -> list[LayerSamples]:
-    met: Counter[tuple[object, ...]] = Counter()
-    result = []
-    for record in records:
-        key = record.model, record.layer, record.operation, record.phase, record.batch, record.rank
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
+        point = operator.attrgetter(*_POINT[type(record)])(record)
+        result.append(msgspec.structs.replace(record, block=met[point]))
+        met[point] += 1
     return result
