@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,9 +21,10 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.units import format_bytes
 from paradl_bench.importers.plausible import check_readable
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
+from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
 
 MAX_BYTES = 1 << 29
@@ -80,6 +81,17 @@ class ImportOptions:
     batch: int | None = None
     dtype: str = "fp32"
     keep: frozenset[Keep] = frozenset()
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the dtype.
+
+        Raises:
+            UserError: the dtype is none that networks have.
+        """
+        if self.dtype not in DTYPE_BYTES:
+            raise UserError(f"--dtype {self.dtype}: choices are {', '.join(DTYPE_BYTES)}")
+        return DTYPE_BYTES[self.dtype]
 
     def ranks_on_a_node(self, ranks: int, level: str) -> int:
         """The most ranks of a group that share a host, where nothing but the options tells; 0 where they do not."""
@@ -199,6 +211,33 @@ class Imported:
         self.lost_layers.append(self.dropped[-1])
 
 
+def times_of_layer(
+    layer: str,
+    operation: str,
+    phase: PhaseName,
+    samples_s: Iterable[float],
+    *,
+    model: str,
+    batch: int,
+    dtype: str,
+    rank: int = 0,
+) -> LayerSamples:
+    """A layer's seconds in one phase, as measured inside of real iterations."""
+    return LayerSamples(
+        model=model,
+        layer=layer,
+        operation=operation,
+        phase=phase,
+        mode="in_situ",
+        batch=batch,
+        dtype=dtype,
+        ranks_on_host=1,
+        rank=rank,
+        block=0,
+        samples_s=tuple(samples_s),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importer:
     """A file format of another tool; a file of this package declares one as ``IMPORTER``.
@@ -283,12 +322,8 @@ def unpacked(path: str, content: bytes) -> bytes:
                 result += piece
     except (OSError, EOFError, zlib.error) as error:
         raise NotOfFormat(f"{path} is a broken gzip archive: {error}") from None
-    _check_size(path, result)
-    return bytes(result)
-
-
-def _check_size(path: str, content: bytes | bytearray) -> None:
-    if len(content) > MAX_BYTES:
+    if len(result) > MAX_BYTES:
         raise NotOfFormat(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
-    if content.count(b"\n") > _MOST_LINES:
+    if result.count(b"\n") > _MOST_LINES:
         raise NotOfFormat(f"{path} holds more than {_MOST_LINES} lines; cut it into smaller ones")
+    return bytes(result)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_of_layer
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
-from paradl_bench.records.measurement import PhaseName
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.records.samples import LayerSamples
 
 _NODE = re.compile(
@@ -90,24 +90,13 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
 
 
 def _samples(network: ModelGraph, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
-    def sample(layer: Layer, phase: PhaseName, seconds: float) -> LayerSamples:
-        return LayerSamples(
-            model=network.name,
-            layer=layer.name,
-            operation=layer.operation,
-            phase=phase,
-            mode="in_situ",
-            batch=options.batch or 1,
-            dtype=options.dtype,
-            ranks_on_host=1,
-            rank=0,
-            block=0,
-            samples_s=(seconds,),
-        )
-
-    pairs = [(layer, nodes[layer.name]) for layer in network.layers]
-    forward = [sample(layer, "FW", node.fw_s) for layer, node in pairs]
-    return forward + [sample(layer, "BW", node.bw_s) for layer, node in pairs]
+    times_of = partial(times_of_layer, model=network.name, batch=options.batch or 1, dtype=options.dtype)
+    forward, backward = [], []
+    for layer in network.layers:
+        node = nodes[layer.name]
+        forward.append(times_of(layer.name, layer.operation, "FW", (node.fw_s,)))
+        backward.append(times_of(layer.name, layer.operation, "BW", (node.bw_s,)))
+    return forward + backward
 
 
 def _node(match: re.Match[str]) -> _Node | str:
@@ -136,9 +125,7 @@ def _node(match: re.Match[str]) -> _Node | str:
 def _network(
     model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, str]], options: ImportOptions
 ) -> ModelGraph:
-    size = DTYPE_BYTES.get(options.dtype)
-    if size is None:
-        raise UserError(f"--dtype {options.dtype}: choices are {', '.join(DTYPE_BYTES)}")
+    size = options.element_bytes
     reads: dict[str, list[str]] = {name: [] for name in nodes}
     for source, target in edges:
         if source in nodes and target in nodes and source not in reads[target]:
