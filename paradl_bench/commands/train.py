@@ -210,12 +210,7 @@ def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
     from paradl_bench.ranks.groups.process_groups import join_ranks
     from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
-    from paradl_bench.ranks.rank_place import (
-        NO_BACKEND,
-        check_backend,
-        launcher_of_environment,
-        refuse_emulation,
-    )
+    from paradl_bench.ranks.rank_place import NO_BACKEND, check_backend, launcher_of_environment, refuse_emulation
 
     backend = launch.backend or ("nccl" if request.device == "cuda" else "gloo")
     check_backend(backend, request.device)

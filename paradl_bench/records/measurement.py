@@ -19,13 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from paradl_bench.core.bounds import (
-    Bytes,
-    Count,
-    Index,
-    PositiveCount,
-    SchemaVersion,
-)
+from paradl_bench.core.bounds import Bytes, Count, Index, PositiveCount, SchemaVersion
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.documents import foreign_document, validation_text
 from paradl_bench.core.files.json_lines import read_lines, torn_bytes

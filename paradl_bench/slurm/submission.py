@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.slurm.jobs.plan import (
-    Plan,
-    PlannedJob,
-    Submitted,
-    read_submitted,
-    script_path,
-    write_submitted,
-)
+from paradl_bench.slurm.jobs.plan import Plan, PlannedJob, Submitted, read_submitted, script_path, write_submitted
 from paradl_bench.slurm.progress import unfinished
 
 _ANSWER_S = 120.0
