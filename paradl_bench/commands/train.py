@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.units import parse_recompute, parse_sample_shape
+from paradl_bench.core.units import parse_recompute
 from paradl_bench.plan.options import (
+    SampleOptions,
     accumulate_option,
     axis_options,
     batch_norm_option,
@@ -30,13 +31,6 @@ from paradl_bench.records.kernel_settings import KernelFlags
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training.request import TrainingRequest
-
-
-class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of a sample, or its tokens."""
-
-    input_shape: str | None
-    sequence: int | None
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +174,7 @@ def COMMAND(  # noqa: N802
 
     request = TrainingRequest(
         model=model,
-        input_shape=parse_sample_shape(sample.input_shape, sample.sequence),
+        input_shape=sample.shape,
         strategy=parsed,
         kernel_settings=kernels.settings,
         recompute=parse_recompute(recompute),

@@ -39,11 +39,8 @@ def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tup
     waits = any(each.waits_beside_exchange for each in configurations)
     sweeps = tuple(_sweep_jobs(request, site, estimate, waits_beside_exchange=waits))
     runs = tuple(_run_jobs(request, site, configurations, estimate))
-    measured = tuple(job.name for job in (layers, *sweeps))
-    calibrate = _calibrate_job((layers, *sweeps), measured)
-    predict = _predict_job(request, site, configurations)
-    validate = _validate_job(runs)
-    before = (layers, *sweeps, *runs, calibrate, predict, validate)
+    calibrate = _calibrate_job((layers, *sweeps))
+    before = (layers, *sweeps, *runs, calibrate, _predict_job(request, configurations), _validate_job(runs))
     return (*before, _report_job(before))
 
 
@@ -224,11 +221,13 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
     )
 
 
-def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
+def _calibrate_job(measuring: tuple[Job, ...]) -> Job:
     measured = [task.name for job in measuring for task in job.tasks if task.is_measurement]
     by_tool = [name for name in measured if name.startswith(_BY_TOOL)]
-    tasks = [_fit(PROFILE, [name for name in measured if name not in by_tool])]
-    tasks.append(Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False))
+    tasks = [
+        _fit(PROFILE, [name for name in measured if name not in by_tool]),
+        Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False),
+    ]
     if by_tool:
         # Another program in another environment: predictions are of what training calls, which is torch's.
         tasks.append(_fit("profile-nccl-tests.json", by_tool))
@@ -238,7 +237,7 @@ def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
         title="Fit what was measured to one profile",
         adds="the profile; its weaknesses, each with the command that would help, are shown in the log",
         tasks=tuple(tasks),
-        after_ok=names,
+        after_ok=tuple(job.name for job in measuring),
     )
 
 
@@ -247,7 +246,7 @@ def _fit(profile: str, directories: Iterable[str]) -> Task:
     return Task(name=profile, module="calibrate", words=words, replaces=True)
 
 
-def _predict_job(request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...]) -> Job:
+def _predict_job(request: CalibrationRequest, configurations: tuple[Configuration, ...]) -> Job:
     tasks = []
     ranks = max((each.ranks for each in configurations), default=1)
     # By mini-batch: all strategies that share one are one command.
@@ -284,37 +283,26 @@ def _prediction(name: str, model: str, words: tuple[str, ...]) -> Task:
 
 
 def _validate_job(runs: tuple[Job, ...]) -> Job:
+    words = ("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT))
+    measured = tuple(task.name for job in runs for task in job.tasks)
     return Job(
         name="validate",
         use="analysis",
         title="Hold the predictions against the runs",
         adds="accuracy of every strategy, and the phase that explains each outlier",
-        tasks=(
-            Task(
-                name=REPORT,
-                module="predict",
-                words=("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT)),
-                those_of=tuple(task.name for job in runs for task in job.tasks),
-                replaces=True,
-            ),
-        ),
+        tasks=(Task(name=REPORT, module="predict", words=words, those_of=measured, replaces=True),),
         after_ok=("calibrate",),
         after_any=tuple(job.name for job in runs),
     )
 
 
 def _report_job(before: tuple[Job, ...]) -> Job:
-    status = Task(
-        name=SUMMARY,
-        module="paradl_bench",
-        words=("slurm-status", Below(""), "--exit-code", "-o", Below(SUMMARY), "--force"),
-        replaces=True,
-    )
+    words = ("slurm-status", Below(""), "--exit-code", "-o", Below(SUMMARY), "--force")
     return Job(
         name="report",
         use="analysis",
         title="Say what was measured, what is missing, and how to go on",
         adds="the summary, whatever became of the other jobs",
-        tasks=(status,),
+        tasks=(Task(name=SUMMARY, module="paradl_bench", words=words, replaces=True),),
         after_any=tuple(job.name for job in before),
     )

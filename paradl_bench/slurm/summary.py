@@ -91,40 +91,40 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(output: Path, plan: Plan) -> Summary:
     """What became of a calibration's jobs, the report's own left out."""
-    found = tuple(state for state in states(output, plan) if state.job != _LAST)
+    tasks = tuple(state for state in states(output, plan) if state.job != _LAST)
     measuring = [job for job in plan.jobs if job.use != "analysis"]
     estimates = [job.estimate_node_s for job in measuring]
     words = [*plan.command_line, *(() if "--submit" in plan.command_line else ("--submit",))]
     return Summary(
-        done=sum(state.what == "done" for state in found),
-        commands=len(found),
-        tasks=found,
-        missing={job.name: _lack(job, found) for job in plan.jobs if _lack(job, found)},
+        done=sum(state.what == "done" for state in tasks),
+        commands=len(tasks),
+        tasks=tasks,
+        missing={job.name: text for job in plan.jobs if (text := _lack(job, tasks))},
         estimated_node_s=None if None in estimates else sum(each for each in estimates if each is not None),
         spent=spent_on(output, plan),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
-        nodes=tuple(_nodes(output, found)),
-        evenness=tuple(evenness_of(output, found)),
+        nodes=tuple(_nodes(output, tasks)),
+        evenness=tuple(evenness_of(output, tasks)),
         go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
     )
 
 
-def _lack(job: PlannedJob, found: tuple[TaskState, ...]) -> str:
+def _lack(job: PlannedJob, tasks: tuple[TaskState, ...]) -> str:
     """What is not done of a job, and what it would give; empty where all is done."""
-    lacking = [state.name for state in found if state.job == job.name and state.what != "done"]
+    lacking = [state.name for state in tasks if state.job == job.name and state.what != "done"]
     return f"{', '.join(lacking)}; it gives {job.adds}" if lacking else ""
 
 
 def _accuracy(path: Path) -> Accuracy | None:
     try:
-        found = read_json(path, _Report).overall.simulate
+        simulated = read_json(path, _Report).overall.simulate
     except UserError:
         return None
-    return found.score if found else None
+    return simulated.score if simulated else None
 
 
-def _nodes(output: Path, found: tuple[TaskState, ...]) -> Iterator[JobDifferences]:
-    for state in found:
+def _nodes(output: Path, tasks: tuple[TaskState, ...]) -> Iterator[JobDifferences]:
+    for state in tasks:
         if not state.name.startswith(f"{NODES}/"):
             continue
         with contextlib.suppress(UserError):
@@ -147,11 +147,11 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     if (output / PROFILE).exists():
         yield f"- profile: `{PROFILE}`; `calibrate show` explains it, and where it is weak"
     if summary.accuracy is not None:
-        found = summary.accuracy
+        accuracy = summary.accuracy
         yield (
-            f"- predictions against {counted(found.runs, 'real run')}: mean accuracy"
-            f" {format_accuracy(found.mean_accuracy)}, the 90% interval"
-            f" held {found.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
+            f"- predictions against {counted(accuracy.runs, 'real run')}: mean accuracy"
+            f" {format_accuracy(accuracy.mean_accuracy)}, the 90% interval"
+            f" held {accuracy.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
         )
     yield ""
     yield "| job | command | what became of it | log |"

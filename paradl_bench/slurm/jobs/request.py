@@ -26,20 +26,13 @@ HALOS = "exchange"
 
 def operations_of(strategies: Iterable[str]) -> str:
     """Operations of sweeps by which strategies are predicted; texts that do not parse ask for nothing."""
-    found = dict.fromkeys(OPERATIONS)
+    operations = dict.fromkeys(OPERATIONS)
     for text in strategies:
-        for kind in _kinds_of(text):
-            found |= dict.fromkeys(axis_kind(kind).operations)
-    return ",".join(found)
-
-
-def _kinds_of(text: str) -> Iterable[str]:
-    kinds = parse_strategy_kinds(text)
-    if kinds is not None:
-        return kinds
-    with contextlib.suppress(UserError):
-        return [axis.kind for axis in parse_strategy(text).axes]
-    return ()
+        kinds = parse_strategy_kinds(text)
+        with contextlib.suppress(UserError):
+            for kind in [axis.kind for axis in parse_strategy(text).axes] if kinds is None else kinds:
+                operations |= dict.fromkeys(axis_kind(kind).operations)
+    return ",".join(operations)
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
