@@ -91,7 +91,9 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             watched = Watched(result, options)
             table = _titled(number, title)
             seen = True
-            _describe(result, title)
+            if title.group(2) or title.group(1) != "MPI":
+                result.device = "cuda"
+            result.versions["osu-micro-benchmarks"] = title.group(4)
             continue
         words = _words(table, line, row)
         ranks = _ranks_of_command(line) if words else None
@@ -105,12 +107,6 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     if not seen:
         raise NotOfFormat(f"{log.path} holds no table of the OSU micro-benchmarks: no '# OSU MPI ... Test'")
     return result
-
-
-def _describe(result: Imported, title: re.Match[str]) -> None:
-    if title.group(2) or title.group(1) != "MPI":
-        result.device = "cuda"
-    result.versions["osu-micro-benchmarks"] = title.group(4)
 
 
 def _titled(number: int, title: re.Match[str]) -> _Table:
@@ -226,10 +222,8 @@ def _row(
 
 
 def _time_us(values: dict[str, str]) -> float:
-    for column in _TIMES:
-        if column in values:
-            return decimal(values[column]) or 0.0
-    return 0.0
+    column = next((name for name in _TIMES if name in values), None)
+    return decimal(values[column]) or 0.0 if column else 0.0
 
 
 def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | None:

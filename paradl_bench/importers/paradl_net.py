@@ -142,27 +142,19 @@ def _flops_of(unit: str) -> float | None:
     return None if match is None else float(1000.0 ** " kmgtp".index((match["prefix"] or " ").lower()))
 
 
-def _seconds_of(unit: str) -> float | None:
-    return {
-        "s": 1.0,
-        "sec": 1.0,
-        "second": 1.0,
-        "seconds": 1.0,
-        "ms": 1e-3,
-        "us": 1e-6,
-        "\u00b5s": 1e-6,
-        "\u03bcs": 1e-6,
-        "ns": 1e-9,
-    }.get(unit)
-
-
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    "ms": 1e-3,
+    **dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6),
+    "ns": 1e-9,
+}
 # A lone small b is a bit, as in Gb/s.
 _MEMORY_UNIT = re.compile(r"(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?:B|[Bb]ytes?|(?P<bit>b|[Bb]its?))")
 _SPEED_UNIT = re.compile(r"(?P<prefix>[kKMGTP])?(?:FLOPS|FLOPs|flops|Flops|FLOPs?/s(?:ec|econd)?|flops?/s)")
 _UNITS: dict[str, Callable[[str], float | None]] = {
     "MEM_PER_NODE": _bytes_of,
     "BANDWIDTH": _bytes_a_second,
-    "LATENCY": _seconds_of,
+    "LATENCY": _SECONDS.get,
     "NODE_SPEED": _flops_of,
 }
 _UNITS_SHOWN = {

@@ -6,8 +6,6 @@ Format history (this file owns it):
 
 A new version adds a line here and a function to ``MIGRATIONS`` and ``RECORD_MIGRATIONS``; a test case of the old one is
 kept under tests/data.
-
-Records of training runs, kernels, the input side, rates and collectives behind compute stand in modules of their own.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ from paradl_bench.core.files.storage import (
 from paradl_bench.records.emulation import Emulation, kind_of_emulation
 
 T = TypeVar("T", bound=msgspec.Struct)
-
 SCHEMA_VERSION = 1
-
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 MIGRATIONS: dict[int, Migration] = {}
@@ -47,28 +43,17 @@ RECORD_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = 
 """By version n: from a file's name and one of its records of version n, the record of version n + 1."""
 
 MANIFEST_NAME = "manifest.json"
-
 LAYERS_FILE = "layers.jsonl"
-
 ITERATIONS_FILE = "iterations.jsonl"
-
 COPIES_FILE = "copies.jsonl"
-
 COLLECTIVES_FILE = "collectives.jsonl"
-
-
 TRACE_FILE = "trace.jsonl"
-
 DROPPED_FILE = "dropped.jsonl"
-
 UNKNOWN_DEVICE = "unknown"
 """Name of a device that a log or a tool does not tell."""
-
 MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
-
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""
-
 Mode = Literal["in_situ", "isolated"]
 
 

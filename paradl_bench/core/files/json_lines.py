@@ -1,4 +1,7 @@
-"""JSON lines: appended in one piece, cut behind the last whole line, and undone where a kill left half of them."""
+"""JSON lines: appended in one piece, cut behind the last whole line, and undone where a kill left half of them.
+
+A torn last line is ignored by readers and cut off before the next append.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Files that survive: atomic replacement, and JSON lines that are valid up to the last whole line.
-
-A process may be killed at any byte. A JSON document is written to a temporary file beside its target and renamed
-over it; a JSON-lines file is only ever appended to, one whole line per write, and a torn last line is ignored by
-readers and cut off before the next append.
-"""
+"""Files that survive a process that is killed at any byte: each is written beside its target and renamed over it."""
 
 from __future__ import annotations
 
@@ -31,16 +26,11 @@ T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole, where its reader sets no limit of its own."""
-
 MOST_DOCUMENT_BYTES = 1 << 28
 """Of one JSON document: decoded, it takes about ten times as much memory."""
-
-
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""
-
 OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
-
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 _REMEDIES = {

@@ -149,8 +149,7 @@ class _Reader:
             self._pipe_header(number, row.cells, found)
         elif row.first:
             self.pipes = _PipeTable()
-            if "in-place" in line or "out-of-place" in line:
-                self.single = "in_place" if "out-of-place" not in line else ""
+            self._note_buffers(line)
         elif not row.rule:
             self._pipe_row(number, line, row.cells)
 
@@ -194,6 +193,10 @@ class _Reader:
         else:
             self._body(number, line)
 
+    def _note_buffers(self, line: str) -> None:
+        if "in-place" in line or "out-of-place" in line:
+            self.single = "in_place" if "out-of-place" not in line else ""
+
     def close(self) -> list[Run]:
         self._next_run(0)
         return self.runs
@@ -224,7 +227,8 @@ class _Reader:
         if self.run.begun and (text.startswith(_OPENING) or text.startswith("rccl-tests:") or _RANK.match(text)):
             self._next_run(number)
         if _MARKDOWN_HEADING.match(text):
-            self._markdown_heading(number, text)
+            named = operation_in_name(text[:_LONGEST_HEADING])
+            self._name_program(number, [named] if named else [])
             return
         layout = layout_of(text, single=self.single)
         if layout is not None:
@@ -233,16 +237,13 @@ class _Reader:
             self.run.layout = layout
             self.run.piped = False
             return
-        if "in-place" in text or "out-of-place" in text:
-            self.single = "in_place" if "out-of-place" not in text else ""
+        self._note_buffers(text)
         _read_heading(self.run, text)
 
-    def _markdown_heading(self, number: int, text: str) -> None:
-        named = operation_in_name(text[:_LONGEST_HEADING])
-        if named is not None:
-            if self.run.begun:
-                self._next_run(number)
-            self.run.programs.append(named)
+    def _name_program(self, number: int, named: list[str]) -> None:
+        if named and self.run.begun:
+            self._next_run(number)
+        self.run.programs += named
 
     def _body(self, number: int, line: str) -> None:
         tokens = line.split()
@@ -254,9 +255,7 @@ class _Reader:
             self._row(number, line, tokens)
         else:
             named = programs_named(line)
-            if named and self.run.begun:
-                self._next_run(number)
-            self.run.programs += named
+            self._name_program(number, named)
             if named:
                 self.run.command_line = " ".join(line.split())
 

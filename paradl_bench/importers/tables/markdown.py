@@ -45,7 +45,7 @@ def lines_and_cells(text: str) -> Iterator[tuple[int, str, PipeRow | None]]:
             inside = False
             yield index + 1, line, None
             continue
-        begins = _begins_with_pipe(line)
+        begins = line.startswith("|", _start_of(line))
         goes_on = inside and begins >= leading
         if not goes_on:
             below = _cells(lines[index + 1]) if index + 1 < len(lines) else ()
@@ -53,10 +53,6 @@ def lines_and_cells(text: str) -> Iterator[tuple[int, str, PipeRow | None]]:
             leading = begins
         row = PipeRow(cells, first=not goes_on, rule=_is_rule(cells))
         yield index + 1, line, row if inside else None
-
-
-def _begins_with_pipe(line: str) -> bool:
-    return line[_start_of(line) :].startswith("|")
 
 
 def _start_of(line: str) -> int:

@@ -163,8 +163,6 @@ _OF_PLAN = (
 class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
-    Of a pipeline ``stages`` are as they were cut, whatever by; empty, in runs of before, for a cut that balances FLOPs.
-
     Attributes:
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
         network_digest: digest of the traced network.
