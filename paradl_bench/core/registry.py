@@ -49,11 +49,8 @@ def discover(package: str, attribute: str, of: type[T], *, submodule: str = "") 
     """Every ``attribute`` declared by the modules of ``package``, by name.
 
     Args:
-        package: dotted name of the package to look through.
         attribute: the module-level name that a module declares its entry under; modules without it are passed over.
-        of: the entries' type (for the type checker, and checked).
-        submodule: where entries are folders, the module in each folder that declares it; folders without that module
-            are passed over.
+        submodule: where entries are folders, the module in each folder that declares it, if it is there.
 
     Raises:
         UserError: two modules declare the same name.

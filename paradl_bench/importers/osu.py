@@ -64,7 +64,6 @@ class _Table:
     """
 
     line: int
-    title: str = ""
     operation: str = ""
     library: str = ""
     dtype: str = ""
@@ -124,7 +123,7 @@ def _titled(number: int, title: re.Match[str]) -> _Table:
     elif not operation or not library:
         refusal = f"{name} ({family}): no operation that is modelled"
     dtype = "fp32" if operation in _REDUCING else "int8"
-    return _Table(number, title.group(0), operation, library, dtype, (), refusal)
+    return _Table(number, operation, library, dtype, (), refusal)
 
 
 def _words(table: _Table, line: str, row: PipeRow | None) -> list[str]:

@@ -168,8 +168,6 @@ def environment_of(
 
     Args:
         cluster: name that stands for the hosts; without it a lone host's name does.
-        device_name, memory_bytes: of a device, where the user says.
-        force: merge unlike files.
 
     Raises:
         UserError: files of unlike devices or versions, without ``force``.

@@ -234,7 +234,6 @@ def load_versioned(
     """Decode a JSON document that carries ``schema_version`` and bring it to the newest version.
 
     Args:
-        newest: the version that this program writes.
         what: the noun for errors ("profile", "measurement").
         migrations: for each older version n, what makes a document of n + 1 of one of n.
 

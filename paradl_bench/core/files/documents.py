@@ -56,11 +56,7 @@ def places(document: object) -> Iterator[tuple[str, object]]:
 
 
 def validation_text(error: Exception, of: object) -> str:
-    """A message of msgspec's, with what was meant where it names a field or a word that there is not.
-
-    Args:
-        of: the type that was read.
-    """
+    """A message of msgspec's on reading a type, with what was meant where a field or a word is none of its."""
     text = str(error)
     if found := _UNKNOWN_FIELD.search(text):
         struct = _struct_in(_type_at(of, found.group(2) or ""))

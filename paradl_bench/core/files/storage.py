@@ -64,10 +64,7 @@ def open_regular(path: Path, *, most_bytes: int | None = None) -> FileIO:
 
 
 def read_whole(path: Path, *, what: str = "", most_bytes: int = MOST_BYTES) -> bytes:
-    """All bytes of a file.
-
-    Args:
-        what: the file is, in words, before its path in messages (``network``).
+    """All bytes of a file; ``what`` stands before its path in messages (``network``).
 
     Raises:
         UserError: it can't be read, is no regular file, or holds more than ``most_bytes``.
@@ -214,10 +211,7 @@ def twice(key: str) -> str:
 
 
 def check_keys(content: bytes, decoded: object, where: str) -> None:
-    """Refuse an object with a key twice, of which decoding took the last.
-
-    Args:
-        decoded: the content, as builtins.
+    """Refuse an object with a key twice, of which decoding the content to builtins took the last.
 
     Raises:
         UserError: it names the path of the key.
@@ -227,10 +221,7 @@ def check_keys(content: bytes, decoded: object, where: str) -> None:
 
 
 def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T:
-    """A whole JSON document.
-
-    Args:
-        what: the file is, in words, before its path in messages (``network``). remedy: behind what is wrong with it.
+    """A whole JSON document; ``what`` stands before its path in messages, ``remedy`` behind what is wrong with it.
 
     Raises:
         UserError: unreadable, truncated, or a wrong field, named by its path.
@@ -241,10 +232,7 @@ def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T
 
 
 def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") -> T:
-    """A whole JSON document that was read already.
-
-    Args:
-        where: it was found, for the message.
+    """A whole JSON document that was read already, from ``where`` the message says.
 
     Raises:
         UserError: truncated, or a wrong field, named by its path.

@@ -18,9 +18,6 @@ def read_yaml(path: Path, what: str) -> object:
 
     YAML 1.1 reads ``16e9`` as text and ``1:30`` as a number, and constructors of other types fail in ways of their own.
 
-    Args:
-        what: the file is, in words: ``cluster file``.
-
     Raises:
         UserError: unreadable, too large for what it is, or no YAML.
     """
@@ -35,10 +32,7 @@ def read_yaml(path: Path, what: str) -> object:
 
 
 def _loader() -> Any:
-    """Of texts, lists and dicts alone, fewer sorts than safe_load makes.
-
-    A key that stands twice is refused, and what is nested deeper than any file of ours.
-    """
+    """Fewer sorts than safe_load makes; refuses a key that stands twice, and what is nested deeper than our files."""
     import yaml
 
     class Loader(yaml.BaseLoader):

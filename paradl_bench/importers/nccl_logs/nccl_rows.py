@@ -144,11 +144,9 @@ class Layout:
 
 
 def layout_of(header: str, *, single: Buffers = "") -> Layout | None:
-    """The layout that a header line gives; None where the line is no header.
+    """The layout of ``#  size  count  type  redop  root  time ...``; None where the line is no header.
 
-    Args:
-        header: ``#  size  count  type  redop  root  time ...``.
-        single: what a lone measurement is, as the line above the header says.
+    ``single`` is what a lone measurement is, as the line above the header says.
     """
     names = tuple(_SAME_NAME.get(name, name) for name in header.replace("#", " ", 1).split())
     if names[:3] != ("size", "count", "type") or header.lstrip()[:1] != "#":

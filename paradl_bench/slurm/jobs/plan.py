@@ -148,10 +148,7 @@ def plan_of(
 
 
 def write_plan(output: Path, plan: Plan, scripts: Mapping[str, str], *, force: bool) -> tuple[str, ...]:
-    """Write the scripts and the plan; returns the names of jobs whose script a user has edited, which is kept.
-
-    Args:
-        force: write these anew too.
+    """Write the scripts and the plan; returns the names of jobs whose edited script is kept, unless ``force`` is given.
 
     Raises:
         UserError: the folder holds something else, or a calibration of another request; or it can't be made.

@@ -110,10 +110,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return (*dtype, *flags_of_label(self.kernel_settings).split())
 
     def configurations(self, on_node: int) -> tuple[Configuration, ...]:
-        """What is run, fewest nodes first.
-
-        Args:
-            on_node: ranks of a full node.
+        """What is run on nodes of so many ranks, fewest nodes first.
 
         Raises:
             UserError: a strategy takes a number of nodes that was not asked for, or several kinds at once.
