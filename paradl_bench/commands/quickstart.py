@@ -45,14 +45,7 @@ _OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of the loop.
-
-    Attributes:
-        title: what it does, for the screen.
-        module: which of the three packages runs it.
-        arguments: its command line without the program.
-        shown: whether its output belongs on the screen (else only what goes wrong).
-    """
+    """One command of the loop; what ``shown`` leaves out of the screen is shown where it goes wrong."""
 
     title: str
     module: str

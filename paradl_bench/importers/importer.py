@@ -15,12 +15,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.units import format_bytes
-from paradl_bench.importers.plausible import check_readable
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
@@ -103,7 +104,6 @@ class LogFile:
     """A file's bytes, unpacked where it was compressed with gzip.
 
     Attributes:
-        path: as it was given.
         sha256: of the bytes on disk.
         refused: why there are none, of a broken archive.
     """
@@ -261,8 +261,15 @@ class Importer:
             UserError: the file is none of the format, or holds what no format of ours can hold.
         """
         held = self.reader(log, options)
-        for records in (held.collectives, held.layers, held.networks, held.clusters, held.traces, held.batches):
-            check_readable(records, log.path)
+        kinds: list[list[Any]] = [held.collectives, held.layers, held.networks]
+        kinds += [held.clusters, held.traces, held.batches]
+        for records in filter(None, kinds):
+            # What is imported has to be read again.
+            kind = type(records[0])
+            try:
+                msgspec.json.decode(msgspec.json.encode(records), type=list[kind])  # type: ignore[valid-type]
+            except msgspec.ValidationError as error:
+                raise UserError(f"{log.path}, {kind.__name__}: {error}") from None
         return held
 
 

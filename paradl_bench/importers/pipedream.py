@@ -50,8 +50,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     """
     result = Imported(device="cuda")
     nodes: dict[str, _Node] = {}
-    edges: list[tuple[str, str]] = []
-    edge_lines: list[tuple[int, str]] = []
+    edges: dict[int, re.Match[str]] = {}
     for number, line in enumerate(log.text.split("\n"), start=1):
         match = _NODE.match(line)
         if match:
@@ -65,21 +64,20 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             nodes[node.name] = node
             result.rows += 1
         elif edge := _EDGE.fullmatch(line):
-            edges.append((edge.group(1), edge.group(2)))
-            edge_lines.append((number, line))
+            edges[number] = edge
         elif line.strip():
             lost = result.drop_layer if line.lstrip().startswith("node") else result.drop
             lost(number, line, "neither a node nor an edge")
     if not nodes:
         raise NotOfFormat(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
-    for (source, target), (number, line) in zip(edges, edge_lines, strict=True):
-        unknown = next((name for name in (source, target) if name not in nodes), None)
+    for number, edge in edges.items():
+        unknown = next((name for name in edge.groups() if name not in nodes), None)
         if unknown is not None:
-            result.drop(number, line, f"no {unknown} is described")
+            result.drop(number, edge.string, f"no {unknown} is described")
     if options.batch is None:
         raise UserError(f"{log.path}: times are of a mini-batch whose size PipeDream does not write: give --batch")
     model = options.model or log.name.split(".")[0] or "pipedream"
-    network = _network(model, log, nodes, edges, options)
+    network = _network(model, log, nodes, [edge.groups() for edge in edges.values()], options)
     result.networks.append(network)
     result.layers = _samples(network, nodes, options)
     result.notes.append(
@@ -123,7 +121,7 @@ def _node(match: re.Match[str]) -> _Node | str:
 
 
 def _network(
-    model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, str]], options: ImportOptions
+    model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, ...]], options: ImportOptions
 ) -> ModelGraph:
     size = options.element_bytes
     reads: dict[str, list[str]] = {name: [] for name in nodes}

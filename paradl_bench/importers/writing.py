@@ -57,14 +57,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench import --json`` prints.
-
-    Attributes:
-        rows: of tables, read in all files.
-        dropped: every row that was not taken, with its line and why.
-        notes: what cannot be used, and why.
-        not_read: files that were left out, and why.
-    """
+    """What ``paradl-bench import --json`` prints; ``rows`` are those of all files that were read."""
 
     files: tuple[ImportedFile, ...]
     rows: int

@@ -65,10 +65,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         done, commands: how many are done, of how many.
         missing: by job, what is not done and what the profile lacks without it.
         estimated_node_s: of all jobs that measure, where every command's time could be estimated.
-        spent: by all attempts at commands that measure.
-        accuracy: None without a validation.
-        nodes: of jobs that compared theirs.
-        evenness: of sweeps and runs.
         go_on: the command that continues.
     """
 
