@@ -44,12 +44,8 @@ class TracedOperator(NamedTuple):
     bw_s: float
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a trace.
-
-    Raises:
-        UserError: the file is none, or it holds neither operators nor kernels.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """Of one rank: what its trace holds of layers, collectives and overlap."""
     trace = load_trace(log)
     if not trace.operators and not trace.kernels:
         raise NotOfFormat(f"{log.path} holds no operator and no kernel: was the profiler given activities?")
@@ -242,5 +238,5 @@ def _spans(kernels: Iterable[Kernel]) -> list[tuple[float, float]]:
 
 
 IMPORTER = Importer(
-    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", reader=read
+    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", reader=_read
 )

@@ -72,12 +72,8 @@ class _Table:
     markdown: Columns | None = None
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read OSU tables.
-
-    Raises:
-        UserError: the file holds none, or it does not say how many ranks there were and no option does.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """OSU tables; a user error where neither they nor an option say how many ranks there were."""
     result = Imported(device="cpu")
     table = _Table(1)
     seen = False
@@ -266,5 +262,8 @@ def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -
 
 
 IMPORTER = Importer(
-    name="osu", reads="OSU micro-benchmarks: latency of collectives and point to point", kind="collectives", reader=read
+    name="osu",
+    reads="OSU micro-benchmarks: latency of collectives and point to point",
+    kind="collectives",
+    reader=_read,
 )

@@ -42,12 +42,8 @@ class _Node:
     parameter_bytes: int
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a profile: layer times in situ, and a network of layers without shapes.
-
-    Raises:
-        UserError: the file is none, the mini-batch is not given, or edges make a circle.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """A profile: layer times in situ, and a network of layers without shapes."""
     result = Imported(device="cuda")
     nodes: dict[str, _Node] = {}
     edges: dict[int, re.Match[str]] = {}
@@ -173,5 +169,5 @@ def _forward_order(reads: dict[str, list[str]], log: LogFile) -> list[str]:
 
 
 IMPORTER = Importer(
-    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", reader=read
+    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", reader=_read
 )

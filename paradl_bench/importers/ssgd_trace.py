@@ -39,12 +39,8 @@ class TracedLayer:
     exchange_s: list[float] = field(default_factory=list)
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a trace: layer times and input of every iteration, exchanges where ranks and level are given.
-
-    Raises:
-        UserError: the file is none, or the mini-batch is not given.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """A trace: layer times and input of every iteration, exchanges where ranks and level are given."""
     result = Imported(device="cuda")
     layers = read_layers(log, result)
     if options.batch is None:
@@ -209,5 +205,5 @@ def _add_exchanges(result: Imported, layers: list[TracedLayer], options: ImportO
 
 
 IMPORTER = Importer(
-    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", reader=read
+    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", reader=_read
 )

@@ -35,10 +35,10 @@ def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tup
     """
     request.check_numerics(site)
     configurations = request.configurations(site.on_node)
-    layers = _layers_job(request, site, configurations, estimate)
+    layers = _layers_job(estimate, configurations)
     waits = any(each.waits_beside_exchange for each in configurations)
-    sweeps = tuple(_sweep_jobs(request, site, estimate, waits_beside_exchange=waits))
-    runs = tuple(_run_jobs(request, site, configurations, estimate))
+    sweeps = tuple(_sweep_jobs(estimate, waits_beside_exchange=waits))
+    runs = tuple(_run_jobs(estimate, configurations))
     calibrate = _calibrate_job((layers, *sweeps))
     before = (layers, *sweeps, *runs, calibrate, _predict_job(request, configurations), _validate_job(runs))
     return (*before, _report_job(before))
@@ -49,9 +49,8 @@ def path_of(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", model)
 
 
-def _layers_job(
-    request: CalibrationRequest, site: Site, configurations: Iterable[Configuration], estimate: Estimate
-) -> Job:
+def _layers_job(estimate: Estimate, configurations: Iterable[Configuration]) -> Job:
+    request, site = estimate.request, estimate.site
     shards = dict.fromkeys(
         str(axis)
         for each in configurations
@@ -61,7 +60,7 @@ def _layers_job(
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
     counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}
     last = max(counts)
-    tasks = [_doctor(site, "layers", "layers", 1, estimate)]
+    tasks = [_doctor(estimate, "layers", "layers", 1)]
     for model in request.models:
         for ranks in counts:
             parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
@@ -95,9 +94,8 @@ def _hang_limit(site: Site, use: Use, iteration_s: float | None = None) -> tuple
     return "--hang-timeout", str(site.hang_timeout_s(use, iteration_s))
 
 
-def _sweep_jobs(
-    request: CalibrationRequest, site: Site, estimate: Estimate, *, waits_beside_exchange: bool
-) -> Iterable[Job]:
+def _sweep_jobs(estimate: Estimate, *, waits_beside_exchange: bool) -> Iterable[Job]:
+    request, site = estimate.request, estimate.site
     # On GPUs, where all-reduces run on a stream of their own, it has to be asked for by hand.
     in_flight = waits_beside_exchange and site.device == "cpu"
     counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
@@ -107,10 +105,10 @@ def _sweep_jobs(
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
-        tasks = [_doctor(site, f"sweep-{nodes}", "sweep", nodes, estimate)]
-        tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0], in_flight=in_flight))
+        tasks = [_doctor(estimate, f"sweep-{nodes}", "sweep", nodes)]
+        tasks.append(_torch_sweep(estimate, nodes, first=nodes == counts[0], in_flight=in_flight))
         if by_tool:
-            tasks.append(_nccl_sweep(request, site, nodes, estimate, by_tool))
+            tasks.append(_nccl_sweep(estimate, nodes, by_tool))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
         slowed += "; what communication of layers takes beside gradients under way" if in_flight else ""
@@ -131,13 +129,13 @@ def _sweep_jobs(
         )
 
 
-def _doctor(site: Site, job: str, use: Use, nodes: int, estimate: Estimate) -> Task:
+def _doctor(estimate: Estimate, job: str, use: Use, nodes: int) -> Task:
     """First on the nodes of a job: what they are, and what they differ in, may explain what is found there."""
     name = f"{NODES}/{job}"
     return Task(
         name=name,
         module="paradl_bench",
-        words=("doctor", *_hang_limit(site, use), "-o", Below(name)),
+        words=("doctor", *_hang_limit(estimate.site, use), "-o", Below(name)),
         nodes=nodes,
         ranks=nodes,
         replaces=True,
@@ -150,9 +148,8 @@ def _sweep_words(request: CalibrationRequest, ranks: int, operations: str) -> tu
     return ("collectives", "--ranks", str(ranks), *about, "--blocks", str(request.blocks))
 
 
-def _torch_sweep(
-    request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, *, first: bool, in_flight: bool
-) -> Task:
+def _torch_sweep(estimate: Estimate, nodes: int, *, first: bool, in_flight: bool) -> Task:
+    request, site = estimate.request, estimate.site
     ranks, name = nodes * site.on_node, f"sweeps/{site.library}-{nodes}"
     # Compute is alike on one node and on many: its interference is measured once, where it costs least. gloo stops a
     # GPU's host while it runs.
@@ -170,26 +167,27 @@ def _torch_sweep(
     )
 
 
-def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, operations: str) -> Task:
+def _nccl_sweep(estimate: Estimate, nodes: int, operations: str) -> Task:
+    site = estimate.site
     ranks, name = nodes * site.on_node, f"{_BY_TOOL}-{nodes}"
     tool = ("--tool", "nccl-tests", "--tool-path", site.nccl_tests, "--launcher", "srun")
     placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
     return Task(
         name=name,
         module="paradl_bench",
-        words=(*_sweep_words(request, ranks, operations), *tool, *placed, "-o", Below(name)),
+        words=(*_sweep_words(estimate.request, ranks, operations), *tool, *placed, "-o", Below(name)),
         nodes=nodes,
         starts_own=True,
         estimate_s=estimate.sweep_s(ranks, kinds=1),
     )
 
 
-def _run_jobs(
-    request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...], estimate: Estimate
-) -> Iterable[Job]:
+def _run_jobs(estimate: Estimate, configurations: tuple[Configuration, ...]) -> Iterable[Job]:
+    on_node, gpus = estimate.site.on_node, estimate.site.gpus_per_node
     for nodes in dict.fromkeys(each.nodes for each in configurations):
         chosen = [each for each in configurations if each.nodes == nodes]
-        tasks = tuple(_run(request, site, model, each, estimate) for model in request.models for each in chosen)
+        tasks = tuple(_run(estimate, model, each) for model in estimate.request.models for each in chosen)
+        most_ranks = max(each.ranks for each in chosen)
         strategies = ", ".join(each.strategy for each in chosen)
         yield Job(
             name=f"runs-{nodes}",
@@ -199,13 +197,14 @@ def _run_jobs(
             " of predictions is unknown there",
             tasks=tasks,
             nodes=nodes,
-            ranks_per_node=min(site.on_node, max(each.ranks for each in chosen)),
-            gpus=min(site.gpus_per_node, max(each.ranks for each in chosen)),
+            ranks_per_node=min(on_node, most_ranks),
+            gpus=min(gpus, most_ranks),
             array=True,
         )
 
 
-def _run(request: CalibrationRequest, site: Site, model: str, each: Configuration, estimate: Estimate) -> Task:
+def _run(estimate: Estimate, model: str, each: Configuration) -> Task:
+    request, site = estimate.request, estimate.site
     name = f"runs/{path_of(model)}-{each.strategy}"
     settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer, *request.numerics)
     counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
