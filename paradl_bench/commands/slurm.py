@@ -183,7 +183,7 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     folders = Folders(output=output, work=Path.cwd())
     start = start_of(site, output, load_torch())
     estimate = Estimate(request=request, site=site, works=trace_works(request), start=start)
-    jobs = chain_of(request, site, estimate)
+    jobs = chain_of(estimate)
     scripts = {job.name: script_of(job, site, folders) for job in jobs}
     command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
     plan = plan_of(

@@ -27,12 +27,13 @@ _BY_TOOL = "sweeps/nccl-tests"
 NODES = "nodes"
 
 
-def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tuple[Job, ...]:
+def chain_of(estimate: Estimate) -> tuple[Job, ...]:
     """The jobs, in an order in which each comes behind those that it waits for.
 
     Raises:
         UserError: a strategy does not fit the nodes, the dtype or the settings of kernels, or the device has no such.
     """
+    request, site = estimate.request, estimate.site
     request.check_numerics(site)
     configurations = request.configurations(site.on_node)
     layers = _layers_job(estimate, configurations)
