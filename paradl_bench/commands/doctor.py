@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,11 +14,6 @@ from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.plan.options import hang_option
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paradl_bench.measure.machine.doctor import Finding
 
 _LAUNCHED = ("timeout_s", "hang_timeout_s", "output")
 _OF_MEASURE = ("device", "dtype", "ranks", "blocks", "point_seconds", *_LAUNCHED)
@@ -154,19 +149,14 @@ def _measure(
 
 def _examine(*, as_json: bool) -> None:
     import msgspec
+    from rich.text import Text
 
     from paradl_bench.measure.machine.doctor import examine
 
     findings = examine()
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
-    else:
-        _print_findings(findings)
-
-
-def _print_findings(findings: Sequence[Finding]) -> None:
-    from rich.text import Text
-
+        return
     missing = Text("missing", style="yellow")
     rows = [
         (finding.name, missing, _cost(finding.without)) if finding.found is None else (finding.name, finding.found, "")

@@ -163,6 +163,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.plan.axes.registry import read_options
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import ranks_of_node
+    from paradl_bench.records.slow_rank import parse_slow_rank
 
     parsed = parse_strategy(strategy)
     layout = layout_of_options(emulated.nodes, of_axes["ranks_per_node"], emulated.link_bandwidth, ranks=parsed.ranks)
@@ -172,6 +173,9 @@ def COMMAND(  # noqa: N802
     def on_node() -> int | None:
         return ranks_of_node(launch.launcher, parsed.ranks) if layout is None else layout.ranks_per_node
 
+    slept = msgspec.structs.asdict(emulation)
+    if emulation.slow_rank is not None:
+        slept["slow_rank"] = parse_slow_rank(emulation.slow_rank)
     request = TrainingRequest(
         model=model,
         input_shape=sample.shape,
@@ -181,7 +185,7 @@ def COMMAND(  # noqa: N802
         axes=tuple(own.placed(on_node) for own in axes),
         layout=layout,
         **{name: value for name, value in msgspec.structs.asdict(run).items() if value is not None},
-        **_emulated(emulation),
+        **slept,
     )
     request.check()
     if not _run(request, launch, output):
@@ -189,13 +193,6 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.training.summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
-
-
-def _emulated(emulation: EmulationOptions) -> dict[str, Any]:
-    from paradl_bench.records.slow_rank import parse_slow_rank
-
-    slow = emulation.slow_rank
-    return {**msgspec.structs.asdict(emulation), "slow_rank": None if slow is None else parse_slow_rank(slow)}
 
 
 def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
