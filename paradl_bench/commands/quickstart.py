@@ -94,29 +94,29 @@ def steps(output: Path) -> list[Step]:
 def _round_of_measurements(output: Path, number: int) -> list[Step]:
     """Layers of all models, then collectives."""
     where = f"(round {number} of {ROUNDS})"
-    found = []
+    round_steps = []
     for name, arguments in _layer_profiles():
         models, batch, ranks = arguments[0].replace(",", " and "), arguments[2], arguments[4]
         title = f"Layer times of {models}, batch {batch}, {ranks} at once {where}"
         words = ("layers", *arguments, "--blocks", str(BLOCKS["layers"]), "-o", str(output / f"{name}-r{number}"))
-        found.append(Step(title, "paradl_bench", words))
+        round_steps.append(Step(title, "paradl_bench", words))
     alone = f"Collectives between two ranks, alone, beside compute and behind it {where}"
     others = f"The other collectives that strategies issue, for predict search {where}"
     for name, title, arguments in (("collectives", alone, _COLLECTIVES), ("others", others, _OTHERS)):
         counted = ("--blocks", str(BLOCKS["collectives"]), "--seed", str(number - 1))
         words = ("collectives", *arguments, *counted, "-o", str(output / f"{name}-r{number}"))
-        found.append(Step(title, "paradl_bench", words))
-    return found
+        round_steps.append(Step(title, "paradl_bench", words))
+    return round_steps
 
 
 def _layer_profiles() -> list[tuple[str, tuple[str, ...]]]:
     """Name and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    profiles: list[tuple[str, tuple[str, ...]]] = []
     for shape, models in SUBJECTS.items():
         for ranks in (1, 2):
             arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))
-            found.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
-    return found
+            profiles.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
+    return profiles
 
 
 def _training(output: Path, shape: str, model: str, strategy: str) -> Step:

@@ -182,7 +182,7 @@ def COMMAND(  # noqa: N802
         strategy=parsed,
         kernel_settings=kernels.settings,
         recompute=parse_recompute(recompute),
-        axes=tuple(own.placed(on_node) for own in axes),
+        axes=tuple(options.placed(on_node) for options in axes),
         layout=layout,
         **{name: value for name, value in msgspec.structs.asdict(run).items() if value is not None},
         **slept,

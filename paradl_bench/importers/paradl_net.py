@@ -166,9 +166,9 @@ _UNITS_SHOWN = {
 
 
 def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> Cluster:
-    each = max(1, round(values.get("GPU_PER_NODE", 1.0)))
-    ranks = min(MOST_RANKS, max(1, round(values.get("MAX_NODE", 1.0))) * each)
-    memory = values.get("MEM_PER_NODE", 0.0) / each
+    ranks_per_node = max(1, round(values.get("GPU_PER_NODE", 1.0)))
+    ranks = min(MOST_RANKS, max(1, round(values.get("MAX_NODE", 1.0))) * ranks_per_node)
+    memory = values.get("MEM_PER_NODE", 0.0) / ranks_per_node
     level = Level(
         name=options.level or "system",
         ranks=ranks,
@@ -177,7 +177,11 @@ def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> 
     )
     name = log.name.rsplit(".", 1)[0] or "platform"
     # The file has one network; inside a node there may be another, which it says nothing of.
-    inner = (Level(name="node", ranks=each),) if each > 1 and level.name != "node" and each <= ranks else ()
+    inner = (
+        (Level(name="node", ranks=ranks_per_node),)
+        if ranks_per_node > 1 and level.name != "node" and ranks_per_node <= ranks
+        else ()
+    )
     return Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory if memory > 0 else None)
 
 

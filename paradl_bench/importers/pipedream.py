@@ -130,7 +130,9 @@ def _network(
     for name in _forward_order(reads, log):
         node = nodes[name]
         held = (f"{name}.parameters",) if node.parameter_bytes else ()
-        parameters += [Tensor(name=each, shape=(node.parameter_bytes // size,), dtype=options.dtype) for each in held]
+        parameters += [
+            Tensor(name=parameter, shape=(node.parameter_bytes // size,), dtype=options.dtype) for parameter in held
+        ]
         kind = _KIND.match(node.description)
         layers.append(
             Layer(

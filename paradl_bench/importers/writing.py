@@ -83,14 +83,14 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
             network lacks layers and is not to be kept so.
     """
     seen: dict[str, str] = {}
-    found = []
+    files = []
     for log in logs:
         try:
             if log.refused:
                 raise NotOfFormat(log.refused)
             held = importer.read(log, options)
         except NotOfFormat as error:
-            found.append(FileRead(log=log, held=Imported(), refused=str(error)))
+            files.append(FileRead(log=log, held=Imported(), refused=str(error)))
             continue
         if log.sha256 and log.sha256 in seen:
             raise UserError(f"{seen[log.sha256]} and {log.path} hold the same bytes; give them once")
@@ -104,11 +104,11 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
             )
         if held.networks and held.lost_layers:
             _check_whole(log, held, options)
-        found.append(FileRead(log=log, held=held))
-    if found and all(file.refused for file in found):
-        more = f" (nor could {len(found) - 1} more be read)" if len(found) > 1 else ""
-        raise UserError(f"{found[0].refused}{more}")
-    return found
+        files.append(FileRead(log=log, held=held))
+    if files and all(file.refused for file in files):
+        more = f" (nor could {len(files) - 1} more be read)" if len(files) > 1 else ""
+        raise UserError(f"{files[0].refused}{more}")
+    return files
 
 
 def _check_whole(log: LogFile, held: Imported, options: ImportOptions) -> None:
@@ -184,9 +184,9 @@ def environment_of(
     )
 
 
-def _joined(found: Sequence[dict[str, str]]) -> dict[str, str]:
-    names = sorted({name for values in found for name in values})
-    return {name: " and ".join(sorted({values[name] for values in found if name in values})) for name in names}
+def _joined(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+    names = sorted({name for values in mappings for name in values})
+    return {name: " and ".join(sorted({values[name] for values in mappings if name in values})) for name in names}
 
 
 def _check_alike(files: Sequence[FileRead]) -> None:
@@ -287,13 +287,13 @@ def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
 
 
 def _networks(files: Sequence[FileRead]) -> list[ModelGraph]:
-    found: dict[str, tuple[ModelGraph, str]] = {}
+    networks: dict[str, tuple[ModelGraph, str]] = {}
     for file in files:
         for network in file.held.networks:
-            if network.name in found:
-                raise UserError(f"{found[network.name][1]} and {file.log.path} both describe {network.name}")
-            found[network.name] = network, file.log.path
-    return [network for network, _ in found.values()]
+            if network.name in networks:
+                raise UserError(f"{networks[network.name][1]} and {file.log.path} both describe {network.name}")
+            networks[network.name] = network, file.log.path
+    return [network for network, _ in networks.values()]
 
 
 def numbered(records: Sequence[T]) -> list[T]:

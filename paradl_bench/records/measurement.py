@@ -135,8 +135,8 @@ NOT_WHOLE = "is not whole"
 
 def networks_not_whole(note: str) -> tuple[str, ...]:
     """Names of the networks that a note says lack layers; none where it speaks of something else."""
-    head, found, _ = note.partition(f" {NOT_WHOLE}: ")
-    return tuple(head.rpartition(": ")[2].split(", ")) if found else ()
+    head, marker, _ = note.partition(f" {NOT_WHOLE}: ")
+    return tuple(head.rpartition(": ")[2].split(", ")) if marker else ()
 
 
 class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

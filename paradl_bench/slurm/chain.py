@@ -37,7 +37,7 @@ def chain_of(estimate: Estimate) -> tuple[Job, ...]:
     request.check_numerics(site)
     configurations = request.configurations(site.on_node)
     layers = _layers_job(estimate, configurations)
-    waits = any(each.waits_beside_exchange for each in configurations)
+    waits = any(configuration.waits_beside_exchange for configuration in configurations)
     sweeps = tuple(_sweep_jobs(estimate, waits_beside_exchange=waits))
     runs = tuple(_run_jobs(estimate, configurations))
     calibrate = _calibrate_job((layers, *sweeps))
@@ -54,8 +54,8 @@ def _layers_job(estimate: Estimate, configurations: Iterable[Configuration]) -> 
     request, site = estimate.request, estimate.site
     shards = dict.fromkeys(
         str(axis)
-        for each in configurations
-        for axis in parse_strategy(each.strategy).axes
+        for configuration in configurations
+        for axis in parse_strategy(configuration.strategy).axes
         if axis.has(Trait.SHARES_LAYERS) and axis.degree > 1
     )
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.

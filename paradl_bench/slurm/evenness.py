@@ -47,10 +47,10 @@ def evenness_lines(measured: Sequence[Evenness]) -> Iterator[str]:
     yield ""
     yield "## Stragglers and slow spells"
     yield ""
-    even = [each.name for each in measured if not each.lines]
+    even = [measurement.name for measurement in measured if not measurement.lines]
     if even:
         yield f"- all ranks kept pace in {', '.join(even)}"
-    for each in measured:
-        if each.lines:
-            yield f"- {each.name}"
-            yield from (f"  - {line}" for line in each.lines)
+    for measurement in measured:
+        if measurement.lines:
+            yield f"- {measurement.name}"
+            yield from (f"  - {line}" for line in measurement.lines)

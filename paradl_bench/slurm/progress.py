@@ -75,8 +75,8 @@ def states(output: Path, plan: Plan) -> tuple[TaskState, ...]:
 
 def unfinished(output: Path, job: PlannedJob) -> tuple[int, ...]:
     """Indices of a job's commands that are not done."""
-    found = (_state(output, job, index, task) for index, task in enumerate(job.tasks))
-    return tuple(state.index for state in found if state.what != "done")
+    states = (_state(output, job, index, task) for index, task in enumerate(job.tasks))
+    return tuple(state.index for state in states if state.what != "done")
 
 
 def _state(output: Path, job: PlannedJob, index: int, task: PlannedTask) -> TaskState:

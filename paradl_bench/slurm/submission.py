@@ -142,10 +142,10 @@ def _queue(output: Path) -> dict[str, int]:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise WorkError(f"{name} is not on PATH: submit where Slurm is, with the same command")
-    return found
+    return path
 
 
 @contextlib.contextmanager

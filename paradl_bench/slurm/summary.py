@@ -96,7 +96,7 @@ def summarise(output: Path, plan: Plan) -> Summary:
         commands=len(tasks),
         tasks=tasks,
         missing={job.name: text for job in plan.jobs if (text := _lack(job, tasks))},
-        estimated_node_s=None if None in estimates else sum(each for each in estimates if each is not None),
+        estimated_node_s=None if None in estimates else sum(estimate for estimate in estimates if estimate is not None),
         spent=spent_on(output, plan),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
         nodes=tuple(_nodes(output, tasks)),
@@ -176,17 +176,17 @@ def _node_lines(summary: Summary) -> Iterator[str]:
     yield ""
     yield "## Nodes"
     yield ""
-    for own in summary.nodes:
-        yield f"- {_agreement(own)}"
-        yield from (f"  - {each.name}: {each.sides}" for each in own.differences)
-        yield from (f"  - {line}" for line in own.calendars)
+    for job in summary.nodes:
+        yield f"- {_agreement(job)}"
+        yield from (f"  - {difference.name}: {difference.sides}" for difference in job.differences)
+        yield from (f"  - {line}" for line in job.calendars)
 
 
-def _agreement(own: JobDifferences) -> str:
-    if len(own.hosts) == 1:
-        return f"{own.job} ran on {own.hosts[0]}"
-    hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
-    return f"{hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
+def _agreement(job: JobDifferences) -> str:
+    if len(job.hosts) == 1:
+        return f"{job.job} ran on {job.hosts[0]}"
+    hosts = f"{len(job.hosts)} nodes of {job.job} ({', '.join(job.hosts)})"
+    return f"{hosts} {'differ in what follows' if job.differences else 'agree in all that doctor looks for'}"
 
 
 def _minutes(summary: Summary) -> str:

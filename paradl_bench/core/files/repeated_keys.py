@@ -42,11 +42,11 @@ def repeated_key(content: bytes) -> str | None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            repeated = _Repeated(found)
+        if key in kept:
+            repeated = _Repeated(kept)
             repeated.key = key
             return repeated
-        found[key] = value
-    return found
+        kept[key] = value
+    return kept

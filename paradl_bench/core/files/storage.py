@@ -53,9 +53,9 @@ def open_regular(path: Path, *, most_bytes: int | None = None) -> FileIO:
     """
     # Not to wait: a pipe that nobody writes would otherwise block here.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    found = os.fstat(descriptor)
-    why = None if stat.S_ISREG(found.st_mode) else f"{_sort_of_file(found.st_mode)}; give a regular file"
-    if why is None and most_bytes is not None and found.st_size > most_bytes:
+    status = os.fstat(descriptor)
+    why = None if stat.S_ISREG(status.st_mode) else f"{_sort_of_file(status.st_mode)}; give a regular file"
+    if why is None and most_bytes is not None and status.st_size > most_bytes:
         why = _too_large(most_bytes)
     if why is not None:
         os.close(descriptor)
@@ -129,11 +129,11 @@ def open_own(path: Path, flags: int) -> int:
             raise UserError(f"{path} is a link, through which nothing is written: remove it") from error
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no regular file"
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no regular file"
             raise UserError(f"{path} {what}, and nothing is written to it: remove it")
-        if found.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+        if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
             raise UserError(f"{path} belongs to another user, and nothing is written to it: give another place")
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
@@ -238,11 +238,11 @@ def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") ->
         UserError: truncated, or a wrong field, named by its path.
     """
     try:
-        found = msgspec.json.decode(content, type=of)
+        value = msgspec.json.decode(content, type=of)
         check_keys(content, msgspec.json.decode(content), where)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {_wrong(content, of, error)}{remedy}") from None
-    return found
+    return value
 
 
 def _wrong(content: bytes, of: object, error: Exception) -> str:

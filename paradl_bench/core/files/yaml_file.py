@@ -25,10 +25,10 @@ def read_yaml(path: Path, what: str) -> object:
 
     content = read_whole(path, what=what, most_bytes=_LONGEST_BYTES)
     try:
-        found: object = yaml.load(content.decode("utf-8-sig"), Loader=_loader())  # nosec
+        document: object = yaml.load(content.decode("utf-8-sig"), Loader=_loader())  # nosec
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{what} {path} is no valid YAML: {error}") from None
-    return found
+    return document
 
 
 def _loader() -> Any:

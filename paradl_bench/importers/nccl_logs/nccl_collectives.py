@@ -211,7 +211,7 @@ def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOption
     why = implausible_call(ranks, row.size_bytes, half.seconds)
     if why is not None:
         return why
-    if any(implausible_time(time) for each in half.samples_s for time in each):
+    if any(implausible_time(time) for process_s in half.samples_s for time in process_s):
         return "no call takes that long"
     expected = row.size_bytes * kind.moved(ranks) / half.seconds / 1e9
     slack = half.algbw.rounding * 1.02 + expected * (half.rounding_s / half.seconds) * 1.05 + expected * 1e-5

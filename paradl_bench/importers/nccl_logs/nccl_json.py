@@ -75,7 +75,7 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
     """Every report of the file, as several runs append them, and whether it breaks off: the last one may."""
     text = log.json_text
     decoder = json.JSONDecoder()
-    found: list[tuple[dict[str, Any], bool]] = []
+    reports: list[tuple[dict[str, Any], bool]] = []
     place = _behind(_SPACE, text, 0)
     while place < len(text):
         begin = place
@@ -83,13 +83,13 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
             report, place = decoder.raw_decode(text, begin)
             place = _behind(_SPACE, text, place)
         except (ValueError, RecursionError):
-            return [*found, (_torn(log, text[begin:]), True)]
+            return [*reports, (_torn(log, text[begin:]), True)]
         if not isinstance(report, dict):
             raise NotOfFormat(f"{log.path} is no report of nccl-tests: no JSON object")
         if place < len(text) and text[place] != "{":
-            return [*found, (_torn(log, text[begin:]), True)]
-        found.append((report, False))
-    return found
+            return [*reports, (_torn(log, text[begin:]), True)]
+        reports.append((report, False))
+    return reports
 
 
 def _behind(gap: re.Pattern[str], text: str, place: int) -> int:

@@ -85,11 +85,11 @@ class PipeLayout:
             return f"{len(cells)} of {self.width} columns"
         reading = {"size": bytes_in, "count": count_in}
         named = zip(self.layout.columns, self.cells, strict=True)
-        found = [reading.get(name, number_in)(cells[index]) for name, index in named]
-        if whole(found[0]) is None:
-            return f"{shown(found[0])} is no whole number of bytes"
-        redop = found[self.layout.columns.index("redop")] if "redop" in self.layout.columns else ""
-        return f"{shown(redop)} is no reduction" if redop not in _REDUCTIONS else found
+        entries = [reading.get(name, number_in)(cells[index]) for name, index in named]
+        if whole(entries[0]) is None:
+            return f"{shown(entries[0])} is no whole number of bytes"
+        redop = entries[self.layout.columns.index("redop")] if "redop" in self.layout.columns else ""
+        return f"{shown(redop)} is no reduction" if redop not in _REDUCTIONS else entries
 
 
 def pipe_layout(cells: Sequence[str], *, single: Buffers = "") -> PipeLayout | str | None:

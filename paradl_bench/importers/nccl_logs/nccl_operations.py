@@ -90,8 +90,8 @@ def programs_named(text: str) -> list[str]:
 
 def operation_in_name(name: str) -> str | None:
     """The one collective that a file's name names; None where it names none or several."""
-    found = {_BY_PROGRAM[re.sub("[-_]", "", match.group())] for match in _IN_NAME.finditer(name.lower())}
-    return found.pop() if len(found) == 1 else None
+    operations = {_BY_PROGRAM[re.sub("[-_]", "", match.group())] for match in _IN_NAME.finditer(name.lower())}
+    return operations.pop() if len(operations) == 1 else None
 
 
 def operation_of_experiment(name: str) -> str | None:

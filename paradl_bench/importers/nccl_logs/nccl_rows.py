@@ -211,8 +211,8 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
         return "a time or bandwidth is no number"
     check = values.get("wrong", values.get("error", "N/A"))
     # rccl-tests marks sums beyond its threshold by an asterisk.
-    found = decimal(check.rstrip("*"))
-    if found is None and check != "N/A":
+    checked = decimal(check.rstrip("*"))
+    if checked is None and check != "N/A":
         return f"the check's result {check!r} is no number"
     exact = "wrong" in values
     return Half(
@@ -222,8 +222,8 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
         algbw=algbw,
         busbw=busbw,
         cpu_time=layout.columns[start] == "cpu_time",
-        wrong=found if exact else None,
-        largest_delta=None if exact else found,
+        wrong=checked if exact else None,
+        largest_delta=None if exact else checked,
     )
 
 

@@ -142,22 +142,22 @@ class _Reader:
     def read_cells(self, number: int, line: str, row: PipeRow) -> None:
         """Take up a line of a table in Markdown: a header, a row, or a line of a table that holds something else."""
         self._look_for_failure(line)
-        found = pipe_layout(row.cells, single=self.single)
-        if found is None and self.pipes.awaits_units and not row.rule:
-            found = self.pipes.with_units(row.cells, self.single)
-        if found is not None:
-            self._pipe_header(number, row.cells, found)
+        layout = pipe_layout(row.cells, single=self.single)
+        if layout is None and self.pipes.awaits_units and not row.rule:
+            layout = self.pipes.with_units(row.cells, self.single)
+        if layout is not None:
+            self._pipe_header(number, row.cells, layout)
         elif row.first:
             self.pipes = _PipeTable()
             self._note_buffers(line)
         elif not row.rule:
             self._pipe_row(number, line, row.cells)
 
-    def _pipe_header(self, number: int, cells: tuple[str, ...], found: PipeLayout | str) -> None:
+    def _pipe_header(self, number: int, cells: tuple[str, ...], layout: PipeLayout | str) -> None:
         if self.run.begun:
             self._next_run(number)
-        self.pipes = _PipeTable(found, cells)
-        self.run.layout = found.layout if isinstance(found, PipeLayout) else None
+        self.pipes = _PipeTable(layout, cells)
+        self.run.layout = layout.layout if isinstance(layout, PipeLayout) else None
         self.run.piped = True
 
     def _pipe_row(self, number: int, line: str, cells: tuple[str, ...]) -> None:
@@ -170,11 +170,11 @@ class _Reader:
             return
         tokens = layout.tokens(cells) if isinstance(layout, PipeLayout) else layout
         if isinstance(tokens, list) and isinstance(layout, PipeLayout):
-            found = parse_row(layout.layout, tokens, line=number, text=line)
-            if isinstance(found, Row):
-                self.run.rows.append(found)
+            row = parse_row(layout.layout, tokens, line=number, text=line)
+            if isinstance(row, Row):
+                self.run.rows.append(row)
                 return
-            tokens = found
+            tokens = row
         self._drop(number, line, str(tokens))
 
     def read(self, number: int, raw: str) -> None:
@@ -281,14 +281,14 @@ class _Reader:
         if layout is None:
             self._drop(number, text, "no table's header stands above it")
             return
-        found = parse_row(layout, tokens, line=number, text=text)
-        if isinstance(found, Row):
-            self.run.rows.append(found)
+        row = parse_row(layout, tokens, line=number, text=text)
+        if isinstance(row, Row):
+            self.run.rows.append(row)
         elif len(tokens) < len(layout.columns):
             # Its rest may stand below lines that another process printed in between.
             self.cut = _Cut(number, text, tokens)
         else:
-            self._drop(number, text, found)
+            self._drop(number, text, row)
 
     def _lose_cut(self, why: str) -> None:
         if self.cut is not None:

@@ -56,8 +56,8 @@ def lines_and_cells(text: str) -> Iterator[tuple[int, str, PipeRow | None]]:
 
 
 def _start_of(line: str) -> int:
-    found = _BEFORE.match(line)
-    return found.end() if found else 0
+    before = _BEFORE.match(line)
+    return before.end() if before else 0
 
 
 def _cells(line: str) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def bytes_in(cell: str) -> str:
 
     ``4 KB`` is none: whether that is 1000 or 1024 is not said.
     """
-    found = _BYTES.fullmatch(cell)
-    return str(int(found.group(1)) * _BINARY[found.group(2)]) if found else count_in(cell)
+    match = _BYTES.fullmatch(cell)
+    return str(int(match.group(1)) * _BINARY[match.group(2)]) if match else count_in(cell)
 
 
 class Columns(NamedTuple):

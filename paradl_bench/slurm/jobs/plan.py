@@ -213,7 +213,7 @@ def _check_same(output: Path, known: Plan, asked: Plan) -> None:
     for name in known.request.__struct_fields__:
         was, now = getattr(known.request, name), getattr(asked.request, name)
         if was != now:
-            was, now = (",".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in (was, now))
+            was, now = (",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (was, now))
             raise UserError(f"{output} is a calibration with {name} {was}, not {now}; give another folder")
     begun = (output / SUBMITTED).exists() or any((output / "state").glob("*.json"))
     for name, was in known.site.items() if begun else ():

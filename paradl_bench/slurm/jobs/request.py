@@ -98,8 +98,8 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             UserError: the device has no such mode, or a strategy does not go with it.
         """
         settings_of_label(self.kernel_settings).check(site.device)
-        for each in self.configurations(site.on_node):
-            strategy, planned = parse_strategy(each.strategy), PlanSettings(batch=each.batch)
+        for configuration in self.configurations(site.on_node):
+            strategy, planned = parse_strategy(configuration.strategy), PlanSettings(batch=configuration.batch)
             check_dtype(strategy, planned, self.dtype)
             check_kernel_settings(strategy, planned, self.kernel_settings)
 
@@ -115,16 +115,16 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Raises:
             UserError: a strategy takes a number of nodes that was not asked for, or several kinds at once.
         """
-        found: list[Configuration] = []
+        chosen: list[Configuration] = []
         for text in self.strategies:
             kinds = parse_strategy_kinds(text)
             if kinds is None or not kinds:
-                found.append(self._fixed(parse_strategy(text), on_node))
+                chosen.append(self._fixed(parse_strategy(text), on_node))
                 continue
             for nodes in self.nodes:
                 if nodes * on_node > 1:
-                    found.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
-        return tuple(sorted(dict.fromkeys(found), key=lambda each: each.nodes))
+                    chosen.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
+        return tuple(sorted(dict.fromkeys(chosen), key=lambda each: each.nodes))
 
     def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
         nodes = -(-strategy.ranks // on_node)
