@@ -116,20 +116,13 @@ def _platform_value(fields: list[str]) -> float | str:
 def _bytes_of(unit: str) -> float | None:
     """Bytes that a unit of memory is: ``GB`` 1e9, ``GiB`` 2**30."""
     match = _MEMORY_UNIT.fullmatch(unit)
-    if match is None or match["bit"]:
-        return None
-    return _prefix(match)
-
-
-_A_SECOND = re.compile(r"(?:/s(?:ec|econd)?|ps)$")
+    return None if match is None or match["bit"] else _prefix(match)
 
 
 def _bytes_a_second(unit: str) -> float | None:
     """Bytes a second that a unit of bandwidth is; ``Gb/s``, ``Gbit/s`` and ``Gbps`` are bits."""
-    match = _MEMORY_UNIT.fullmatch(_A_SECOND.sub("", unit))
-    if match is None or not _A_SECOND.search(unit):
-        return None
-    return _prefix(match) / (8 if match["bit"] else 1)
+    match = _MEMORY_UNIT.fullmatch(_A_SECOND.sub("", unit)) if _A_SECOND.search(unit) else None
+    return None if match is None else _prefix(match) / (8 if match["bit"] else 1)
 
 
 def _prefix(match: re.Match[str]) -> float:
@@ -148,6 +141,7 @@ _SECONDS = {
     **dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6),
     "ns": 1e-9,
 }
+_A_SECOND = re.compile(r"(?:/s(?:ec|econd)?|ps)$")
 # A lone small b is a bit, as in Gb/s.
 _MEMORY_UNIT = re.compile(r"(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?:B|[Bb]ytes?|(?P<bit>b|[Bb]its?))")
 _SPEED_UNIT = re.compile(r"(?P<prefix>[kKMGTP])?(?:FLOPS|FLOPs|flops|Flops|FLOPs?/s(?:ec|econd)?|flops?/s)")

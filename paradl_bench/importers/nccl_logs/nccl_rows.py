@@ -137,11 +137,6 @@ class Layout:
     single: Buffers = ""
     chosen: bool = False
 
-    @property
-    def lead(self) -> int:
-        """Number of columns before the first time."""
-        return self.halves[0]
-
 
 def layout_of(header: str, *, single: Buffers = "") -> Layout | None:
     """The layout of ``#  size  count  type  redop  root  time ...``; None where the line is no header.
@@ -167,7 +162,8 @@ def parse_row(layout: Layout, tokens: list[str], *, line: int, text: str) -> Row
     # A timestamp is two words under one heading.
     if len(tokens) != columns + (layout.columns[-1] == "timestamp"):
         return f"{len(tokens)} of {columns} columns"
-    lead = dict(zip(layout.columns[: layout.lead], tokens[: layout.lead], strict=True))
+    first_time = layout.halves[0]
+    lead = dict(zip(layout.columns[:first_time], tokens[:first_time], strict=True))
     size, count = whole(lead["size"]), whole(lead.get("count", "0"))
     if size is None or count is None or size < 0 or count < 0:
         return "size or count is no number"
