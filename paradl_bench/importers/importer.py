@@ -12,8 +12,9 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
-from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
 
 MAX_BYTES = 1 << 29
@@ -211,31 +211,8 @@ class Imported:
         self.lost_layers.append(self.dropped[-1])
 
 
-def times_of_layer(
-    layer: str,
-    operation: str,
-    phase: PhaseName,
-    samples_s: Iterable[float],
-    *,
-    model: str,
-    batch: int,
-    dtype: str,
-    rank: int = 0,
-) -> LayerSamples:
-    """A layer's seconds in one phase, as measured inside of real iterations."""
-    return LayerSamples(
-        model=model,
-        layer=layer,
-        operation=operation,
-        phase=phase,
-        mode="in_situ",
-        batch=batch,
-        dtype=dtype,
-        ranks_on_host=1,
-        rank=rank,
-        block=0,
-        samples_s=tuple(samples_s),
-    )
+times_in_situ = partial(LayerSamples, mode="in_situ", ranks_on_host=1, block=0)
+"""A layer's seconds in one phase, as measured inside of real iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_of_layer
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.kineto_traces.kineto_collectives import add_collectives, is_communication
 from paradl_bench.importers.kineto_traces.kineto_events import (
     BACKWARD,
@@ -186,13 +186,15 @@ def _add_layers(
         return
     result.rows += len(labels)
     model = options.model or log.name.split(".")[0] or "trace"
-    times_of = partial(times_of_layer, model=model, batch=options.batch, dtype=options.dtype, rank=rank)
+    times_of = partial(times_in_situ, model=model, batch=options.batch, dtype=options.dtype, rank=rank)
     for place, label in enumerate(labels):
         layer = f"{place}.{alike[0][place].name}"
         # Without all arguments equal names and shapes may be unlike kernels: the place tells them apart.
         operation = label if _COMPLETE in label else f"{label} layer={place}"
-        result.layers.append(times_of(layer, operation, "FW", [operators[place].fw_s for operators in alike]))
-        result.layers.append(times_of(layer, operation, "BW", [operators[place].bw_s for operators in alike]))
+        forward_s = tuple(operators[place].fw_s for operators in alike)
+        backward_s = tuple(operators[place].bw_s for operators in alike)
+        result.layers.append(times_of(layer=layer, operation=operation, phase="FW", samples_s=forward_s))
+        result.layers.append(times_of(layer=layer, operation=operation, phase="BW", samples_s=backward_s))
     result.notes.append(
         f"{log.path}: layers are torch's operators with the shapes in the trace; a traced network's are others, so that"
         " predict does not find them"

@@ -19,7 +19,7 @@ from functools import partial
 
 from paradl_bench.core.bounds import MOST_BYTES, MOST_ELEMENTS, MOST_RANKS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_of_layer
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.network.graph import Attribute, Layer, ModelGraph, Tensor
@@ -338,8 +338,11 @@ def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[N
         # So the file's format has it: a lone time, the first, is the whole model's.
         seconds = {layer.name: seconds[rows[0].name] * layer.fw_flops / flops for layer in network.layers}
         result.notes.append(f"{log.path}: one time, the whole model's, is shared over layers by FLOPs: not measured")
-    times_of = partial(times_of_layer, model=network.name, batch=1, dtype="fp32")
-    result.layers += [times_of(layer.name, layer.operation, "FWBW", (seconds[layer.name],)) for layer in network.layers]
+    times_of = partial(times_in_situ, model=network.name, batch=1, dtype="fp32", rank=0)
+    result.layers += [
+        times_of(layer=layer.name, operation=layer.operation, phase="FWBW", samples_s=(seconds[layer.name],))
+        for layer in network.layers
+    ]
     result.notes.append(f"{log.path}: FW and BW are one time per sample; which part is which the file does not say")
 
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_of_layer
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
@@ -84,12 +84,12 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
 
 
 def _samples(network: ModelGraph, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
-    times_of = partial(times_of_layer, model=network.name, batch=options.batch or 1, dtype=options.dtype)
+    times_of = partial(times_in_situ, model=network.name, batch=options.batch or 1, dtype=options.dtype, rank=0)
     forward, backward = [], []
     for layer in network.layers:
-        node = nodes[layer.name]
-        forward.append(times_of(layer.name, layer.operation, "FW", (node.fw_s,)))
-        backward.append(times_of(layer.name, layer.operation, "BW", (node.bw_s,)))
+        name, node = layer.name, nodes[layer.name]
+        forward.append(times_of(layer=name, operation=layer.operation, phase="FW", samples_s=(node.fw_s,)))
+        backward.append(times_of(layer=name, operation=layer.operation, phase="BW", samples_s=(node.bw_s,)))
     return forward + backward
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_of_layer
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
@@ -49,7 +49,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     network = _network(model, layers, options)
     result.networks.append(network)
     operations = {layer.name: layer.operation for layer in network.layers}
-    times_of = partial(times_of_layer, model=model, batch=options.batch, dtype=options.dtype)
+    times_of = partial(times_in_situ, model=model, batch=options.batch, dtype=options.dtype, rank=0)
     for layer in layers:
         if layer.name == DATA_LAYER:
             times = tuple(layer.forward_s)
@@ -60,8 +60,12 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
             )
             continue
         name = _name(layer)
-        result.layers.append(times_of(name, operations[name], "FW", layer.forward_s))
-        result.layers.append(times_of(name, operations[name], "BW", layer.backward_s))
+        result.layers.append(
+            times_of(layer=name, operation=operations[name], phase="FW", samples_s=tuple(layer.forward_s))
+        )
+        result.layers.append(
+            times_of(layer=name, operation=operations[name], phase="BW", samples_s=tuple(layer.backward_s))
+        )
     _add_exchanges(result, layers, options, log)
     result.notes.append(f"{log.path}: layers have no shapes, so none can be split; the weight update has no time")
     return result

@@ -232,7 +232,7 @@ def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T
 
 
 def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") -> T:
-    """A whole JSON document that was read already, from ``where`` the message says.
+    """A whole JSON document that was read already; the message begins with ``where``.
 
     Raises:
         UserError: truncated, or a wrong field, named by its path.

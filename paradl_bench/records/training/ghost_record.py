@@ -181,7 +181,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_table(content: bytes, where: str) -> GhostTable:
-    """Read and validate a table, which was found ``where`` the message says.
+    """Read and validate a table; the message begins with ``where``.
 
     Raises:
         UserError: no table, or a wrong field (named by its path).
