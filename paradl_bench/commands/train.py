@@ -49,13 +49,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool | None
 
 
-class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are emulated."""
-
-    nodes: int | None
-    link_bandwidth: str | None
-
-
 class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What sleeps, and how long."""
 
@@ -67,12 +60,14 @@ class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Who starts the ranks, and seconds that the run may take, and that a rank of it may get nowhere."""
+    """Who starts the ranks, on which emulated nodes; seconds for the run, and for a rank of it to get nowhere."""
 
     backend: str | None
     launcher: str | None
     timeout_s: float
     hang_timeout_s: float
+    nodes: int | None
+    link_bandwidth: str | None
 
 
 @click.command("train")
@@ -125,14 +120,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@collected(
-    run=RunOptions,
-    sample=SampleOptions,
-    kernels=KernelFlags,
-    emulated=NodeOptions,
-    emulation=EmulationOptions,
-    launch=LaunchOptions,
-)
+@collected(run=RunOptions, sample=SampleOptions, kernels=KernelFlags, emulation=EmulationOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
@@ -140,7 +128,6 @@ def COMMAND(  # noqa: N802
     sample: SampleOptions,
     recompute: str | None,
     kernels: KernelFlags,
-    emulated: NodeOptions,
     emulation: EmulationOptions,
     launch: LaunchOptions,
     output: Path,
@@ -166,7 +153,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.records.slow_rank import parse_slow_rank
 
     parsed = parse_strategy(strategy)
-    layout = layout_of_options(emulated.nodes, of_axes["ranks_per_node"], emulated.link_bandwidth, ranks=parsed.ranks)
+    layout = layout_of_options(launch.nodes, of_axes["ranks_per_node"], launch.link_bandwidth, ranks=parsed.ranks)
     # With nodes laid out by it, the option says no more.
     axes, _ = read_options(of_axes if layout is None else {**of_axes, "ranks_per_node": None})
 

@@ -72,7 +72,6 @@ def _layers_job(estimate: Estimate, configurations: Iterable[Configuration]) -> 
             tasks.append(
                 Task(
                     name=name,
-                    module="paradl_bench",
                     words=("layers", *words, *settings, *request.numerics, *parts, *limit, "-o", Below(name)),
                     ranks=ranks,
                     estimate_s=estimate.layers_s(model, ranks, len(shards) if parts else 0),
@@ -135,7 +134,6 @@ def _doctor(estimate: Estimate, job: str, use: Use, nodes: int) -> Task:
     name = f"{NODES}/{job}"
     return Task(
         name=name,
-        module="paradl_bench",
         words=("doctor", *_hang_limit(estimate.site, use), "-o", Below(name)),
         nodes=nodes,
         ranks=nodes,
@@ -160,7 +158,6 @@ def _torch_sweep(estimate: Estimate, nodes: int, *, first: bool, in_flight: bool
     settings = ("--backend", site.library, "--device", site.device, "--point-seconds", f"{request.point_s:g}")
     return Task(
         name=name,
-        module="paradl_bench",
         words=(*words, *settings, "--contexts", ",".join(contexts), *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
@@ -175,7 +172,6 @@ def _nccl_sweep(estimate: Estimate, nodes: int, operations: str) -> Task:
     placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
     return Task(
         name=name,
-        module="paradl_bench",
         words=(*_sweep_words(estimate.request, ranks, operations), *tool, *placed, "-o", Below(name)),
         nodes=nodes,
         starts_own=True,
@@ -213,7 +209,6 @@ def _run(estimate: Estimate, model: str, each: Configuration) -> Task:
     words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)
     return Task(
         name=name,
-        module="paradl_bench",
         words=("train", *words, *settings, *counted, *limit, "-o", Below(name)),
         nodes=each.nodes,
         ranks=each.ranks,
@@ -303,6 +298,6 @@ def _report_job(before: tuple[Job, ...]) -> Job:
         use="analysis",
         title="Say what was measured, what is missing, and how to go on",
         adds="the summary, whatever became of the other jobs",
-        tasks=(Task(name=SUMMARY, module="paradl_bench", words=words, replaces=True),),
+        tasks=(Task(name=SUMMARY, words=words, replaces=True),),
         after_any=tuple(job.name for job in before),
     )
