@@ -115,7 +115,7 @@ def COMMAND(  # noqa: N802
     Forward and backward are timed in situ, inside real iterations; closure is checked against iterations that nobody
     probed. An interrupted measurement goes on when the same command is given again.
     """
-    batches = parse_counts(batch, "--batch")
+    batches, shape = parse_counts(batch, "--batch"), sample.shape
     from paradl_bench.measure.layers.request import LayersRequest
     from paradl_bench.measure.layers.summary import print_layer_summary
     from paradl_bench.ranks.directories.directory import refuse_unusable
@@ -127,7 +127,7 @@ def COMMAND(  # noqa: N802
     request = LayersRequest(
         models=tuple(model.split(",")),
         batches=batches,
-        input_shape=sample.shape,
+        input_shape=shape,
         device=timing.device,
         dtype=timing.dtype,
         kernel_settings=kernels.settings,
