@@ -67,14 +67,14 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
     if not kernels:
         return
     calls = by_lane(event for event in trace.annotations if _ANNOTATION.match(event.name))
-    found: dict[Key, list[float]] = {}
+    durations_s: dict[Key, list[float]] = {}
     for number, kernel in enumerate(kernels, start=1):
         key = _key(kernel, calls, trace, options)
         if isinstance(key, str):
             result.drop(number, kernel.event.name, f"NCCL kernel {number}: {key}")
         else:
-            found.setdefault(key, []).append(kernel.event.seconds)
-    count = sum(map(len, found.values()))
+            durations_s.setdefault(key, []).append(kernel.event.seconds)
+    count = sum(map(len, durations_s.values()))
     if not count:
         return
     if options.level is None:
@@ -95,7 +95,7 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
             verified=False,
             source=log.path,
         )
-        for (operation, dtype, message_bytes, ranks), times in sorted(found.items())
+        for (operation, dtype, message_bytes, ranks), times in sorted(durations_s.items())
     ]
     result.notes.append(
         f"{log.path}: a kernel's time on one rank holds its wait for the other ranks; calibrate does not fit it"
