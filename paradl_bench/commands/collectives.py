@@ -12,6 +12,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say
+from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.core.units import parse_size_sweep
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.options import hang_option, link_option, nodes_option, ranks_per_node_option
@@ -27,23 +28,17 @@ _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 _TORCH = "torch"
 _OVER_MPI = "mpi4py"
 # Settings of torch's sweep, which the programs of other tools know nothing of.
-_OF_TORCH = {
-    "device": "--device",
-    "side_by_side": "--side-by-side",
-    "point_seconds": "--point-seconds",
-    "seed": "--seed",
-    "hang_timeout_s": "--hang-timeout",
-    "nodes": "--nodes",
-    "ranks_per_node": "--ranks-per-node",
-    "link_bandwidth": "--link-bandwidth",
-}
+_OF_TORCH = (
+    *("device", "side_by_side", "point_seconds", "seed"),
+    *("hang_timeout_s", "nodes", "ranks_per_node", "link_bandwidth"),
+)
+_OF_TOOLS = ("tool_path", "launcher_arguments", "level")
 _OLDER = {
     "beside_compute": "with-compute",
     "behind_compute": "after-compute",
     "beside_all_reduce": "with-all-reduce",
 }
 """Hidden options of the version before, by the context that they ask for."""
-_OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
 class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,11 +279,7 @@ def _sweep_with_torch(
 
 
 def _layout(launch: LaunchOptions, concurrent: int, place: RankPlace | None) -> NodeLayout | None:
-    """Emulated nodes that ``--nodes``, ``--ranks-per-node`` and ``--link-bandwidth`` ask for.
-
-    Raises:
-        UserError: they do not go together, or with the number of ranks or who started them.
-    """
+    """Emulated nodes that ``--nodes``, ``--ranks-per-node`` and ``--link-bandwidth`` ask for."""
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import refuse_emulation
 
@@ -311,10 +302,6 @@ def _required(ranks: int | None) -> int:
     return ranks
 
 
-def _given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-
-
 def _asked_contexts(contexts: str | None, older: list[str], concurrent: int | None) -> tuple[tuple[OfGroup, ...], int]:
     """Contexts of one group, and how many groups run at once; in the words of today and of older versions."""
     from paradl_bench.measure.collectives.request import parse_contexts
@@ -328,18 +315,17 @@ def _refuse_torch_options(context: click.Context, tool: str, of_group: tuple[OfG
     """Refuse what only torch's sweep does; ``--backend`` may say again what the tool runs on."""
     if of_group:
         raise UserError(f"--contexts {','.join(of_group)} is for --tool {_TORCH}; {tool} does not know it")
-    for name, option in _OF_TORCH.items():
-        if _given(context, name) and not (tool == _OVER_MPI and name == "point_seconds"):
+    for option in given_flags(context, *_OF_TORCH):
+        if tool != _OVER_MPI or option != "--point-seconds":
             raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not know it")
     backend = context.params["backend"]
-    if _given(context, "backend") and backend != tools()[tool].backend:
+    if given_flags(context, "backend") and backend != tools()[tool].backend:
         raise UserError(f"--backend {backend}: {tool} runs on {tools()[tool].backend}")
 
 
 def _refuse_tool_options(context: click.Context) -> None:
-    for name, option in _OF_TOOLS.items():
-        if _given(context, name):
-            raise UserError(f"{option} is for --tool {' or '.join(sorted(tools()))}, not for {_TORCH}")
+    for option in given_flags(context, *_OF_TOOLS):
+        raise UserError(f"{option} is for --tool {' or '.join(sorted(tools()))}, not for {_TORCH}")
     if context.params["launcher"] == "mpirun":
         raise UserError(f"--launcher mpirun is for --tool {' or '.join(sorted(tools()))}; torch's ranks are own")
 
@@ -358,11 +344,7 @@ def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> No
 
 
 def _check_gpus(device: str, ranks: int) -> None:
-    """Refuse ranks that would have no GPU, before any starts.
-
-    Raises:
-        UserError: fewer GPUs than ranks.
-    """
+    """Refuse ranks that would have no GPU, before any starts."""
     if device != "cuda":
         return
     import torch

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, write_output
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import format_bytes, parse_sample_shape
+from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.options import sample_options
+from paradl_bench.plan.options import SampleOptions, sample_options
 
 
 @click.command("describe")
@@ -18,11 +19,12 @@ from paradl_bench.plan.options import sample_options
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")
+@collected(sample=SampleOptions)
 def COMMAND(  # noqa: N802
-    model: str, input_shape: str | None, sequence: int | None, output: str | None, force: bool, as_json: bool
+    model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool
 ) -> None:
     """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing."""
-    shape = parse_sample_shape(input_shape, sequence)
+    shape = sample.shape
     if output:
         refuse_overwrite(output, force=force)
     from paradl_bench.measure.tracing.tracing import trace_network

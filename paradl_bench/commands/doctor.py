@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.plan.options import hang_option
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paradl_bench.measure.machine.doctor import Finding
-
-_OF_MEASURE = {
-    "device": "--device",
-    "dtype": "--dtype",
-    "ranks": "--ranks",
-    "blocks": "--blocks",
-    "point_seconds": "--point-seconds",
-    "timeout_s": "--timeout",
-    "hang_timeout_s": "--hang-timeout",
-    "output": "-o",
-}
-"""Options that say how to measure, by parameter."""
+_LAUNCHED = ("timeout_s", "hang_timeout_s", "output")
+_OF_MEASURE = ("device", "dtype", "ranks", "blocks", "point_seconds", *_LAUNCHED)
+"""Parameters that say how to measure; those of what is launched are of ``--launcher`` as well."""
 
 
 @click.command("doctor")
@@ -100,11 +88,9 @@ def COMMAND(  # noqa: N802
         request = {"device": device, "dtypes": tuple(dtypes.split(",")), "blocks": blocks, "point_s": point_seconds}
         _measure(output, request, ranks, timeout_s, hang_timeout_s, as_json=as_json)
         return
-    for name, option in _OF_MEASURE.items():
-        if launcher is not None and name in ("output", "timeout_s", "hang_timeout_s"):
-            continue
-        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"{option} says how to measure: give --measure with it")
+    taken = () if launcher is None else _LAUNCHED
+    for option in given_flags(context, *(name for name in _OF_MEASURE if name not in taken)):
+        raise UserError(f"{option} says how to measure: give --measure with it")
     if launcher is not None:
         _compare(launcher, output, timeout_s, hang_timeout_s, as_json=as_json)
         return
@@ -163,19 +149,14 @@ def _measure(
 
 def _examine(*, as_json: bool) -> None:
     import msgspec
+    from rich.text import Text
 
     from paradl_bench.measure.machine.doctor import examine
 
     findings = examine()
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
-    else:
-        _print_findings(findings)
-
-
-def _print_findings(findings: Sequence[Finding]) -> None:
-    from rich.text import Text
-
+        return
     missing = Text("missing", style="yellow")
     rows = [
         (finding.name, missing, _cost(finding.without)) if finding.found is None else (finding.name, finding.found, "")

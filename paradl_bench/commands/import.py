@@ -25,11 +25,7 @@ _LARGEST_TRIED = 1 << 24
 """Bytes; a file that one format refuses is tried as the others, which takes seconds where it is larger."""
 
 
-def _formats() -> str:
-    return "\n\n".join(f"{importer.name}: {importer.reads}" for importer in importers().values())
-
-
-@click.command("import", epilog=_formats())
+@click.command("import", epilog="\n\n".join(f"{name}: {each.reads}" for name, each in importers().items()))
 @click.argument("format_name", metavar="FORMAT")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--ranks", type=click.IntRange(1), help="Ranks of the run, where the file does not say.")
@@ -125,13 +121,13 @@ def _read(importer: Importer, logs: list[LogFile], options: ImportOptions) -> li
 def _formats_of(refused: Importer, logs: list[LogFile]) -> list[str]:
     """Other formats that take most of the rows of every file."""
     told = ImportOptions(ranks=2, level="system", batch=1, iterations=1, keep=frozenset({"empty", "wrong", "failed"}))
-    found = []
+    names = []
     for name, other in importers().items():
         with contextlib.suppress(UserError):
             held = [other.read(log, told) for log in logs] if other is not refused else []
-            if held and all(each.rows > len(each.dropped) for each in held):
-                found.append(name)
-    return found
+            if held and all(file.rows > len(file.dropped) for file in held):
+                names.append(name)
+    return names
 
 
 def _show(summary: ImportSummary, output: Path) -> None:

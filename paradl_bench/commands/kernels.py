@@ -187,7 +187,7 @@ def _show_plan(request: KernelsRequest, context: RankContext, *, as_json: bool) 
     effort = effort_of(request, caches, next(iter(design.speeds.values())).bytes_per_s)
     shapes = [shapes_of(kernel, request.device) for kernel in design.kernels]
     costs = [
-        effort.cost_s(kernel, own, design.speeds[kernel.dtype])
-        for kernel, own in zip(design.kernels, shapes, strict=True)
+        effort.cost_s(kernel, own_shapes, design.speeds[kernel.dtype])
+        for kernel, own_shapes in zip(design.kernels, shapes, strict=True)
     ]
     print_plan(design, costs, request.device, request.budget_s, as_json=as_json)

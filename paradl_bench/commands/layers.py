@@ -11,9 +11,10 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.units import parse_counts, parse_sample_shape
+from paradl_bench.core.units import parse_counts
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
+    SampleOptions,
     axis_options,
     dtype_option,
     hang_option,
@@ -26,13 +27,6 @@ from paradl_bench.records.kernel_settings import KernelFlags
 
 if TYPE_CHECKING:
     from paradl_bench.ranks.rank_place import RankPlace
-
-
-class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of a sample, or its tokens."""
-
-    input_shape: str | None
-    sequence: int | None
 
 
 class TimingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +115,7 @@ def COMMAND(  # noqa: N802
     Forward and backward are timed in situ, inside real iterations; closure is checked against iterations that nobody
     probed. An interrupted measurement goes on when the same command is given again.
     """
-    batches = parse_counts(batch, "--batch")
-    shape = parse_sample_shape(sample.input_shape, sample.sequence)
+    batches, shape = parse_counts(batch, "--batch"), sample.shape
     from paradl_bench.measure.layers.request import LayersRequest
     from paradl_bench.measure.layers.summary import print_layer_summary
     from paradl_bench.ranks.directories.directory import refuse_unusable
@@ -168,11 +161,7 @@ def COMMAND(  # noqa: N802
 
 
 def _numbers_of_ranks(text: str | None, place: RankPlace | None) -> tuple[int, ...]:
-    """How many ranks compute at once, each number in turn; what a launcher started where nothing is asked for.
-
-    Raises:
-        UserError: no positive whole numbers, or not as many ranks were started as the most of them.
-    """
+    """How many ranks compute at once, each number in turn; what a launcher started where nothing is asked for."""
     started = 1 if place is None else place.ranks
     if text is None:
         return (started,)

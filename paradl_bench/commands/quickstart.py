@@ -30,18 +30,22 @@ ROUNDS = 3
 then. Blocks of one measurement are seconds apart and do not tell; three measurements are the fewest that do."""
 BLOCKS = {"layers": 2, "collectives": 1}
 """Of each measurement in a round."""
+_PAIR = ("--ranks", "2", "--backend", "gloo")
+# What data parallelism issues, from batch norm's counters to vgg11's largest bucket.
+_COLLECTIVES = (
+    *(*_PAIR, "--ops", "all_reduce,broadcast", "--sizes", "128:512M:4"),
+    *("--contexts", "after-compute,with-compute"),
+)
+# What predict search needs beside them; of few sizes, since no run here is held against these.
+_OTHERS = (
+    *(*_PAIR, "--ops", ",".join(sorted(set(OF_STRATEGIES) - {"all_reduce", "broadcast"}))),
+    *("--sizes", "1K:64M:8"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of the loop.
-
-    Attributes:
-        title: what it does, for the screen.
-        module: which of the three packages runs it.
-        arguments: its command line without the program.
-        shown: whether its output belongs on the screen (else only what goes wrong).
-    """
+    """One command of the loop; what ``shown`` leaves out of the screen is shown where it goes wrong."""
 
     title: str
     module: str
@@ -57,119 +61,73 @@ class Step:
 def steps(output: Path) -> list[Step]:
     """The loop's commands, writing below ``output``."""
     profile = str(output / "profile.json")
-    measured = [str(directory) for directory in _measurements(output)]
-    runs = [str(output / f"train-{model}-{strategy}") for _, model, strategy in _runs()]
-    return [
-        Step("What this machine has", "paradl_bench", ("doctor",)),
-        *(step for number in range(1, ROUNDS + 1) for step in _round_of_measurements(output, number)),
-        Step("Fit one profile", "calibrate", ("fit", *measured, "-o", profile, "--force")),
-        *_prediction_steps(output, profile),
-        Step(
-            "Which strategy for vgg11 on 64 such ranks, and why not the others",
-            "predict",
-            ("search", "--from-profile", profile, "--model", "vgg11", "--ranks", "64", "--batch", "512", "--top", "5"),
-        ),
-        *_training_steps(output),
-        Step(
-            "Hold the predictions against the runs",
-            "predict",
-            ("validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"),
-        ),
+    kinds = [*(name for name, _ in _layer_profiles()), "collectives", "others"]
+    measured = [str(output / f"{kind}-r{number}") for kind in kinds for number in range(1, ROUNDS + 1)]
+    predictions = [
+        ("--from-profile", profile, "--model", model, "--strategy", "serial,d2", "--batch", str(SERIAL_BATCH))
+        for model in ITERATIONS
     ]
-
-
-def _measurements(output: Path) -> list[Path]:
-    """Directories of all rounds' measurements."""
-    names = [*(name for name, _ in _layer_directories()), "collectives", "others"]
-    return [output / f"{name}-r{number}" for name in names for number in range(1, ROUNDS + 1)]
-
-
-def _round_of_measurements(output: Path, number: int) -> list[Step]:
-    """Layers of all models, then collectives."""
-    layers, sweep = (("--blocks", str(BLOCKS[kind])) for kind in ("layers", "collectives"))
-    return [
-        *(
-            Step(
-                f"Layer times of {arguments[0].replace(',', ' and ')}, batch {arguments[2]}, {arguments[4]} at once"
-                f" (round {number} of {ROUNDS})",
-                "paradl_bench",
-                ("layers", *arguments, *layers, "-o", str(output / f"{name}-r{number}")),
-            )
-            for name, arguments in _layer_directories()
-        ),
-        Step(
-            f"Collectives between two ranks, alone, beside compute and behind it (round {number} of {ROUNDS})",
-            "paradl_bench",
-            (*_sweep_arguments(), *sweep, "--seed", str(number - 1), "-o", str(output / f"collectives-r{number}")),
-        ),
-        Step(
-            f"The other collectives that strategies issue, for predict search (round {number} of {ROUNDS})",
-            "paradl_bench",
-            (*_other_collectives(), *sweep, "--seed", str(number - 1), "-o", str(output / f"others-r{number}")),
-        ),
-    ]
-
-
-def _sweep_arguments() -> tuple[str, ...]:
-    """The collectives that data parallelism issues, from batch norm's counters to vgg11's largest bucket."""
-    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4"
-    return ("collectives", *sweep.split(), "--contexts", "after-compute,with-compute")
-
-
-def _other_collectives() -> tuple[str, ...]:
-    """What ``predict search`` needs beside them; of few sizes, since no run here is held against these."""
-    others = ",".join(sorted(set(OF_STRATEGIES) - {"all_reduce", "broadcast"}))
-    return ("collectives", "--ranks", "2", "--backend", "gloo", "--ops", others, "--sizes", "1K:64M:8")
-
-
-def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
-    """Name and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for shape, models in SUBJECTS.items():
-        for ranks in (1, 2):
-            arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))
-            found.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
-    return found
-
-
-def _runs() -> list[tuple[str, str, str]]:
-    """(input shape, model, strategy) of every real run."""
-    return [
-        (shape, model, strategy)
+    trainings = [
+        _training(output, shape, model, strategy)
         for shape, models in SUBJECTS.items()
         for model in models
         for strategy in ("serial", "d2")
     ]
-
-
-def _prediction_steps(output: Path, profile: str) -> list[Step]:
+    searched = ("--from-profile", profile, "--model", "vgg11", "--ranks", "64", "--batch", "512", "--top", "5")
+    runs = [training.arguments[-1] for training in trainings]
+    report = str(output / "report")
     return [
+        Step("What this machine has", "paradl_bench", ("doctor",)),
+        *(step for number in range(1, ROUNDS + 1) for step in _round_of_measurements(output, number)),
+        Step("Fit one profile", "calibrate", ("fit", *measured, "-o", profile, "--force")),
+        *(Step(f"Predict {arguments[3]}", "predict", arguments) for arguments in predictions),
+        Step("Which strategy for vgg11 on 64 such ranks, and why not the others", "predict", ("search", *searched)),
+        *trainings,
         Step(
-            f"Predict {model}",
+            "Hold the predictions against the runs",
             "predict",
-            ("--from-profile", profile, "--model", model, "--strategy", "serial,d2", "--batch", str(SERIAL_BATCH)),
-        )
-        for models in SUBJECTS.values()
-        for model in models
+            ("validate", "--from-profile", profile, *runs, "-o", report, "--force"),
+        ),
     ]
 
 
-def _training_steps(output: Path) -> list[Step]:
-    return [
-        Step(
-            f"Train {model} for real: {strategy}, {ITERATIONS[model]} iterations of {SERIAL_BATCH} images of {shape}",
-            "paradl_bench",
-            _training_arguments(output, shape, model, strategy),
-            shown=False,
-        )
-        for shape, model, strategy in _runs()
-    ]
+def _round_of_measurements(output: Path, number: int) -> list[Step]:
+    """Layers of all models, then collectives."""
+    where = f"(round {number} of {ROUNDS})"
+    round_steps = []
+    for name, arguments in _layer_profiles():
+        models, batch, ranks = arguments[0].replace(",", " and "), arguments[2], arguments[4]
+        title = f"Layer times of {models}, batch {batch}, {ranks} at once {where}"
+        words = ("layers", *arguments, "--blocks", str(BLOCKS["layers"]), "-o", str(output / f"{name}-r{number}"))
+        round_steps.append(Step(title, "paradl_bench", words))
+    alone = f"Collectives between two ranks, alone, beside compute and behind it {where}"
+    others = f"The other collectives that strategies issue, for predict search {where}"
+    for name, title, arguments in (("collectives", alone, _COLLECTIVES), ("others", others, _OTHERS)):
+        counted = ("--blocks", str(BLOCKS["collectives"]), "--seed", str(number - 1))
+        words = ("collectives", *arguments, *counted, "-o", str(output / f"{name}-r{number}"))
+        round_steps.append(Step(title, "paradl_bench", words))
+    return round_steps
 
 
-def _training_arguments(output: Path, shape: str, model: str, strategy: str) -> tuple[str, ...]:
+def _layer_profiles() -> list[tuple[str, tuple[str, ...]]]:
+    """Name and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
+    profiles: list[tuple[str, tuple[str, ...]]] = []
+    for shape, models in SUBJECTS.items():
+        for ranks in (1, 2):
+            arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))
+            profiles.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
+    return profiles
+
+
+def _training(output: Path, shape: str, model: str, strategy: str) -> Step:
     settings = f"--strategy {strategy} --batch {SERIAL_BATCH} --input-shape {shape} --warmup {WARMUP}"
     counted = f"--iterations {ITERATIONS[model]}"
-    return ("train", model, *settings.split(), *counted.split(), "-o", str(output / f"train-{model}-{strategy}"))
+    return Step(
+        f"Train {model} for real: {strategy}, {ITERATIONS[model]} iterations of {SERIAL_BATCH} images of {shape}",
+        "paradl_bench",
+        ("train", model, *settings.split(), *counted.split(), "-o", str(output / f"train-{model}-{strategy}")),
+        shown=False,
+    )
 
 
 def run_quickstart(output: Path) -> None:
@@ -184,7 +142,8 @@ def run_quickstart(output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     todo = steps(output)
     images = "; ".join(f"{' and '.join(models)} on {shape} images" for shape, models in SUBJECTS.items())
-    say(f"{images}; mini-batch {SERIAL_BATCH}; iterations a run: {_iterations_text()}")
+    counts = ", ".join(f"{model} {count}" for model, count in ITERATIONS.items())
+    say(f"{images}; mini-batch {SERIAL_BATCH}; iterations a run: {counts}")
     begin = time.monotonic()
     for number, step in enumerate(todo, start=1):
         say(
@@ -193,10 +152,6 @@ def run_quickstart(output: Path) -> None:
         )
         _run(step)
     say(f"\nDone in {time.monotonic() - begin:.0f} s. Report: {output / 'report' / 'report.md'}", lines=True)
-
-
-def _iterations_text() -> str:
-    return ", ".join(f"{model} {count}" for model, count in ITERATIONS.items())
 
 
 def _run(step: Step) -> None:

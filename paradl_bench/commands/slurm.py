@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell, write_output
-from paradl_bench.plan.options import dtype_option, kernel_options
+from paradl_bench.core.units import parse_counts
+from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
+from paradl_bench.records.kernel_settings import KernelFlags
 
 if TYPE_CHECKING:
     from paradl_bench.slurm.jobs.plan import Plan
     from paradl_bench.slurm.jobs.request import CalibrationRequest
+
+
+class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs there are: of which models, strategies and numbers of nodes, and which collectives are swept."""
+
+    models: str
+    nodes: str
+    strategies: str
+    operations: str | None
+
+
+class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How each of them measures, by the names of a request."""
+
+    batch: int
+    dtype: str
+    optimizer: str
+    iterations: int
+    warmup: int
+    blocks: int
+    sizes: str
+    point_s: float
 
 
 @click.command("slurm")
@@ -48,6 +73,7 @@ if TYPE_CHECKING:
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Of layers and sweeps.")
 @click.option(
     "--ops",
+    "operations",
     metavar="OP[,OP...]",
     help="Of sweeps. Default: all_reduce,broadcast,all_gather,reduce_scatter,send_recv; where a strategy is spatial"
     " exchange as well.",
@@ -55,6 +81,7 @@ if TYPE_CHECKING:
 @click.option("--sizes", default="1K:256M:4", show_default=True, metavar="FIRST:LAST:FACTOR", help="Of messages.")
 @click.option(
     "--point-seconds",
+    "point_s",
     default=0.1,
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
@@ -68,15 +95,19 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@collected(chain=ChainOptions, sample=SampleOptions, kernels=KernelFlags, settings=MeasuringOptions)
 def COMMAND(  # noqa: N802
     site_path: Path,
+    chain: ChainOptions,
+    sample: SampleOptions,
+    kernels: KernelFlags,
+    settings: MeasuringOptions,
     submitting: bool,
     wait: bool,
     dry_run: bool,
     force: bool,
     as_json: bool,
     output: Path,
-    **options: Any,
 ) -> None:
     """Write, and with --submit start, the Slurm jobs of a calibration: layers, sweeps, runs, profile, validation.
 
@@ -91,7 +122,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.slurm.jobs.plan import script_path, write_plan
 
     output = output.absolute()
-    plan, scripts = _planned(_request(options), site_path, output)
+    plan, scripts = _planned(_request(chain, sample, kernels, settings), site_path, output)
     if dry_run and not as_json:
         for name, text in scripts.items():
             tell(f"##### {script_path(output, name)}\n{text}", lines=True)
@@ -116,29 +147,22 @@ def COMMAND(  # noqa: N802
         say(f"wrote {len(scripts)} scripts to {output / 'scripts'}; the same command with --submit starts them all")
 
 
-def _request(options: Mapping[str, Any]) -> CalibrationRequest:
-    from paradl_bench.core.units import parse_counts, parse_sample_shape
-    from paradl_bench.records.kernel_settings import KernelFlags
+def _request(
+    chain: ChainOptions, sample: SampleOptions, kernels: KernelFlags, settings: MeasuringOptions
+) -> CalibrationRequest:
     from paradl_bench.slurm.jobs.request import CalibrationRequest, operations_of
 
-    parse_sample_shape(options["input_shape"], options["sequence"])
-    kernels = KernelFlags(**{name: options[name] for name in KernelFlags.__struct_fields__})
+    sample.shape  # noqa: B018 raises where it is none
+    strategies = _parts(chain.strategies)
     return CalibrationRequest(
-        models=_parts(options["models"]),
-        nodes=tuple(sorted(parse_counts(options["nodes"], "--nodes"))),
-        strategies=_parts(options["strategies"]),
-        batch=options["batch"],
-        input_shape=options["input_shape"] or "",
-        sequence=options["sequence"] or 0,
-        dtype=options["dtype"],
+        models=_parts(chain.models),
+        nodes=tuple(sorted(parse_counts(chain.nodes, "--nodes"))),
+        strategies=strategies,
+        input_shape=sample.input_shape or "",
+        sequence=sample.sequence or 0,
         kernel_settings=kernels.settings.label,
-        optimizer=options["optimizer"],
-        iterations=options["iterations"],
-        warmup=options["warmup"],
-        blocks=options["blocks"],
-        operations=options["ops"] or operations_of(_parts(options["strategies"])),
-        sizes=options["sizes"],
-        point_s=options["point_seconds"],
+        operations=chain.operations or operations_of(strategies),
+        **msgspec.structs.asdict(settings),
     )
 
 
@@ -159,7 +183,7 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     folders = Folders(output=output, work=Path.cwd())
     start = start_of(site, output, load_torch())
     estimate = Estimate(request=request, site=site, works=trace_works(request), start=start)
-    jobs = chain_of(request, site, estimate)
+    jobs = chain_of(estimate)
     scripts = {job.name: script_of(job, site, folders) for job in jobs}
     command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
     plan = plan_of(
@@ -191,18 +215,10 @@ def _print_table(plan: Plan) -> None:
     open_console().print(table(("job", "tasks", "nodes", "node-minutes", "at most", "it gives"), rows))
     say(f"estimated {plan.basis}; at most: the time limits")
     for job in plan.jobs:
-        longest = _longest_s(plan, job.name)
-        if longest is not None and longest > job.limit_s:
+        known = [task.estimate_s for task in job.tasks if task.estimate_s is not None]
+        longest = max(known, default=0.0) if job.array else sum(known)
+        if longest > job.limit_s:
             say(
                 f"note: {job.name} is estimated at {longest / 60:.0f} minutes, its limit is {job.limit_s / 60:.0f}:"
                 f" raise time_limits.{job.use} in the site file; what is cut short goes on when it is submitted again"
             )
-
-
-def _longest_s(plan: Plan, name: str) -> float | None:
-    """Estimated seconds of a job, or of the longest task of an array."""
-    job = next(job for job in plan.jobs if job.name == name)
-    known = [task.estimate_s for task in job.tasks if task.estimate_s is not None]
-    if not known:
-        return None
-    return max(known) if job.array else sum(known)

@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.units import parse_recompute, parse_sample_shape
+from paradl_bench.core.units import parse_recompute
 from paradl_bench.plan.options import (
+    SampleOptions,
     accumulate_option,
     axis_options,
     batch_norm_option,
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
     from paradl_bench.measure.training.request import TrainingRequest
 
 
-class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of a sample, or its tokens."""
-
-    input_shape: str | None
-    sequence: int | None
-
-
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is run and how often; strategy and options of its axes apart."""
 
@@ -55,13 +49,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool | None
 
 
-class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are emulated."""
-
-    nodes: int | None
-    link_bandwidth: str | None
-
-
 class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What sleeps, and how long."""
 
@@ -73,12 +60,14 @@ class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Who starts the ranks, and seconds that the run may take, and that a rank of it may get nowhere."""
+    """Who starts the ranks, on which emulated nodes; seconds for the run, and for a rank of it to get nowhere."""
 
     backend: str | None
     launcher: str | None
     timeout_s: float
     hang_timeout_s: float
+    nodes: int | None
+    link_bandwidth: str | None
 
 
 @click.command("train")
@@ -131,14 +120,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@collected(
-    run=RunOptions,
-    sample=SampleOptions,
-    kernels=KernelFlags,
-    emulated=NodeOptions,
-    emulation=EmulationOptions,
-    launch=LaunchOptions,
-)
+@collected(run=RunOptions, sample=SampleOptions, kernels=KernelFlags, emulation=EmulationOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
@@ -146,7 +128,6 @@ def COMMAND(  # noqa: N802
     sample: SampleOptions,
     recompute: str | None,
     kernels: KernelFlags,
-    emulated: NodeOptions,
     emulation: EmulationOptions,
     launch: LaunchOptions,
     output: Path,
@@ -169,25 +150,29 @@ def COMMAND(  # noqa: N802
     from paradl_bench.plan.axes.registry import read_options
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import ranks_of_node
+    from paradl_bench.records.slow_rank import parse_slow_rank
 
     parsed = parse_strategy(strategy)
-    layout = layout_of_options(emulated.nodes, of_axes["ranks_per_node"], emulated.link_bandwidth, ranks=parsed.ranks)
+    layout = layout_of_options(launch.nodes, of_axes["ranks_per_node"], launch.link_bandwidth, ranks=parsed.ranks)
     # With nodes laid out by it, the option says no more.
     axes, _ = read_options(of_axes if layout is None else {**of_axes, "ranks_per_node": None})
 
     def on_node() -> int | None:
         return ranks_of_node(launch.launcher, parsed.ranks) if layout is None else layout.ranks_per_node
 
+    slept = msgspec.structs.asdict(emulation)
+    if emulation.slow_rank is not None:
+        slept["slow_rank"] = parse_slow_rank(emulation.slow_rank)
     request = TrainingRequest(
         model=model,
-        input_shape=parse_sample_shape(sample.input_shape, sample.sequence),
+        input_shape=sample.shape,
         strategy=parsed,
         kernel_settings=kernels.settings,
         recompute=parse_recompute(recompute),
-        axes=tuple(own.placed(on_node) for own in axes),
+        axes=tuple(options.placed(on_node) for options in axes),
         layout=layout,
         **{name: value for name, value in msgspec.structs.asdict(run).items() if value is not None},
-        **_emulated(emulation),
+        **slept,
     )
     request.check()
     if not _run(request, launch, output):
@@ -197,25 +182,13 @@ def COMMAND(  # noqa: N802
     print_training_summary(output, as_json=as_json)
 
 
-def _emulated(emulation: EmulationOptions) -> dict[str, Any]:
-    from paradl_bench.records.slow_rank import parse_slow_rank
-
-    slow = emulation.slow_rank
-    return {**msgspec.structs.asdict(emulation), "slow_rank": None if slow is None else parse_slow_rank(slow)}
-
-
 def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
     from paradl_bench.ranks.directories.directory import refuse_unusable
     from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
     from paradl_bench.ranks.groups.process_groups import join_ranks
     from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
-    from paradl_bench.ranks.rank_place import (
-        NO_BACKEND,
-        check_backend,
-        launcher_of_environment,
-        refuse_emulation,
-    )
+    from paradl_bench.ranks.rank_place import NO_BACKEND, check_backend, launcher_of_environment, refuse_emulation
 
     backend = launch.backend or ("nccl" if request.device == "cuda" else "gloo")
     check_backend(backend, request.device)

@@ -1,7 +1,7 @@
 """What records hold several of their numbers to: a type (:mod:`paradl_bench.core.bounds`) sees one at a time.
 
-Each check names the field that is wrong and its value; msgspec adds the place in the file. Plain Python, since a record
-has a few numbers and a profile thousands of records: an array made for each would take longer than all of its checks.
+Plain Python, since a record has a few numbers and a profile thousands of records: an array made for each would take
+longer than all of its checks.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ def check_covariance(owner: msgspec.Struct, *labels: str) -> None:
 
 
 def check_distinct(where: str, keys: Iterable[object]) -> None:
-    """Hold entries of one list to different things.
-
-    Args:
-        where: the list's name, for the message.
+    """Hold entries of one list, which ``where`` names in the message, to different things.
 
     Raises:
         ValueError: two are about the same.

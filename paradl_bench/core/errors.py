@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _LONGEST_LINE = 1000
+_MOST_CHOICES = 24
 
 
 class ParadlError(Exception):
@@ -45,17 +46,11 @@ def shown(message: str) -> str:
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 320]} ... {line[-300:]}"
 
 
-def unknown_choice(what: str, given: str, choices: Iterable[str], *, shown: int = 24) -> UserError:
-    """Build the error for a name that is not among ``choices``; near misses come first.
-
-    Args:
-        what: the noun ("model", "strategy", "backend").
-        given: what the user wrote.
-        choices: the valid names, in any order.
-        shown: how many names to list before "and N more".
-    """
+def unknown_choice(what: str, given: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that is not among ``choices``; ``what`` is the noun ("model", "strategy", "backend")."""
     names = sorted(set(choices))
     near = get_close_matches(given, names, n=3, cutoff=0.6)
-    listed = ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+    further = len(names) - _MOST_CHOICES
+    listed = ", ".join(names[:_MOST_CHOICES]) + (f" and {further} more" if further > 0 else "")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UserError(f"unknown {what} {given!r}: {hint}choices are {listed}")

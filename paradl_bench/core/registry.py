@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Named)
 
 @cache
 def _discovered(package: str, attribute: str, submodule: str) -> dict[str, Named]:
-    found: dict[str, Named] = {}
+    entries: dict[str, Named] = {}
     path = importlib.import_module(package).__path__
     for info in sorted(pkgutil.iter_modules(path), key=lambda item: item.name):
         if submodule and not info.ispkg:
@@ -39,31 +39,28 @@ def _discovered(package: str, attribute: str, submodule: str) -> dict[str, Named
         entry = getattr(importlib.import_module(name), attribute, None)
         if entry is None:
             continue
-        if entry.name in found:
+        if entry.name in entries:
             raise UserError(f"{package}: two modules declare {attribute} {entry.name!r}; names have to differ")
-        found[entry.name] = entry
-    return found
+        entries[entry.name] = entry
+    return entries
 
 
 def discover(package: str, attribute: str, of: type[T], *, submodule: str = "") -> dict[str, T]:
     """Every ``attribute`` declared by the modules of ``package``, by name.
 
     Args:
-        package: dotted name of the package to look through.
         attribute: the module-level name that a module declares its entry under; modules without it are passed over.
-        of: the entries' type (for the type checker, and checked).
-        submodule: where entries are folders, the module in each folder that declares it; folders without that module
-            are passed over.
+        submodule: where entries are folders, the module in each folder that declares it, if it is there.
 
     Raises:
         UserError: two modules declare the same name.
         TypeError: an entry is not of the type asked for.
     """
-    found = _discovered(package, attribute, submodule)
-    for name, entry in found.items():
+    entries = _discovered(package, attribute, submodule)
+    for name, entry in entries.items():
         if not isinstance(entry, of):
             raise TypeError(f"{package}: {attribute} {name!r} is no {of.__name__}")
-    return cast(dict[str, T], dict(found))
+    return cast(dict[str, T], dict(entries))
 
 
 def lookup(entries: dict[str, T], name: str, what: str) -> T:

@@ -95,9 +95,6 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
 def parse_ranks(text: str, where: str = "") -> tuple[int, ...]:
     """Rank counts of ``16:1024:x2`` (geometric), ``2:10:2`` (arithmetic), ``8`` or ``2,4,8``.
 
-    Args:
-        where: what the counts are of, for errors; ``ranks`` and the text unless given.
-
     Raises:
         UserError: a part is no positive whole number, the range is empty or has more than 4,096 points.
     """
@@ -220,18 +217,18 @@ def parse_duration(text: str, where: str) -> float:
     return seconds
 
 
-def check_bounds(value: float | None, where: str, right: str, *, least: float = 0.0, most: float) -> None:
-    """Hold an option's number to bounds, inside of which what is computed from it stays finite.
+def check_bounds(value: float | None, where: str, right: str, *, most: float) -> None:
+    """Hold an option's number to 0 and the most with which what is computed from it stays finite.
 
     Args:
-        where: names the option in the error. right: what the number is of, for the error. most: the largest that is.
+        where: names the option in the error. right: what the number is of, for the error.
 
     Raises:
         UserError: it is no number, smaller or larger.
     """
     # Neither is NaN, which click's ranges let pass.
-    if value is not None and not least <= value <= most:
-        raise UserError(f"{where} {value:g}: {right} from {least:g} to {most:g}")
+    if value is not None and not 0 <= value <= most:
+        raise UserError(f"{where} {value:g}: {right} from 0 to {most:g}")
 
 
 def parse_bandwidth(text: str, where: str) -> float:

@@ -21,18 +21,14 @@ def refusal(failure: str) -> str:
 
 
 class Watched:
-    """A table as it is read: where its run turns out to have failed, its rows are taken back.
-
-    Attributes:
-        failure: the first line that said that a rank died; None while none has.
-    """
+    """A table as it is read: where its run turns out to have failed, its rows are taken back."""
 
     def __init__(self, result: Imported, options: ImportOptions) -> None:
         self._result = result
         self._options = options
         self._first = len(result.collectives)
         self._lines: list[tuple[int, str]] = []
-        self.failure: str | None = None
+        self._failure: str | None = None
 
     def row(self, number: int, line: str) -> None:
         """Remember a row's line, once it is among the records."""
@@ -41,14 +37,14 @@ class Watched:
 
     def look(self, line: str) -> None:
         """Look for words of a failure."""
-        if self.failure is None and FAILURE.search(line):
-            self.failure = line
+        if self._failure is None and FAILURE.search(line):
+            self._failure = line
 
     def close(self) -> None:
         """Take the rows back if the run failed and nobody asked for them."""
-        if self.failure is None or "failed" in self._options.keep:
+        if self._failure is None or "failed" in self._options.keep:
             return
         del self._result.collectives[self._first :]
         self._result.rows -= len(self._lines)
         for number, line in self._lines:
-            self._result.drop(number, line, refusal(self.failure))
+            self._result.drop(number, line, refusal(self._failure))

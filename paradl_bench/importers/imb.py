@@ -75,12 +75,8 @@ class _Table:
     reductions: str = "fp32"
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read tables of IMB-MPI1.
-
-    Raises:
-        UserError: the file holds none.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """Tables of IMB-MPI1."""
     result = Imported(device="cpu")
     table: _Table | None = None
     reductions = "fp32"
@@ -246,4 +242,4 @@ def _implausible(values: dict[str, str], options: ImportOptions) -> str | None:
     return None
 
 
-IMPORTER = Importer(name="imb", reads="Intel MPI Benchmarks: tables of IMB-MPI1", kind="collectives", read=read)
+IMPORTER = Importer(name="imb", reads="Intel MPI Benchmarks: tables of IMB-MPI1", kind="collectives", reader=_read)

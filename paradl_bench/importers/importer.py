@@ -14,14 +14,16 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.units import format_bytes
-from paradl_bench.importers.plausible import check_readable
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
@@ -81,6 +83,17 @@ class ImportOptions:
     dtype: str = "fp32"
     keep: frozenset[Keep] = frozenset()
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the dtype.
+
+        Raises:
+            UserError: the dtype is none that networks have.
+        """
+        if self.dtype not in DTYPE_BYTES:
+            raise UserError(f"--dtype {self.dtype}: choices are {', '.join(DTYPE_BYTES)}")
+        return DTYPE_BYTES[self.dtype]
+
     def ranks_on_a_node(self, ranks: int, level: str) -> int:
         """The most ranks of a group that share a host, where nothing but the options tells; 0 where they do not."""
         return ranks if level == NODE else min(self.ranks_per_node or 0, ranks)
@@ -91,7 +104,6 @@ class LogFile:
     """A file's bytes, unpacked where it was compressed with gzip.
 
     Attributes:
-        path: as it was given.
         sha256: of the bytes on disk.
         refused: why there are none, of a broken archive.
     """
@@ -199,6 +211,11 @@ class Imported:
         self.lost_layers.append(self.dropped[-1])
 
 
+times_in_situ = partial(LayerSamples, mode="in_situ", ranks_on_host=1, block=0)
+"""A layer's seconds in one phase, as measured inside of real iterations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Importer:
     """A file format of another tool; a file of this package declares one as ``IMPORTER``.
 
@@ -206,22 +223,13 @@ class Importer:
         name: as the command takes it (``nccl-tests``).
         reads: in words, for the command's help.
         kind: of the measurement directory that is written.
+        reader: of one file; :meth:`read` holds what it gives to our formats.
     """
 
-    __slots__ = ("_read", "kind", "name", "reads")
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        reads: str,
-        kind: Literal["collectives", "layers"],
-        read: Callable[[LogFile, ImportOptions], Imported],
-    ) -> None:
-        self.name = name
-        self.reads = reads
-        self.kind: Literal["collectives", "layers"] = kind
-        self._read = read
+    name: str
+    reads: str
+    kind: Literal["collectives", "layers"]
+    reader: Callable[[LogFile, ImportOptions], Imported]
 
     def read(self, log: LogFile, options: ImportOptions) -> Imported:
         """From a file's bytes to what it holds. Any bytes give a result or one :class:`UserError`.
@@ -229,9 +237,16 @@ class Importer:
         Raises:
             UserError: the file is none of the format, or holds what no format of ours can hold.
         """
-        held = self._read(log, options)
-        for records in (held.collectives, held.layers, held.networks, held.clusters, held.traces, held.batches):
-            check_readable(records, log.path)
+        held = self.reader(log, options)
+        kinds: list[list[Any]] = [held.collectives, held.layers, held.networks]
+        kinds += [held.clusters, held.traces, held.batches]
+        for records in filter(None, kinds):
+            # What is imported has to be read again.
+            kind = type(records[0])
+            try:
+                msgspec.json.decode(msgspec.json.encode(records), type=list[kind])  # type: ignore[valid-type]
+            except msgspec.ValidationError as error:
+                raise UserError(f"{log.path}, {kind.__name__}: {error}") from None
         return held
 
 
@@ -291,12 +306,8 @@ def unpacked(path: str, content: bytes) -> bytes:
                 result += piece
     except (OSError, EOFError, zlib.error) as error:
         raise NotOfFormat(f"{path} is a broken gzip archive: {error}") from None
-    _check_size(path, result)
-    return bytes(result)
-
-
-def _check_size(path: str, content: bytes | bytearray) -> None:
-    if len(content) > MAX_BYTES:
+    if len(result) > MAX_BYTES:
         raise NotOfFormat(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
-    if content.count(b"\n") > _MOST_LINES:
+    if result.count(b"\n") > _MOST_LINES:
         raise NotOfFormat(f"{path} holds more than {_MOST_LINES} lines; cut it into smaller ones")
+    return bytes(result)

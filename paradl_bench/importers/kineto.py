@@ -10,22 +10,24 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.kineto_traces.kineto_collectives import add_collectives, is_communication
 from paradl_bench.importers.kineto_traces.kineto_events import (
     BACKWARD,
     Event,
     Kernel,
+    Lane,
     Trace,
     busy,
     load_trace,
+    running_at,
     shared,
     total,
 )
-from paradl_bench.records.measurement import PhaseName
-from paradl_bench.records.samples import LayerSamples, TraceTimes
+from paradl_bench.records.samples import TraceTimes
 
 _STEP = "ProfilerStep#"
 _OPTIMIZER = "Optimizer.step#"
@@ -42,12 +44,8 @@ class TracedOperator(NamedTuple):
     bw_s: float
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a trace.
-
-    Raises:
-        UserError: the file is none, or it holds neither operators nor kernels.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """Of one rank: what its trace holds of layers, collectives and overlap."""
     trace = load_trace(log)
     if not trace.operators and not trace.kernels:
         raise NotOfFormat(f"{log.path} holds no operator and no kernel: was the profiler given activities?")
@@ -107,7 +105,7 @@ def operators_of(trace: Trace, start_s: float, end_s: float) -> list[TracedOpera
     forward: dict[Event, float] = {}
     backward: dict[Event, float] = {}
     launched = _Launched(trace, start_s, end_s)
-    roots = {number: trace.root_at(event.lane, event.start_s) for number, event in owners.items()}
+    roots = {number: running_at(trace.roots, event.lane, event.start_s) for number, event in owners.items()}
     for event in inside:
         number = _sequence(event)
         if number is None or not event.name.startswith(BACKWARD):
@@ -117,7 +115,10 @@ def operators_of(trace: Trace, start_s: float, end_s: float) -> list[TracedOpera
             backward[root] = backward.get(root, 0.0) + launched.seconds(event)
             forward.setdefault(root, launched.seconds(root))
     ordered = sorted(forward, key=lambda event: event.start_s)
-    return [TracedOperator(_label(e), _short(e.name), forward[e], backward[e]) for e in ordered]
+    return [
+        TracedOperator(_label(e), e.name.removeprefix("aten::")[:_LONGEST_NAME], forward[e], backward[e])
+        for e in ordered
+    ]
 
 
 class _Launched:
@@ -125,7 +126,7 @@ class _Launched:
 
     def __init__(self, trace: Trace, start_s: float, end_s: float) -> None:
         self.on_device = bool(trace.kernels)
-        self.lanes: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+        self.lanes: dict[Lane, tuple[list[float], list[float]]] = {}
         launched = [
             (kernel.launch, kernel.event.seconds)
             for kernel in trace.kernels
@@ -152,10 +153,6 @@ def _sequence(event: Event) -> int | None:
 def _is_backward(event: Event) -> bool:
     thread = event.arguments.get("Fwd thread id")
     return event.name.startswith(BACKWARD) or (isinstance(thread, int) and thread > 0)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten::")[:_LONGEST_NAME]
 
 
 def _label(event: Event) -> str:
@@ -189,28 +186,15 @@ def _add_layers(
         return
     result.rows += len(labels)
     model = options.model or log.name.split(".")[0] or "trace"
+    times_of = partial(times_in_situ, model=model, batch=options.batch, dtype=options.dtype, rank=rank)
     for place, label in enumerate(labels):
-        phases: tuple[tuple[PhaseName, list[float]], ...] = (
-            ("FW", [operators[place].fw_s for operators in alike]),
-            ("BW", [operators[place].bw_s for operators in alike]),
-        )
-        result.layers += [
-            LayerSamples(
-                model=model,
-                layer=f"{place}.{alike[0][place].name}",
-                # Without all arguments equal names and shapes may be unlike kernels: the place tells them apart.
-                operation=label if _COMPLETE in label else f"{label} layer={place}",
-                phase=phase,
-                mode="in_situ",
-                batch=options.batch,
-                dtype=options.dtype,
-                ranks_on_host=1,
-                rank=rank,
-                block=0,
-                samples_s=tuple(times),
-            )
-            for phase, times in phases
-        ]
+        layer = f"{place}.{alike[0][place].name}"
+        # Without all arguments equal names and shapes may be unlike kernels: the place tells them apart.
+        operation = label if _COMPLETE in label else f"{label} layer={place}"
+        forward_s = tuple(operators[place].fw_s for operators in alike)
+        backward_s = tuple(operators[place].bw_s for operators in alike)
+        result.layers.append(times_of(layer=layer, operation=operation, phase="FW", samples_s=forward_s))
+        result.layers.append(times_of(layer=layer, operation=operation, phase="BW", samples_s=backward_s))
     result.notes.append(
         f"{log.path}: layers are torch's operators with the shapes in the trace; a traced network's are others, so that"
         " predict does not find them"
@@ -256,5 +240,5 @@ def _spans(kernels: Iterable[Kernel]) -> list[tuple[float, float]]:
 
 
 IMPORTER = Importer(
-    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", read=read
+    name="kineto", reads="PyTorch profiler traces (.json, .json.gz), one a rank", kind="layers", reader=_read
 )

@@ -80,5 +80,5 @@ def _describe(result: Imported, run: Run) -> None:
 
 
 IMPORTER = Importer(
-    name="nccl-tests", reads="NVIDIA's nccl-tests: logs of every version, JSON reports", kind="collectives", read=read
+    name="nccl-tests", reads="NVIDIA's nccl-tests: logs of every version, JSON reports", kind="collectives", reader=read
 )

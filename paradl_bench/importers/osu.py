@@ -21,7 +21,6 @@ from paradl_bench.importers.failures import Watched
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.importers.plausible import implausible_call
 from paradl_bench.importers.tables.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
-from paradl_bench.importers.tables.mpi_ranks import ranks_of_command
 from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.records.samples import CollectiveSamples
 
@@ -50,6 +49,8 @@ _IN_MARKDOWN = {
     ("validation", ""): "Validation",
 }
 """Our name of a column by :func:`heading_of` of its header."""
+_LAUNCHER = re.compile(r"\b(?:mpirun|mpiexec(?:\.hydra)?|mpirun_rsh|srun)\b(.{0,2000})")
+_RANKS = re.compile(r"\s(?:-np|-n|--np|--ntasks)[ =](\d{1,7})(?=\s|$)")
 _COLUMN = re.compile(r"[^()]{1,60}?\([^()]{0,60}\)|Iterations|Validation|MB/s|Messages/s|Size")
 
 
@@ -63,7 +64,6 @@ class _Table:
     """
 
     line: int
-    title: str = ""
     operation: str = ""
     library: str = ""
     dtype: str = ""
@@ -72,12 +72,8 @@ class _Table:
     markdown: Columns | None = None
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read OSU tables.
-
-    Raises:
-        UserError: the file holds none, or it does not say how many ranks there were and no option does.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """OSU tables; a user error where neither they nor an option say how many ranks there were."""
     result = Imported(device="cpu")
     table = _Table(1)
     seen = False
@@ -90,10 +86,12 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             watched = Watched(result, options)
             table = _titled(number, title)
             seen = True
-            _describe(result, title)
+            if title.group(2) or title.group(1) != "MPI":
+                result.device = "cuda"
+            result.versions["osu-micro-benchmarks"] = title.group(4)
             continue
         words = _words(table, line, row)
-        ranks = ranks_of_command(line) if words else None
+        ranks = _ranks_of_command(line) if words else None
         if ranks is not None:
             result.command_lines.append(" ".join(line.split()))
         elif words and seen:
@@ -104,12 +102,6 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     if not seen:
         raise NotOfFormat(f"{log.path} holds no table of the OSU micro-benchmarks: no '# OSU MPI ... Test'")
     return result
-
-
-def _describe(result: Imported, title: re.Match[str]) -> None:
-    if title.group(2) or title.group(1) != "MPI":
-        result.device = "cuda"
-    result.versions["osu-micro-benchmarks"] = title.group(4)
 
 
 def _titled(number: int, title: re.Match[str]) -> _Table:
@@ -127,7 +119,7 @@ def _titled(number: int, title: re.Match[str]) -> _Table:
     elif not operation or not library:
         refusal = f"{name} ({family}): no operation that is modelled"
     dtype = "fp32" if operation in _REDUCING else "int8"
-    return _Table(number, title.group(0), operation, library, dtype, (), refusal)
+    return _Table(number, operation, library, dtype, (), refusal)
 
 
 def _words(table: _Table, line: str, row: PipeRow | None) -> list[str]:
@@ -225,10 +217,8 @@ def _row(
 
 
 def _time_us(values: dict[str, str]) -> float:
-    for column in _TIMES:
-        if column in values:
-            return decimal(values[column]) or 0.0
-    return 0.0
+    column = next((name for name in _TIMES if name in values), None)
+    return decimal(values[column]) or 0.0 if column else 0.0
 
 
 def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | None:
@@ -254,10 +244,17 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
     return None
 
 
+def _ranks_of_command(line: str) -> int | None:
+    """Ranks of a line that holds ``mpirun -np 8`` or ``srun -n 8``; None where it holds no such command."""
+    command = _LAUNCHER.search(line)
+    counts = [int(count) for count in _RANKS.findall(command.group(1))] if command else []
+    return next((count for count in counts if count > 0), None)
+
+
 def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -> int:
     if table.operation == "send_recv":
         return 2
-    named = {ranks for line in result.command_lines if (ranks := ranks_of_command(line)) is not None}
+    named = {ranks for line in result.command_lines if (ranks := _ranks_of_command(line)) is not None}
     ranks = named.pop() if len(named) == 1 else options.ranks
     if ranks is None:
         raise UserError(f"{path} line {table.line}: OSU tables don't say how many ranks there were: give --ranks")
@@ -265,5 +262,8 @@ def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -
 
 
 IMPORTER = Importer(
-    name="osu", reads="OSU micro-benchmarks: latency of collectives and point to point", kind="collectives", read=read
+    name="osu",
+    reads="OSU micro-benchmarks: latency of collectives and point to point",
+    kind="collectives",
+    reader=_read,
 )

@@ -15,15 +15,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from paradl_bench.core.bounds import MOST_BYTES, MOST_ELEMENTS, MOST_RANKS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.network.graph import Attribute, Layer, ModelGraph, Tensor
 from paradl_bench.records.cluster import Cluster, Level
-from paradl_bench.records.samples import LayerSamples
 
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
 _SMALLEST_BANDWIDTH = 1.0
@@ -116,20 +116,13 @@ def _platform_value(fields: list[str]) -> float | str:
 def _bytes_of(unit: str) -> float | None:
     """Bytes that a unit of memory is: ``GB`` 1e9, ``GiB`` 2**30."""
     match = _MEMORY_UNIT.fullmatch(unit)
-    if match is None or match["bit"]:
-        return None
-    return _prefix(match)
-
-
-_A_SECOND = re.compile(r"(?:/s(?:ec|econd)?|ps)$")
+    return None if match is None or match["bit"] else _prefix(match)
 
 
 def _bytes_a_second(unit: str) -> float | None:
     """Bytes a second that a unit of bandwidth is; ``Gb/s``, ``Gbit/s`` and ``Gbps`` are bits."""
-    match = _MEMORY_UNIT.fullmatch(_A_SECOND.sub("", unit))
-    if match is None or not _A_SECOND.search(unit):
-        return None
-    return _prefix(match) / (8 if match["bit"] else 1)
+    match = _MEMORY_UNIT.fullmatch(_A_SECOND.sub("", unit)) if _A_SECOND.search(unit) else None
+    return None if match is None else _prefix(match) / (8 if match["bit"] else 1)
 
 
 def _prefix(match: re.Match[str]) -> float:
@@ -142,27 +135,20 @@ def _flops_of(unit: str) -> float | None:
     return None if match is None else float(1000.0 ** " kmgtp".index((match["prefix"] or " ").lower()))
 
 
-def _seconds_of(unit: str) -> float | None:
-    return {
-        "s": 1.0,
-        "sec": 1.0,
-        "second": 1.0,
-        "seconds": 1.0,
-        "ms": 1e-3,
-        "us": 1e-6,
-        "\u00b5s": 1e-6,
-        "\u03bcs": 1e-6,
-        "ns": 1e-9,
-    }.get(unit)
-
-
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    "ms": 1e-3,
+    **dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6),
+    "ns": 1e-9,
+}
+_A_SECOND = re.compile(r"(?:/s(?:ec|econd)?|ps)$")
 # A lone small b is a bit, as in Gb/s.
 _MEMORY_UNIT = re.compile(r"(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?:B|[Bb]ytes?|(?P<bit>b|[Bb]its?))")
 _SPEED_UNIT = re.compile(r"(?P<prefix>[kKMGTP])?(?:FLOPS|FLOPs|flops|Flops|FLOPs?/s(?:ec|econd)?|flops?/s)")
 _UNITS: dict[str, Callable[[str], float | None]] = {
     "MEM_PER_NODE": _bytes_of,
     "BANDWIDTH": _bytes_a_second,
-    "LATENCY": _seconds_of,
+    "LATENCY": _SECONDS.get,
     "NODE_SPEED": _flops_of,
 }
 _UNITS_SHOWN = {
@@ -174,9 +160,9 @@ _UNITS_SHOWN = {
 
 
 def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> Cluster:
-    each = max(1, round(values.get("GPU_PER_NODE", 1.0)))
-    ranks = min(MOST_RANKS, max(1, round(values.get("MAX_NODE", 1.0))) * each)
-    memory = values.get("MEM_PER_NODE", 0.0) / each
+    ranks_per_node = max(1, round(values.get("GPU_PER_NODE", 1.0)))
+    ranks = min(MOST_RANKS, max(1, round(values.get("MAX_NODE", 1.0))) * ranks_per_node)
+    memory = values.get("MEM_PER_NODE", 0.0) / ranks_per_node
     level = Level(
         name=options.level or "system",
         ranks=ranks,
@@ -185,7 +171,11 @@ def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> 
     )
     name = log.name.rsplit(".", 1)[0] or "platform"
     # The file has one network; inside a node there may be another, which it says nothing of.
-    inner = (Level(name="node", ranks=each),) if each > 1 and level.name != "node" and each <= ranks else ()
+    inner = (
+        (Level(name="node", ranks=ranks_per_node),)
+        if ranks_per_node > 1 and level.name != "node" and ranks_per_node <= ranks
+        else ()
+    )
     return Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory if memory > 0 else None)
 
 
@@ -348,25 +338,14 @@ def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[N
         # So the file's format has it: a lone time, the first, is the whole model's.
         seconds = {layer.name: seconds[rows[0].name] * layer.fw_flops / flops for layer in network.layers}
         result.notes.append(f"{log.path}: one time, the whole model's, is shared over layers by FLOPs: not measured")
+    times_of = partial(times_in_situ, model=network.name, batch=1, dtype="fp32", rank=0)
     result.layers += [
-        LayerSamples(
-            model=network.name,
-            layer=layer.name,
-            operation=layer.operation,
-            phase="FWBW",
-            mode="in_situ",
-            batch=1,
-            dtype="fp32",
-            ranks_on_host=1,
-            rank=0,
-            block=0,
-            samples_s=(seconds[layer.name],),
-        )
+        times_of(layer=layer.name, operation=layer.operation, phase="FWBW", samples_s=(seconds[layer.name],))
         for layer in network.layers
     ]
     result.notes.append(f"{log.path}: FW and BW are one time per sample; which part is which the file does not say")
 
 
 IMPORTER = Importer(
-    name="paradl-net", reads="the ParaDL paper's files: networks (.net), platforms (.plat)", kind="layers", read=read
+    name="paradl-net", reads="the ParaDL paper's files: networks (.net), platforms (.plat)", kind="layers", reader=read
 )

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
-from paradl_bench.records.measurement import PhaseName
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.records.samples import LayerSamples
 
 _NODE = re.compile(
@@ -42,16 +42,11 @@ class _Node:
     parameter_bytes: int
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a profile: layer times in situ, and a network of layers without shapes.
-
-    Raises:
-        UserError: the file is none, the mini-batch is not given, or edges make a circle.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """A profile: layer times in situ, and a network of layers without shapes."""
     result = Imported(device="cuda")
     nodes: dict[str, _Node] = {}
-    edges: list[tuple[str, str]] = []
-    edge_lines: list[tuple[int, str]] = []
+    edges: dict[int, re.Match[str]] = {}
     for number, line in enumerate(log.text.split("\n"), start=1):
         match = _NODE.match(line)
         if match:
@@ -65,21 +60,20 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             nodes[node.name] = node
             result.rows += 1
         elif edge := _EDGE.fullmatch(line):
-            edges.append((edge.group(1), edge.group(2)))
-            edge_lines.append((number, line))
+            edges[number] = edge
         elif line.strip():
             lost = result.drop_layer if line.lstrip().startswith("node") else result.drop
             lost(number, line, "neither a node nor an edge")
     if not nodes:
         raise NotOfFormat(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
-    for (source, target), (number, line) in zip(edges, edge_lines, strict=True):
-        unknown = next((name for name in (source, target) if name not in nodes), None)
+    for number, edge in edges.items():
+        unknown = next((name for name in edge.groups() if name not in nodes), None)
         if unknown is not None:
-            result.drop(number, line, f"no {unknown} is described")
+            result.drop(number, edge.string, f"no {unknown} is described")
     if options.batch is None:
         raise UserError(f"{log.path}: times are of a mini-batch whose size PipeDream does not write: give --batch")
     model = options.model or log.name.split(".")[0] or "pipedream"
-    network = _network(model, log, nodes, edges, options)
+    network = _network(model, log, nodes, [edge.groups() for edge in edges.values()], options)
     result.networks.append(network)
     result.layers = _samples(network, nodes, options)
     result.notes.append(
@@ -90,24 +84,13 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
 
 
 def _samples(network: ModelGraph, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
-    def sample(layer: Layer, phase: PhaseName, seconds: float) -> LayerSamples:
-        return LayerSamples(
-            model=network.name,
-            layer=layer.name,
-            operation=layer.operation,
-            phase=phase,
-            mode="in_situ",
-            batch=options.batch or 1,
-            dtype=options.dtype,
-            ranks_on_host=1,
-            rank=0,
-            block=0,
-            samples_s=(seconds,),
-        )
-
-    pairs = [(layer, nodes[layer.name]) for layer in network.layers]
-    forward = [sample(layer, "FW", node.fw_s) for layer, node in pairs]
-    return forward + [sample(layer, "BW", node.bw_s) for layer, node in pairs]
+    times_of = partial(times_in_situ, model=network.name, batch=options.batch or 1, dtype=options.dtype, rank=0)
+    forward, backward = [], []
+    for layer in network.layers:
+        name, node = layer.name, nodes[layer.name]
+        forward.append(times_of(layer=name, operation=layer.operation, phase="FW", samples_s=(node.fw_s,)))
+        backward.append(times_of(layer=name, operation=layer.operation, phase="BW", samples_s=(node.bw_s,)))
+    return forward + backward
 
 
 def _node(match: re.Match[str]) -> _Node | str:
@@ -134,11 +117,9 @@ def _node(match: re.Match[str]) -> _Node | str:
 
 
 def _network(
-    model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, str]], options: ImportOptions
+    model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, ...]], options: ImportOptions
 ) -> ModelGraph:
-    size = DTYPE_BYTES.get(options.dtype)
-    if size is None:
-        raise UserError(f"--dtype {options.dtype}: choices are {', '.join(DTYPE_BYTES)}")
+    size = options.element_bytes
     reads: dict[str, list[str]] = {name: [] for name in nodes}
     for source, target in edges:
         if source in nodes and target in nodes and source not in reads[target]:
@@ -149,7 +130,9 @@ def _network(
     for name in _forward_order(reads, log):
         node = nodes[name]
         held = (f"{name}.parameters",) if node.parameter_bytes else ()
-        parameters += [Tensor(name=each, shape=(node.parameter_bytes // size,), dtype=options.dtype) for each in held]
+        parameters += [
+            Tensor(name=parameter, shape=(node.parameter_bytes // size,), dtype=options.dtype) for parameter in held
+        ]
         kind = _KIND.match(node.description)
         layers.append(
             Layer(
@@ -188,5 +171,5 @@ def _forward_order(reads: dict[str, list[str]], log: LogFile) -> list[str]:
 
 
 IMPORTER = Importer(
-    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", read=read
+    name="pipedream", reads="PipeDream's layer profiles (graph.txt): layer times and sizes", kind="layers", reader=_read
 )

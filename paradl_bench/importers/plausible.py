@@ -1,13 +1,8 @@
-"""What no machine does: rows of other tools' files that hold it are dropped, and files that hold it are refused."""
+"""What no machine does: rows of other tools' files that hold it are dropped."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from paradl_bench.core.bounds import MOST_BYTES, MOST_RANKS
-from paradl_bench.core.errors import UserError
 
 LONGEST_CALL_S = 86400.0
 """A day: no call of a collective and no layer takes longer."""
@@ -29,16 +24,3 @@ def implausible_call(ranks: int, message_bytes: int, seconds: float) -> str | No
     if seconds > 0 and message_bytes / seconds > FASTEST_BYTES_PER_S:
         return f"{message_bytes} bytes in {seconds:g} s: no link is that fast"
     return implausible_time(seconds)
-
-
-def check_readable(records: list[Any], where: str) -> None:
-    """Refuse records that their own format refuses, since what is imported has to be read again.
-
-    Raises:
-        UserError: it names the first wrong field.
-    """
-    if records:
-        try:
-            msgspec.json.decode(msgspec.json.encode(records), type=list[type(records[0])])  # type: ignore[misc]
-        except msgspec.ValidationError as error:
-            raise UserError(f"{where}, {type(records[0]).__name__}: {error}") from None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile
+from functools import partial
+
+from paradl_bench.importers.importer import Importer
 from paradl_bench.importers.nccl_tests import read_text
 
-
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read what rccl-tests printed.
-
-    Raises:
-        UserError: the file holds no table.
-    """
-    return read_text(log, options, library="rccl", tool="rccl-tests")
-
-
-IMPORTER = Importer(name="rccl-tests", reads="AMD's rccl-tests: logs", kind="collectives", read=read)
+IMPORTER = Importer(
+    name="rccl-tests",
+    reads="AMD's rccl-tests: logs",
+    kind="collectives",
+    reader=partial(read_text, library="rccl", tool="rccl-tests"),
+)

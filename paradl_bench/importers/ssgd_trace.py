@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
-from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
+from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat, times_in_situ
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.importers.tables.numbers_read import decimal, whole
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.records.input_record import BatchSamples
-from paradl_bench.records.measurement import PhaseName
-from paradl_bench.records.samples import CollectiveSamples, LayerSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 DATA_LAYER = "data"
 TRACED_KIND = "ssgd"
@@ -39,12 +39,8 @@ class TracedLayer:
     exchange_s: list[float] = field(default_factory=list)
 
 
-def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a trace: layer times and input of every iteration, exchanges where ranks and level are given.
-
-    Raises:
-        UserError: the file is none, or the mini-batch is not given.
-    """
+def _read(log: LogFile, options: ImportOptions) -> Imported:
+    """A trace: layer times and input of every iteration, exchanges where ranks and level are given."""
     result = Imported(device="cuda")
     layers = read_layers(log, result)
     if options.batch is None:
@@ -53,6 +49,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     network = _network(model, layers, options)
     result.networks.append(network)
     operations = {layer.name: layer.operation for layer in network.layers}
+    times_of = partial(times_in_situ, model=model, batch=options.batch, dtype=options.dtype, rank=0)
     for layer in layers:
         if layer.name == DATA_LAYER:
             times = tuple(layer.forward_s)
@@ -62,23 +59,13 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
                 BatchSamples(block=0, stage="io", batch=options.batch, bytes=0, samples_s=times, model=model)
             )
             continue
-        phases: tuple[tuple[PhaseName, list[float]], ...] = (("FW", layer.forward_s), ("BW", layer.backward_s))
-        result.layers += [
-            LayerSamples(
-                model=model,
-                layer=_name(layer),
-                operation=operations[_name(layer)],
-                phase=phase,
-                mode="in_situ",
-                batch=options.batch,
-                dtype=options.dtype,
-                ranks_on_host=1,
-                rank=0,
-                block=0,
-                samples_s=tuple(times),
-            )
-            for phase, times in phases
-        ]
+        name = _name(layer)
+        result.layers.append(
+            times_of(layer=name, operation=operations[name], phase="FW", samples_s=tuple(layer.forward_s))
+        )
+        result.layers.append(
+            times_of(layer=name, operation=operations[name], phase="BW", samples_s=tuple(layer.backward_s))
+        )
     _add_exchanges(result, layers, options, log)
     result.notes.append(f"{log.path}: layers have no shapes, so none can be split; the weight update has no time")
     return result
@@ -166,9 +153,7 @@ def _name(layer: TracedLayer) -> str:
 
 
 def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> ModelGraph:
-    size = DTYPE_BYTES.get(options.dtype)
-    if size is None:
-        raise UserError(f"--dtype {options.dtype}: choices are {', '.join(DTYPE_BYTES)}")
+    size = options.element_bytes
     layers: list[Layer] = []
     parameters: list[Tensor] = []
     for layer in traced:
@@ -224,5 +209,5 @@ def _add_exchanges(result: Imported, layers: list[TracedLayer], options: ImportO
 
 
 IMPORTER = Importer(
-    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", read=read
+    name="ssgd-trace", reads="S-SGD traces: layer and exchange times of every iteration", kind="layers", reader=_read
 )

@@ -6,12 +6,15 @@ forced. What a log does not say (memory, kernel) is left at 0 or empty, never fi
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+import msgspec.yaml
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import encode_lines
@@ -20,7 +23,7 @@ from paradl_bench.core.units import counted
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.records.cluster import NODE, Cluster
+from paradl_bench.records.cluster import NODE
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
@@ -37,6 +40,14 @@ from paradl_bench.records.measurement import (
 )
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples
 
+T = TypeVar("T", bound=msgspec.Struct)
+_POINT: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    CollectiveSamples: ("library", "tool", "operation", "level", "ranks", "message_bytes", "dtype", "buffers"),
+    LayerSamples: ("model", "layer", "operation", "phase", "batch", "rank"),
+    BatchSamples: ("stage", "model", "batch"),
+}
+"""Fields that tell what is measured; records that agree in them differ in their block."""
+
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """A file that was left out, and why."""
@@ -46,14 +57,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench import --json`` prints.
-
-    Attributes:
-        rows: of tables, read in all files.
-        dropped: every row that was not taken, with its line and why.
-        notes: what cannot be used, and why.
-        not_read: files that were left out, and why.
-    """
+    """What ``paradl-bench import --json`` prints; ``rows`` are those of all files that were read."""
 
     files: tuple[ImportedFile, ...]
     rows: int
@@ -79,14 +83,14 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
             network lacks layers and is not to be kept so.
     """
     seen: dict[str, str] = {}
-    found = []
+    files = []
     for log in logs:
         try:
             if log.refused:
                 raise NotOfFormat(log.refused)
             held = importer.read(log, options)
         except NotOfFormat as error:
-            found.append(FileRead(log=log, held=Imported(), refused=str(error)))
+            files.append(FileRead(log=log, held=Imported(), refused=str(error)))
             continue
         if log.sha256 and log.sha256 in seen:
             raise UserError(f"{seen[log.sha256]} and {log.path} hold the same bytes; give them once")
@@ -100,11 +104,11 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
             )
         if held.networks and held.lost_layers:
             _check_whole(log, held, options)
-        found.append(FileRead(log=log, held=held))
-    if found and all(file.refused for file in found):
-        more = f" (nor could {len(found) - 1} more be read)" if len(found) > 1 else ""
-        raise UserError(f"{found[0].refused}{more}")
-    return found
+        files.append(FileRead(log=log, held=held))
+    if files and all(file.refused for file in files):
+        more = f" (nor could {len(files) - 1} more be read)" if len(files) > 1 else ""
+        raise UserError(f"{files[0].refused}{more}")
+    return files
 
 
 def _check_whole(log: LogFile, held: Imported, options: ImportOptions) -> None:
@@ -157,8 +161,6 @@ def environment_of(
 
     Args:
         cluster: name that stands for the hosts; without it a lone host's name does.
-        device_name, memory_bytes: of a device, where the user says.
-        force: merge unlike files.
 
     Raises:
         UserError: files of unlike devices or versions, without ``force``.
@@ -167,8 +169,6 @@ def environment_of(
         _check_alike(files)
     devices = sorted({name for file in files for name in file.held.device_names})
     hosts = sorted({name for file in files for name in file.held.hosts})
-    versions = _joined([file.held.versions for file in files])
-    variables = _joined([file.held.variables for file in files])
     collectives = [record for file in files for record in file.held.collectives]
     on_node = [record.ranks if record.level == NODE else record.ranks_per_node for record in collectives]
     return Environment(
@@ -178,15 +178,15 @@ def environment_of(
         memory_bytes=memory_bytes,
         hostname=cluster or (hosts[0] if len(hosts) == 1 else ""),
         kernel="",
-        versions=versions,
+        versions=_joined([file.held.versions for file in files]),
         settings=_joined([file.held.settings for file in files]),
-        variables=variables,
+        variables=_joined([file.held.variables for file in files]),
     )
 
 
-def _joined(found: Sequence[dict[str, str]]) -> dict[str, str]:
-    names = sorted({name for values in found for name in values})
-    return {name: " and ".join(sorted({values[name] for values in found if name in values})) for name in names}
+def _joined(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+    names = sorted({name for values in mappings for name in values})
+    return {name: " and ".join(sorted({values[name] for values in mappings if name in values})) for name in names}
 
 
 def _check_alike(files: Sequence[FileRead]) -> None:
@@ -244,23 +244,25 @@ def write_import(
 
 def _holds(directory: Path, contents: dict[str, bytes]) -> bool:
     """Whether these files are there, byte for byte."""
-    held = ((directory / name, content) for name, content in contents.items())
-    return all(
-        path.is_file() and path.stat().st_size == len(content) and read_whole(path, most_bytes=len(content)) == content
-        for path, content in held
-    )
+    for name, content in contents.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != len(content):
+            return False
+        if read_whole(path, most_bytes=len(content)) != content:
+            return False
+    return True
 
 
 def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, bytes]:
     """What is written, by the file's name."""
     records: dict[str, Sequence[msgspec.Struct]] = {
         COLLECTIVES_FILE: numbered([record for file in files for record in file.held.collectives]),
-        LAYERS_FILE: _layers_numbered([record for file in files for record in file.held.layers]),
-        BATCHES_FILE: _batches_numbered([record for file in files for record in file.held.batches]),
+        LAYERS_FILE: numbered([record for file in files for record in file.held.layers]),
+        BATCHES_FILE: numbered([record for file in files for record in file.held.batches]),
     }
     documents = {f"network-{file_name(network.name)}.json": encode_pretty(network) for network in _networks(files)}
     clusters = [cluster for file in files for cluster in file.held.clusters]
-    documents |= {f"cluster-{file_name(cluster.name)}.yaml": _yaml(cluster) for cluster in clusters}
+    documents |= {f"cluster-{file_name(cluster.name)}.yaml": msgspec.yaml.encode(cluster) for cluster in clusters}
     # A trace's sums alone are nothing that is fitted.
     if not (any(records.values()) or documents):
         raise UserError(_nothing(summary, [file.held.left_out for file in files if file.held.left_out]))
@@ -270,12 +272,6 @@ def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, by
         DROPPED_FILE: summary.dropped,
     }
     return documents | {name: encode_lines(held) for name, held in rows.items() if held}
-
-
-def _yaml(cluster: Cluster) -> bytes:
-    import msgspec.yaml
-
-    return msgspec.yaml.encode(cluster)
 
 
 def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
@@ -291,50 +287,21 @@ def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
 
 
 def _networks(files: Sequence[FileRead]) -> list[ModelGraph]:
-    found: dict[str, tuple[ModelGraph, str]] = {}
+    networks: dict[str, tuple[ModelGraph, str]] = {}
     for file in files:
         for network in file.held.networks:
-            if network.name in found:
-                raise UserError(f"{found[network.name][1]} and {file.log.path} both describe {network.name}")
-            found[network.name] = network, file.log.path
-    return [network for network, _ in found.values()]
+            if network.name in networks:
+                raise UserError(f"{networks[network.name][1]} and {file.log.path} both describe {network.name}")
+            networks[network.name] = network, file.log.path
+    return [network for network, _ in networks.values()]
 
 
-def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:
+def numbered(records: Sequence[T]) -> list[T]:
     """Records with their block: a point that several runs measured has a block a run."""
-    met: Counter[tuple[object, ...]] = Counter()
+    met: Counter[object] = Counter()
     result = []
     for record in records:
-        key = (
-            record.library,
-            record.tool,
-            record.operation,
-            record.level,
-            record.ranks,
-            record.message_bytes,
-            record.dtype,
-            record.buffers,
-        )
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
-    return result
-
-
-def _batches_numbered(records: Sequence[BatchSamples]) -> list[BatchSamples]:
-    met: Counter[tuple[object, ...]] = Counter()
-    result = []
-    for record in records:
-        key = record.stage, record.model, record.batch
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
-    return result
-
-
-def _layers_numbered(records: Sequence[LayerSamples]) -> list[LayerSamples]:
-    met: Counter[tuple[object, ...]] = Counter()
-    result = []
-    for record in records:
-        key = record.model, record.layer, record.operation, record.phase, record.batch, record.rank
-        result.append(msgspec.structs.replace(record, block=met[key]))
-        met[key] += 1
+        point = operator.attrgetter(*_POINT[type(record)])(record)
+        result.append(msgspec.structs.replace(record, block=met[point]))
+        met[point] += 1
     return result

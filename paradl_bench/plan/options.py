@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+import msgspec
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.units import parse_sample_shape
 from paradl_bench.plan.axes.options import Shown
 from paradl_bench.plan.axes.registry import option_types
 
@@ -26,6 +28,22 @@ def together(*options: Decorator) -> Decorator:
         return command
 
     return decorate
+
+
+class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What :data:`sample_options` give."""
+
+    input_shape: str | None
+    sequence: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of a sample; None for the model's own.
+
+        Raises:
+            UserError: both are given, or an extent is no positive whole number.
+        """
+        return parse_sample_shape(self.input_shape, self.sequence)
 
 
 sample_options = together(

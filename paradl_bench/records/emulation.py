@@ -25,7 +25,7 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         one_level: why there were no nodes apart; empty where there were. All ranks then shared the host's loopback.
 
     Raises:
-        ValueError: a count below one, a rate that is not positive, or both or neither of ``shaping`` and ``one_level``.
+        ValueError: both or neither of ``shaping`` and ``one_level``.
     """
 
     nodes: Ranks
@@ -64,9 +64,6 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         dilate: how many times as long as it said.
         slow_rank: one rank that slept longer than the others by a factor, as ``FACTOR@RANK``; empty where none did.
         spread: whether single sleeps were drawn as the profile's samples spread.
-
-    Raises:
-        ValueError: a dilation that is not positive.
     """
 
     profile_sha256: str
@@ -79,9 +76,8 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """What measurements have to share to be alike, in words."""
         slow = f", slow rank {self.slow_rank}" if self.slow_rank else ""
         drawn = ", drawn as its samples spread" if self.spread else ""
-        return (
-            f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says{drawn}{slow}"
-        )
+        profile = self.profile_sha256[:12]
+        return f"layers that sleep {self.dilate:g} times as long as profile {profile} says{drawn}{slow}"
 
 
 class SimulatedMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,11 +109,6 @@ class SimulatedMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 class Emulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was emulated, or simulated.
-
-    Attributes:
-        nodes: that shared a host.
-        layers: that slept.
-        messages: that a simulator computed.
 
     Raises:
         ValueError: nothing was, or messages between emulated nodes, which are sent, were simulated.

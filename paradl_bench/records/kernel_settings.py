@@ -90,11 +90,7 @@ def settings_of_label(label: str) -> KernelSettings:
 
 
 def choose_label(given: Mapping[str, bool | None], measured: Iterable[str], model: str = "MODEL") -> str:
-    """The label among those measured that has what was given, on or off.
-
-    Args:
-        given: by setting; None where nobody said.
-        model: whose iterations they are, for the command that would measure some.
+    """The label among those measured of a model that has what was given, on, off or None where nobody said.
 
     Raises:
         UserError: none of them has, or several do; the message lists them as options.

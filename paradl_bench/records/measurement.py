@@ -6,8 +6,6 @@ Format history (this file owns it):
 
 A new version adds a line here and a function to ``MIGRATIONS`` and ``RECORD_MIGRATIONS``; a test case of the old one is
 kept under tests/data.
-
-Records of training runs, kernels, the input side, rates and collectives behind compute stand in modules of their own.
 """
 
 from __future__ import annotations
@@ -19,13 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from paradl_bench.core.bounds import (
-    Bytes,
-    Count,
-    Index,
-    PositiveCount,
-    SchemaVersion,
-)
+from paradl_bench.core.bounds import Bytes, Count, Index, PositiveCount, SchemaVersion
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.documents import foreign_document, validation_text
 from paradl_bench.core.files.json_lines import read_lines, torn_bytes
@@ -41,9 +33,7 @@ from paradl_bench.core.files.storage import (
 from paradl_bench.records.emulation import Emulation, kind_of_emulation
 
 T = TypeVar("T", bound=msgspec.Struct)
-
 SCHEMA_VERSION = 1
-
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 MIGRATIONS: dict[int, Migration] = {}
@@ -53,28 +43,17 @@ RECORD_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = 
 """By version n: from a file's name and one of its records of version n, the record of version n + 1."""
 
 MANIFEST_NAME = "manifest.json"
-
 LAYERS_FILE = "layers.jsonl"
-
 ITERATIONS_FILE = "iterations.jsonl"
-
 COPIES_FILE = "copies.jsonl"
-
 COLLECTIVES_FILE = "collectives.jsonl"
-
-
 TRACE_FILE = "trace.jsonl"
-
 DROPPED_FILE = "dropped.jsonl"
-
 UNKNOWN_DEVICE = "unknown"
 """Name of a device that a log or a tool does not tell."""
-
 MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
-
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""
-
 Mode = Literal["in_situ", "isolated"]
 
 
@@ -156,8 +135,8 @@ NOT_WHOLE = "is not whole"
 
 def networks_not_whole(note: str) -> tuple[str, ...]:
     """Names of the networks that a note says lack layers; none where it speaks of something else."""
-    head, found, _ = note.partition(f" {NOT_WHOLE}: ")
-    return tuple(head.rpartition(": ")[2].split(", ")) if found else ()
+    head, marker, _ = note.partition(f" {NOT_WHOLE}: ")
+    return tuple(head.rpartition(": ")[2].split(", ")) if marker else ()
 
 
 class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,7 +242,6 @@ def load_versioned(
     """Decode a JSON document that carries ``schema_version`` and bring it to the newest version.
 
     Args:
-        newest: the version that this program writes.
         what: the noun for errors ("profile", "measurement").
         migrations: for each older version n, what makes a document of n + 1 of one of n.
 

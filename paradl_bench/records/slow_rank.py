@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from paradl_bench.core.bounds import RankIndex, Slowdown
@@ -11,20 +13,10 @@ from paradl_bench.plan.tasks import Plan
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank whose compute takes ``factor`` times as long as measured.
-
-    Raises:
-        ValueError: a factor below 1, or a rank below 0.
-    """
+    """A rank whose compute takes ``factor`` times as long as measured."""
 
     factor: Slowdown
     rank: RankIndex = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.factor <= LARGEST_FACTOR:
-            raise ValueError(f"factor has to be from 1 to {LARGEST_FACTOR:g}, not {self.factor}")
-        if self.rank < 0:
-            raise ValueError(f"rank has to be 0 or more, not {self.rank}")
 
     def __str__(self) -> str:
         return f"{self.factor:g}@{self.rank}"
@@ -60,10 +52,11 @@ def parse_slow_rank(text: str) -> SlowRank:
         UserError: it does not parse.
     """
     factor, at, rank = text.partition("@")
-    try:
-        return SlowRank(factor=float(factor), rank=int(rank) if at else 0)
-    except ValueError:
-        raise UserError(
-            f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3:"
-            f" a factor from 1 to {LARGEST_FACTOR:g}, a rank from 0 on"
-        ) from None
+    with contextlib.suppress(ValueError):
+        slow = SlowRank(factor=float(factor), rank=int(rank) if at else 0)
+        if 1 <= slow.factor <= LARGEST_FACTOR and slow.rank >= 0:
+            return slow
+    raise UserError(
+        f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3:"
+        f" a factor from 1 to {LARGEST_FACTOR:g}, a rank from 0 on"
+    )

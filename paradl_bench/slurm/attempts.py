@@ -18,6 +18,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.slurm.jobs.plan import Plan
+from paradl_bench.slurm.progress import Note
 
 _ANSWER_S = 60.0
 
@@ -49,41 +50,34 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "notes"
 
 
-class _Line(msgspec.Struct, frozen=True):
-    exit_code: int | None
-    seconds: int
-    nodes: int
-    job: str
-    noted_utc: str
-
-
 def read_attempts(output: Path, mark: str) -> tuple[Attempt, ...]:
     """Attempts at a command, the first one first; none where nothing is noted. A line that was torn is passed over."""
     try:
         lines = read_whole(output / "state" / f"{mark}.attempts").split(b"\n")
     except UserError:
         return ()
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     for line in filter(None, lines):
         try:
-            note = msgspec.json.decode(line, type=_Line)
+            note = msgspec.json.decode(line, type=Note)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if note.exit_code is None:
-            found.append(Attempt(note.job, note.nodes, note.noted_utc, None))
-        elif found and found[-1].job == note.job and found[-1].seconds is None:
-            found[-1] = found[-1]._replace(seconds=note.seconds)
-    return tuple(found)
+            attempts.append(Attempt(note.job, note.nodes, note.noted_utc, None))
+        elif attempts and attempts[-1].job == note.job and attempts[-1].seconds is None:
+            attempts[-1] = attempts[-1]._replace(seconds=note.seconds)
+    return tuple(attempts)
 
 
 def spent_on(output: Path, plan: Plan) -> Spent:
     """Node-seconds of all attempts at commands that measure: by Slurm's accounting where it knows all their jobs."""
     marks = [task.mark for job in plan.jobs if job.use != "analysis" for task in job.tasks]
     attempts = [attempt for mark in marks for attempt in read_attempts(output, mark)]
-    noted = sum((each.seconds or 0) * each.nodes for each in attempts)
-    found = Spent(node_s=float(noted), attempts=len(attempts), cut_short=sum(each.seconds is None for each in attempts))
-    accounted = _accounted_node_s({each.job for each in attempts})
-    return found if accounted is None else msgspec.structs.replace(found, node_s=accounted, source="sacct")
+    noted = float(sum((attempt.seconds or 0) * attempt.nodes for attempt in attempts))
+    cut_short = sum(attempt.seconds is None for attempt in attempts)
+    accounted = _accounted_node_s({attempt.job for attempt in attempts})
+    node_s, source = (noted, "notes") if accounted is None else (accounted, "sacct")
+    return Spent(node_s=node_s, attempts=len(attempts), cut_short=cut_short, source=source)
 
 
 def _accounted_node_s(jobs: Iterable[str]) -> float | None:

@@ -27,23 +27,21 @@ _BY_TOOL = "sweeps/nccl-tests"
 NODES = "nodes"
 
 
-def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tuple[Job, ...]:
+def chain_of(estimate: Estimate) -> tuple[Job, ...]:
     """The jobs, in an order in which each comes behind those that it waits for.
 
     Raises:
         UserError: a strategy does not fit the nodes, the dtype or the settings of kernels, or the device has no such.
     """
+    request, site = estimate.request, estimate.site
     request.check_numerics(site)
     configurations = request.configurations(site.on_node)
-    layers = _layers_job(request, site, configurations, estimate)
-    waits = any(each.waits_beside_exchange for each in configurations)
-    sweeps = tuple(_sweep_jobs(request, site, estimate, waits_beside_exchange=waits))
-    runs = tuple(_run_jobs(request, site, configurations, estimate))
-    measured = tuple(job.name for job in (layers, *sweeps))
-    calibrate = _calibrate_job((layers, *sweeps), measured)
-    predict = _predict_job(request, site, configurations)
-    validate = _validate_job(runs)
-    before = (layers, *sweeps, *runs, calibrate, predict, validate)
+    layers = _layers_job(estimate, configurations)
+    waits = any(configuration.waits_beside_exchange for configuration in configurations)
+    sweeps = tuple(_sweep_jobs(estimate, waits_beside_exchange=waits))
+    runs = tuple(_run_jobs(estimate, configurations))
+    calibrate = _calibrate_job((layers, *sweeps))
+    before = (layers, *sweeps, *runs, calibrate, _predict_job(request, configurations), _validate_job(runs))
     return (*before, _report_job(before))
 
 
@@ -52,19 +50,18 @@ def path_of(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", model)
 
 
-def _layers_job(
-    request: CalibrationRequest, site: Site, configurations: Iterable[Configuration], estimate: Estimate
-) -> Job:
+def _layers_job(estimate: Estimate, configurations: Iterable[Configuration]) -> Job:
+    request, site = estimate.request, estimate.site
     shards = dict.fromkeys(
         str(axis)
-        for each in configurations
-        for axis in parse_strategy(each.strategy).axes
+        for configuration in configurations
+        for axis in parse_strategy(configuration.strategy).axes
         if axis.has(Trait.SHARES_LAYERS) and axis.degree > 1
     )
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
     counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}
     last = max(counts)
-    tasks = [_doctor(site, "layers", "layers", 1, estimate)]
+    tasks = [_doctor(estimate, "layers", "layers", 1)]
     for model in request.models:
         for ranks in counts:
             parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
@@ -75,7 +72,6 @@ def _layers_job(
             tasks.append(
                 Task(
                     name=name,
-                    module="paradl_bench",
                     words=("layers", *words, *settings, *request.numerics, *parts, *limit, "-o", Below(name)),
                     ranks=ranks,
                     estimate_s=estimate.layers_s(model, ranks, len(shards) if parts else 0),
@@ -98,9 +94,8 @@ def _hang_limit(site: Site, use: Use, iteration_s: float | None = None) -> tuple
     return "--hang-timeout", str(site.hang_timeout_s(use, iteration_s))
 
 
-def _sweep_jobs(
-    request: CalibrationRequest, site: Site, estimate: Estimate, *, waits_beside_exchange: bool
-) -> Iterable[Job]:
+def _sweep_jobs(estimate: Estimate, *, waits_beside_exchange: bool) -> Iterable[Job]:
+    request, site = estimate.request, estimate.site
     # On GPUs, where all-reduces run on a stream of their own, it has to be asked for by hand.
     in_flight = waits_beside_exchange and site.device == "cpu"
     counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
@@ -110,10 +105,10 @@ def _sweep_jobs(
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
-        tasks = [_doctor(site, f"sweep-{nodes}", "sweep", nodes, estimate)]
-        tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0], in_flight=in_flight))
+        tasks = [_doctor(estimate, f"sweep-{nodes}", "sweep", nodes)]
+        tasks.append(_torch_sweep(estimate, nodes, first=nodes == counts[0], in_flight=in_flight))
         if by_tool:
-            tasks.append(_nccl_sweep(request, site, nodes, estimate, by_tool))
+            tasks.append(_nccl_sweep(estimate, nodes, by_tool))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
         slowed += "; what communication of layers takes beside gradients under way" if in_flight else ""
@@ -134,13 +129,12 @@ def _sweep_jobs(
         )
 
 
-def _doctor(site: Site, job: str, use: Use, nodes: int, estimate: Estimate) -> Task:
+def _doctor(estimate: Estimate, job: str, use: Use, nodes: int) -> Task:
     """First on the nodes of a job: what they are, and what they differ in, may explain what is found there."""
     name = f"{NODES}/{job}"
     return Task(
         name=name,
-        module="paradl_bench",
-        words=("doctor", *_hang_limit(site, use), "-o", Below(name)),
+        words=("doctor", *_hang_limit(estimate.site, use), "-o", Below(name)),
         nodes=nodes,
         ranks=nodes,
         replaces=True,
@@ -153,9 +147,8 @@ def _sweep_words(request: CalibrationRequest, ranks: int, operations: str) -> tu
     return ("collectives", "--ranks", str(ranks), *about, "--blocks", str(request.blocks))
 
 
-def _torch_sweep(
-    request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, *, first: bool, in_flight: bool
-) -> Task:
+def _torch_sweep(estimate: Estimate, nodes: int, *, first: bool, in_flight: bool) -> Task:
+    request, site = estimate.request, estimate.site
     ranks, name = nodes * site.on_node, f"sweeps/{site.library}-{nodes}"
     # Compute is alike on one node and on many: its interference is measured once, where it costs least. gloo stops a
     # GPU's host while it runs.
@@ -165,7 +158,6 @@ def _torch_sweep(
     settings = ("--backend", site.library, "--device", site.device, "--point-seconds", f"{request.point_s:g}")
     return Task(
         name=name,
-        module="paradl_bench",
         words=(*words, *settings, "--contexts", ",".join(contexts), *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
@@ -173,26 +165,26 @@ def _torch_sweep(
     )
 
 
-def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, operations: str) -> Task:
+def _nccl_sweep(estimate: Estimate, nodes: int, operations: str) -> Task:
+    site = estimate.site
     ranks, name = nodes * site.on_node, f"{_BY_TOOL}-{nodes}"
     tool = ("--tool", "nccl-tests", "--tool-path", site.nccl_tests, "--launcher", "srun")
     placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
     return Task(
         name=name,
-        module="paradl_bench",
-        words=(*_sweep_words(request, ranks, operations), *tool, *placed, "-o", Below(name)),
+        words=(*_sweep_words(estimate.request, ranks, operations), *tool, *placed, "-o", Below(name)),
         nodes=nodes,
         starts_own=True,
         estimate_s=estimate.sweep_s(ranks, kinds=1),
     )
 
 
-def _run_jobs(
-    request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...], estimate: Estimate
-) -> Iterable[Job]:
+def _run_jobs(estimate: Estimate, configurations: tuple[Configuration, ...]) -> Iterable[Job]:
+    on_node, gpus = estimate.site.on_node, estimate.site.gpus_per_node
     for nodes in dict.fromkeys(each.nodes for each in configurations):
         chosen = [each for each in configurations if each.nodes == nodes]
-        tasks = tuple(_run(request, site, model, each, estimate) for model in request.models for each in chosen)
+        tasks = tuple(_run(estimate, model, each) for model in estimate.request.models for each in chosen)
+        most_ranks = max(each.ranks for each in chosen)
         strategies = ", ".join(each.strategy for each in chosen)
         yield Job(
             name=f"runs-{nodes}",
@@ -202,13 +194,14 @@ def _run_jobs(
             " of predictions is unknown there",
             tasks=tasks,
             nodes=nodes,
-            ranks_per_node=min(site.on_node, max(each.ranks for each in chosen)),
-            gpus=min(site.gpus_per_node, max(each.ranks for each in chosen)),
+            ranks_per_node=min(on_node, most_ranks),
+            gpus=min(gpus, most_ranks),
             array=True,
         )
 
 
-def _run(request: CalibrationRequest, site: Site, model: str, each: Configuration, estimate: Estimate) -> Task:
+def _run(estimate: Estimate, model: str, each: Configuration) -> Task:
+    request, site = estimate.request, estimate.site
     name = f"runs/{path_of(model)}-{each.strategy}"
     settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer, *request.numerics)
     counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
@@ -216,7 +209,6 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
     words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)
     return Task(
         name=name,
-        module="paradl_bench",
         words=("train", *words, *settings, *counted, *limit, "-o", Below(name)),
         nodes=each.nodes,
         ranks=each.ranks,
@@ -224,11 +216,13 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
     )
 
 
-def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
+def _calibrate_job(measuring: tuple[Job, ...]) -> Job:
     measured = [task.name for job in measuring for task in job.tasks if task.is_measurement]
     by_tool = [name for name in measured if name.startswith(_BY_TOOL)]
-    tasks = [_fit(PROFILE, [name for name in measured if name not in by_tool])]
-    tasks.append(Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False))
+    tasks = [
+        _fit(PROFILE, [name for name in measured if name not in by_tool]),
+        Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False),
+    ]
     if by_tool:
         # Another program in another environment: predictions are of what training calls, which is torch's.
         tasks.append(_fit("profile-nccl-tests.json", by_tool))
@@ -238,7 +232,7 @@ def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
         title="Fit what was measured to one profile",
         adds="the profile; its weaknesses, each with the command that would help, are shown in the log",
         tasks=tuple(tasks),
-        after_ok=names,
+        after_ok=tuple(job.name for job in measuring),
     )
 
 
@@ -247,7 +241,7 @@ def _fit(profile: str, directories: Iterable[str]) -> Task:
     return Task(name=profile, module="calibrate", words=words, replaces=True)
 
 
-def _predict_job(request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...]) -> Job:
+def _predict_job(request: CalibrationRequest, configurations: tuple[Configuration, ...]) -> Job:
     tasks = []
     ranks = max((each.ranks for each in configurations), default=1)
     # By mini-batch: all strategies that share one are one command.
@@ -284,37 +278,26 @@ def _prediction(name: str, model: str, words: tuple[str, ...]) -> Task:
 
 
 def _validate_job(runs: tuple[Job, ...]) -> Job:
+    words = ("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT))
+    measured = tuple(task.name for job in runs for task in job.tasks)
     return Job(
         name="validate",
         use="analysis",
         title="Hold the predictions against the runs",
         adds="accuracy of every strategy, and the phase that explains each outlier",
-        tasks=(
-            Task(
-                name=REPORT,
-                module="predict",
-                words=("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT)),
-                those_of=tuple(task.name for job in runs for task in job.tasks),
-                replaces=True,
-            ),
-        ),
+        tasks=(Task(name=REPORT, module="predict", words=words, those_of=measured, replaces=True),),
         after_ok=("calibrate",),
         after_any=tuple(job.name for job in runs),
     )
 
 
 def _report_job(before: tuple[Job, ...]) -> Job:
-    status = Task(
-        name=SUMMARY,
-        module="paradl_bench",
-        words=("slurm-status", Below(""), "--exit-code", "-o", Below(SUMMARY), "--force"),
-        replaces=True,
-    )
+    words = ("slurm-status", Below(""), "--exit-code", "-o", Below(SUMMARY), "--force")
     return Job(
         name="report",
         use="analysis",
         title="Say what was measured, what is missing, and how to go on",
         adds="the summary, whatever became of the other jobs",
-        tasks=(status,),
+        tasks=(Task(name=SUMMARY, words=words, replaces=True),),
         after_any=tuple(job.name for job in before),
     )

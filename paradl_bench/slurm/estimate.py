@@ -47,22 +47,17 @@ def trace_works(request: CalibrationRequest) -> dict[str, Work] | None:
     from paradl_bench.network.models.catalog import load_model
 
     shape = parse_sample_shape(request.input_shape or None, request.sequence or None)
-    found = {}
+    works = {}
     for name in request.models:
         network = trace_network(load_model(name, shape, device="meta"))
-        found[name] = Work(
-            flops=float(network.fw_flops + network.bw_flops), gradient_bytes=float(network.parameter_bytes)
-        )
-    return found
+        flops = float(network.fw_flops + network.bw_flops)
+        works[name] = Work(flops=flops, gradient_bytes=float(network.parameter_bytes))
+    return works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of commands; None where the models' work is not known.
-
-    Attributes:
-        start: of every command.
-    """
+    """Seconds of commands; None where the models' work is not known."""
 
     request: CalibrationRequest
     site: Site

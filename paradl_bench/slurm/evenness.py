@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,11 +16,7 @@ from paradl_bench.slurm.progress import TaskState
 
 
 class Evenness(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep or run has to say of its ranks and nodes, a line each; none where all kept pace.
-
-    Attributes:
-        name: of the measurement, a path below the calibration's folder.
-    """
+    """What a sweep or run has to say of its ranks and nodes, a line each; none where all kept pace."""
 
     name: str
     lines: tuple[str, ...]
@@ -44,18 +40,17 @@ def evenness_of(output: Path, states: Iterable[TaskState]) -> Iterator[Evenness]
                     yield Evenness(name=state.name, lines=(*run.nodes, *run.pace.lines()))
 
 
-def evenness_lines(found: Iterable[Evenness]) -> Iterator[str]:
+def evenness_lines(measured: Sequence[Evenness]) -> Iterator[str]:
     """The section of the summary; nothing where nothing was measured."""
-    measured = tuple(found)
     if not measured:
         return
     yield ""
     yield "## Stragglers and slow spells"
     yield ""
-    even = [each.name for each in measured if not each.lines]
+    even = [measurement.name for measurement in measured if not measurement.lines]
     if even:
         yield f"- all ranks kept pace in {', '.join(even)}"
-    for each in measured:
-        if each.lines:
-            yield f"- {each.name}"
-            yield from (f"  - {line}" for line in each.lines)
+    for measurement in measured:
+        if measurement.lines:
+            yield f"- {measurement.name}"
+            yield from (f"  - {line}" for line in measurement.lines)

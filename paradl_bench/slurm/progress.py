@@ -11,7 +11,7 @@ import msgspec
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.records.measurement import is_complete
-from paradl_bench.slurm.jobs.plan import Plan, PlannedJob, PlannedTask, Submitted
+from paradl_bench.slurm.jobs.plan import Plan, PlannedJob, PlannedTask
 
 What = Literal["done", "failed", "unfinished", "not started"]
 _SIGNALLED = 128
@@ -75,8 +75,8 @@ def states(output: Path, plan: Plan) -> tuple[TaskState, ...]:
 
 def unfinished(output: Path, job: PlannedJob) -> tuple[int, ...]:
     """Indices of a job's commands that are not done."""
-    found = (_state(output, job, index, task) for index, task in enumerate(job.tasks))
-    return tuple(state.index for state in found if state.what != "done")
+    states = (_state(output, job, index, task) for index, task in enumerate(job.tasks))
+    return tuple(state.index for state in states if state.what != "done")
 
 
 def _state(output: Path, job: PlannedJob, index: int, task: PlannedTask) -> TaskState:
@@ -107,8 +107,3 @@ def _result_is_there(output: Path, task: PlannedTask) -> bool:
     if not task.writes:
         return True
     return is_complete(path) if task.measurement else path.exists()
-
-
-def latest(submitted: dict[str, Submitted], job: str) -> str:
-    """The job's number as users know it; empty where it was not submitted from here."""
-    return str(submitted[job].job_id) if job in submitted else ""

@@ -35,12 +35,7 @@ ASSUMED = Start(ASSUMED_S, "assumed")
 
 
 def start_of(site: Site, output: Path, load_s: float | None) -> Start:
-    """What a start is taken to cost.
-
-    Args:
-        output: the calibration's folder, which may be there from before.
-        load_s: that torch took to load here; None where that is not known.
-    """
+    """What a start is taken to cost; ``load_s``: that torch took to load here, None where that is not known."""
     stated = site.estimate.start_s
     if stated is not None:
         return Start(stated, "stated by the site file")

@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.slurm.jobs.plan import (
-    Plan,
-    PlannedJob,
-    Submitted,
-    read_submitted,
-    script_path,
-    write_submitted,
-)
+from paradl_bench.slurm.jobs.plan import Plan, PlannedJob, Submitted, read_submitted, script_path, write_submitted
 from paradl_bench.slurm.progress import unfinished
 
 _ANSWER_S = 120.0
@@ -76,38 +69,29 @@ def submit(output: Path, plan: Plan, *, now_utc: str, wait: bool) -> Iterator[St
                 going[job.name] = job_id
                 known[job.name] = Submitted(job_id=job_id, tasks=tasks, submitted_utc=now_utc)
                 write_submitted(output, known)
-                yield Step(job=job.name, job_id=job_id, words=_submitted_words(job, tasks))
+                part = f", {len(tasks)} of {len(job.tasks)} tasks" if len(tasks) < len(job.tasks) else ""
+                yield Step(job=job.name, job_id=job_id, words=f"is submitted{part}")
 
 
 def _wait_for_end(output: Path, job: PlannedJob) -> None:
-    """Wait for a job that an earlier submission has left in the queue.
-
-    Raises:
-        WorkError: it did not end well.
-    """
+    """Wait for a job that an earlier submission has left in the queue."""
     while job.name in _queue(output):
         time.sleep(_POLL_S)
     if unfinished(output, job):
         raise WorkError(f"job {job.name} has left the queue and did not end well; the summary says what is missing")
 
 
-def _submitted_words(job: PlannedJob, tasks: tuple[int, ...]) -> str:
-    if not job.array:
-        return "is submitted"
-    return f"is submitted, {len(tasks)} of {len(job.tasks)} tasks" if len(tasks) < len(job.tasks) else "is submitted"
-
-
 def _options(job: PlannedJob, tasks: tuple[int, ...], going: dict[str, int]) -> list[str]:
-    found = []
+    options = []
     if job.array and len(tasks) < len(job.tasks):
         limit = f"%{job.array_limit}" if job.array_limit else ""
-        found.append(f"--array={','.join(map(str, tasks))}{limit}")
+        options.append(f"--array={','.join(map(str, tasks))}{limit}")
     waits = [
         ":".join((kind, *(str(going[name]) for name in names if name in going)))
         for kind, names in (("afterok", job.after_ok), ("afterany", job.after_any))
         if any(name in going for name in names)
     ]
-    return [*found, f"--dependency={','.join(waits)}"] if waits else found
+    return [*options, f"--dependency={','.join(waits)}"] if waits else options
 
 
 @contextlib.contextmanager
@@ -158,10 +142,10 @@ def _queue(output: Path) -> dict[str, int]:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise WorkError(f"{name} is not on PATH: submit where Slurm is, with the same command")
-    return found
+    return path
 
 
 @contextlib.contextmanager

@@ -65,10 +65,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         done, commands: how many are done, of how many.
         missing: by job, what is not done and what the profile lacks without it.
         estimated_node_s: of all jobs that measure, where every command's time could be estimated.
-        spent: by all attempts at commands that measure.
-        accuracy: None without a validation.
-        nodes: of jobs that compared theirs.
-        evenness: of sweeps and runs.
         go_on: the command that continues.
     """
 
@@ -91,40 +87,40 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(output: Path, plan: Plan) -> Summary:
     """What became of a calibration's jobs, the report's own left out."""
-    found = tuple(state for state in states(output, plan) if state.job != _LAST)
+    tasks = tuple(state for state in states(output, plan) if state.job != _LAST)
     measuring = [job for job in plan.jobs if job.use != "analysis"]
     estimates = [job.estimate_node_s for job in measuring]
     words = [*plan.command_line, *(() if "--submit" in plan.command_line else ("--submit",))]
     return Summary(
-        done=sum(state.what == "done" for state in found),
-        commands=len(found),
-        tasks=found,
-        missing={job.name: _lack(job, found) for job in plan.jobs if _lack(job, found)},
-        estimated_node_s=None if None in estimates else sum(each for each in estimates if each is not None),
+        done=sum(state.what == "done" for state in tasks),
+        commands=len(tasks),
+        tasks=tasks,
+        missing={job.name: text for job in plan.jobs if (text := _lack(job, tasks))},
+        estimated_node_s=None if None in estimates else sum(estimate for estimate in estimates if estimate is not None),
         spent=spent_on(output, plan),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
-        nodes=tuple(_nodes(output, found)),
-        evenness=tuple(evenness_of(output, found)),
+        nodes=tuple(_nodes(output, tasks)),
+        evenness=tuple(evenness_of(output, tasks)),
         go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
     )
 
 
-def _lack(job: PlannedJob, found: tuple[TaskState, ...]) -> str:
+def _lack(job: PlannedJob, tasks: tuple[TaskState, ...]) -> str:
     """What is not done of a job, and what it would give; empty where all is done."""
-    lacking = [state.name for state in found if state.job == job.name and state.what != "done"]
+    lacking = [state.name for state in tasks if state.job == job.name and state.what != "done"]
     return f"{', '.join(lacking)}; it gives {job.adds}" if lacking else ""
 
 
 def _accuracy(path: Path) -> Accuracy | None:
     try:
-        found = read_json(path, _Report).overall.simulate
+        simulated = read_json(path, _Report).overall.simulate
     except UserError:
         return None
-    return found.score if found else None
+    return simulated.score if simulated else None
 
 
-def _nodes(output: Path, found: tuple[TaskState, ...]) -> Iterator[JobDifferences]:
-    for state in found:
+def _nodes(output: Path, tasks: tuple[TaskState, ...]) -> Iterator[JobDifferences]:
+    for state in tasks:
         if not state.name.startswith(f"{NODES}/"):
             continue
         with contextlib.suppress(UserError):
@@ -147,11 +143,11 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     if (output / PROFILE).exists():
         yield f"- profile: `{PROFILE}`; `calibrate show` explains it, and where it is weak"
     if summary.accuracy is not None:
-        found = summary.accuracy
+        accuracy = summary.accuracy
         yield (
-            f"- predictions against {counted(found.runs, 'real run')}: mean accuracy"
-            f" {format_accuracy(found.mean_accuracy)}, the 90% interval"
-            f" held {found.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
+            f"- predictions against {counted(accuracy.runs, 'real run')}: mean accuracy"
+            f" {format_accuracy(accuracy.mean_accuracy)}, the 90% interval"
+            f" held {accuracy.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
         )
     yield ""
     yield "| job | command | what became of it | log |"
@@ -180,17 +176,17 @@ def _node_lines(summary: Summary) -> Iterator[str]:
     yield ""
     yield "## Nodes"
     yield ""
-    for own in summary.nodes:
-        yield f"- {_agreement(own)}"
-        yield from (f"  - {each.name}: {each.sides}" for each in own.differences)
-        yield from (f"  - {line}" for line in own.calendars)
+    for job in summary.nodes:
+        yield f"- {_agreement(job)}"
+        yield from (f"  - {difference.name}: {difference.sides}" for difference in job.differences)
+        yield from (f"  - {line}" for line in job.calendars)
 
 
-def _agreement(own: JobDifferences) -> str:
-    if len(own.hosts) == 1:
-        return f"{own.job} ran on {own.hosts[0]}"
-    hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
-    return f"{hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
+def _agreement(job: JobDifferences) -> str:
+    if len(job.hosts) == 1:
+        return f"{job.job} ran on {job.hosts[0]}"
+    hosts = f"{len(job.hosts)} nodes of {job.job} ({', '.join(job.hosts)})"
+    return f"{hosts} {'differ in what follows' if job.differences else 'agree in all that doctor looks for'}"
 
 
 def _minutes(summary: Summary) -> str:

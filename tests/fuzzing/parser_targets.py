@@ -194,7 +194,7 @@ def targets() -> dict[str, Target]:
     """Every target by name."""
     if not _TARGETS:
         _TARGETS.update({name: _import_target(importer) for name, importer in importers().items()})
-        sweep = Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", read=mpi_read)
+        sweep = Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", reader=mpi_read)
         _TARGETS["mpi4py"] = _import_target(sweep)
         _TARGETS.update({name: _text_target(parse) for name, (parse, _) in STRINGS.items()})
         _TARGETS.update(_loaders())

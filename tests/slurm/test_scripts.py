@@ -35,7 +35,7 @@ OURS = Folders(output=Path("/scratch/out"), work=Path("/work"))
 
 
 def jobs_of(site: Site, request: CalibrationRequest = REQUEST) -> dict[str, str]:
-    jobs = chain_of(request, site, Estimate(request=request, site=site, works=None))
+    jobs = chain_of(Estimate(request=request, site=site, works=None))
     return {job.name: script_of(job, site, OURS) for job in jobs}
 
 
@@ -229,13 +229,11 @@ def test_a_hang_timeout_allows_for_iterations_of_a_large_model() -> None:
     site = Site(device="cpu", ranks_per_node=2, time_limits=TimeLimits(run="1h", layers="10m"))
     # 4 samples of 2.5 TFLOP at 20 GFLOP/s are 500 s an iteration; half of ten minutes less two is 240 s.
     works = {"resnet18": Work(flops=2.5e12, gradient_bytes=1e6)}
-    jobs = chain_of(REQUEST, site, Estimate(request=REQUEST, site=site, works=works))
+    jobs = chain_of(Estimate(request=REQUEST, site=site, works=works))
     texts = {job.name: script_of(job, site, OURS) for job in jobs}
     assert "--hang-timeout 1740 " in texts["runs-1"]
     assert "--hang-timeout 240 " in texts["layers"]
     smaller = Estimate(request=REQUEST, site=site, works={"resnet18": Work(flops=4e11, gradient_bytes=1e6)})
-    assert (
-        "--hang-timeout 400 " in {j.name: script_of(j, site, OURS) for j in chain_of(REQUEST, site, smaller)}["runs-1"]
-    )
+    assert "--hang-timeout 400 " in {j.name: script_of(j, site, OURS) for j in chain_of(smaller)}["runs-1"]
     stated = msgspec.structs.replace(site, hang_s=77)
     assert all("--hang-timeout 77 " in text for name, text in jobs_of(stated).items() if name[:4] in ("runs", "laye"))

@@ -19,7 +19,7 @@ def sweeps(site: Site, strategies: tuple[str, ...], operations: str) -> list[tup
     request = CalibrationRequest(
         models=("resnet18",), nodes=(1, 2), strategies=strategies, batch=4, operations=operations, sizes="1K:1M:4"
     )
-    jobs = chain_of(request, site, Estimate(request=request, site=site, works=None))
+    jobs = chain_of(Estimate(request=request, site=site, works=None))
     return [task.words for job in jobs for task in job.tasks if "collectives" in task.words]
 
 

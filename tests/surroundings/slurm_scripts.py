@@ -42,7 +42,7 @@ def scripts(folder: Path) -> dict[str, str]:
     name, asked = CASES[folder]
     site = read_site(EXAMPLES / f"{name}.yaml")
     folders = Folders(output=Path("/scratch/my_project/calibration"), work=Path("/home/me/models"))
-    jobs = chain_of(asked, site, Estimate(request=asked, site=site, works=None))
+    jobs = chain_of(Estimate(request=asked, site=site, works=None))
     return {f"{job.name}.sbatch": script_of(job, site, folders) for job in jobs}
 
 

@@ -36,7 +36,7 @@ _KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
 
 def foreign_document(value: object, wanted: str) -> str:
     """What a decoded document is, where that is known and not what was wanted (``profile``); else nothing."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "iteration_s" in each for each in value):
+    if isinstance(value, list) and value and all(isinstance(row, dict) and "iteration_s" in row for row in value):
         return "predictions, which no command reads"
     keys = frozenset(value) if isinstance(value, dict) else frozenset()
     known = next(((kind, words) for told, kind, words in _KINDS if told <= keys), None)
@@ -56,20 +56,16 @@ def places(document: object) -> Iterator[tuple[str, object]]:
 
 
 def validation_text(error: Exception, of: object) -> str:
-    """A message of msgspec's, with what was meant where it names a field or a word that there is not.
-
-    Args:
-        of: the type that was read.
-    """
+    """A message of msgspec's on reading a type, with what was meant where a field or a word is none of its."""
     text = str(error)
-    if found := _UNKNOWN_FIELD.search(text):
-        struct = _struct_in(_type_at(of, found.group(2) or ""))
+    if unknown := _UNKNOWN_FIELD.search(text):
+        struct = _struct_in(_type_at(of, unknown.group(2) or ""))
         names: Sequence[str] = () if struct is None else struct.__struct_fields__
-    elif found := _UNKNOWN_WORD.fullmatch(text):
-        names = _words_in(_type_at(of, found.group(2)))
-    if found is None or not names:
+    elif unknown := _UNKNOWN_WORD.fullmatch(text):
+        names = _words_in(_type_at(of, unknown.group(2)))
+    if unknown is None or not names:
         return text
-    given = found.group(1)
+    given = unknown.group(1)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     near = near or [name for name in names if name.startswith(given) or given.startswith(name)][:1]
     hint = f"did you mean {near[0]}? " if near else ""

@@ -1,4 +1,7 @@
-"""JSON lines: appended in one piece, cut behind the last whole line, and undone where a kill left half of them."""
+"""JSON lines: appended in one piece, cut behind the last whole line, and undone where a kill left half of them.
+
+A torn last line is ignored by readers and cut off before the next append.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,9 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
 
 
 def append_together(directory: Path, records: Mapping[str, Iterable[object]]) -> None:
-    """As :func:`append_lines`, for rows of one or several files that count together or not at all.
+    """As :func:`append_lines`, for rows of files, by their names, that count together or not at all.
 
     Where the process is killed within, :func:`undo_unfinished` takes back what was written of them.
-
-    Args:
-        records: by the file's name in the directory.
 
     Raises:
         WorkError: as :func:`append_lines`.

@@ -21,13 +21,9 @@ class _Repeated(dict[str, Any]):
 
 
 def may_lose_keys(content: bytes, decoded: object) -> bool:
-    """Whether decoding may have lost a key: what is left has fewer of them than the text, or they can't be counted.
+    """Whether decoding to builtins may have lost a key: fewer are left than the text has, or they can't be counted.
 
     To count them takes less time than decoding.
-
-    Args:
-        content: JSON, or lines of it.
-        decoded: the same, as builtins.
     """
     try:
         kept = msgspec.json.encode(decoded).count(_KEY_END)
@@ -46,11 +42,11 @@ def repeated_key(content: bytes) -> str | None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            repeated = _Repeated(found)
+        if key in kept:
+            repeated = _Repeated(kept)
             repeated.key = key
             return repeated
-        found[key] = value
-    return found
+        kept[key] = value
+    return kept

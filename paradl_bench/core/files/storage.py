@@ -1,9 +1,4 @@
-"""Files that survive: atomic replacement, and JSON lines that are valid up to the last whole line.
-
-A process may be killed at any byte. A JSON document is written to a temporary file beside its target and renamed
-over it; a JSON-lines file is only ever appended to, one whole line per write, and a torn last line is ignored by
-readers and cut off before the next append.
-"""
+"""Files that survive a process that is killed at any byte: each is written beside its target and renamed over it."""
 
 from __future__ import annotations
 
@@ -31,16 +26,11 @@ T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole, where its reader sets no limit of its own."""
-
 MOST_DOCUMENT_BYTES = 1 << 28
 """Of one JSON document: decoded, it takes about ten times as much memory."""
-
-
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""
-
 OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
-
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 _REMEDIES = {
@@ -63,9 +53,9 @@ def open_regular(path: Path, *, most_bytes: int | None = None) -> FileIO:
     """
     # Not to wait: a pipe that nobody writes would otherwise block here.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    found = os.fstat(descriptor)
-    why = None if stat.S_ISREG(found.st_mode) else f"{_sort_of_file(found.st_mode)}; give a regular file"
-    if why is None and most_bytes is not None and found.st_size > most_bytes:
+    status = os.fstat(descriptor)
+    why = None if stat.S_ISREG(status.st_mode) else f"{_sort_of_file(status.st_mode)}; give a regular file"
+    if why is None and most_bytes is not None and status.st_size > most_bytes:
         why = _too_large(most_bytes)
     if why is not None:
         os.close(descriptor)
@@ -74,10 +64,7 @@ def open_regular(path: Path, *, most_bytes: int | None = None) -> FileIO:
 
 
 def read_whole(path: Path, *, what: str = "", most_bytes: int = MOST_BYTES) -> bytes:
-    """All bytes of a file.
-
-    Args:
-        what: the file is, in words, before its path in messages (``network``).
+    """All bytes of a file; ``what`` stands before its path in messages (``network``).
 
     Raises:
         UserError: it can't be read, is no regular file, or holds more than ``most_bytes``.
@@ -142,11 +129,11 @@ def open_own(path: Path, flags: int) -> int:
             raise UserError(f"{path} is a link, through which nothing is written: remove it") from error
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no regular file"
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no regular file"
             raise UserError(f"{path} {what}, and nothing is written to it: remove it")
-        if found.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+        if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
             raise UserError(f"{path} belongs to another user, and nothing is written to it: give another place")
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
@@ -224,10 +211,7 @@ def twice(key: str) -> str:
 
 
 def check_keys(content: bytes, decoded: object, where: str) -> None:
-    """Refuse an object with a key twice, of which decoding took the last.
-
-    Args:
-        decoded: the content, as builtins.
+    """Refuse an object with a key twice, of which decoding the content to builtins took the last.
 
     Raises:
         UserError: it names the path of the key.
@@ -237,10 +221,7 @@ def check_keys(content: bytes, decoded: object, where: str) -> None:
 
 
 def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T:
-    """A whole JSON document.
-
-    Args:
-        what: the file is, in words, before its path in messages (``network``). remedy: behind what is wrong with it.
+    """A whole JSON document; ``what`` stands before its path in messages, ``remedy`` behind what is wrong with it.
 
     Raises:
         UserError: unreadable, truncated, or a wrong field, named by its path.
@@ -251,20 +232,17 @@ def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T
 
 
 def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") -> T:
-    """A whole JSON document that was read already.
-
-    Args:
-        where: it was found, for the message.
+    """A whole JSON document that was read already; the message begins with ``where``.
 
     Raises:
         UserError: truncated, or a wrong field, named by its path.
     """
     try:
-        found = msgspec.json.decode(content, type=of)
+        value = msgspec.json.decode(content, type=of)
         check_keys(content, msgspec.json.decode(content), where)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {_wrong(content, of, error)}{remedy}") from None
-    return found
+    return value
 
 
 def _wrong(content: bytes, of: object, error: Exception) -> str:

@@ -18,9 +18,6 @@ def read_yaml(path: Path, what: str) -> object:
 
     YAML 1.1 reads ``16e9`` as text and ``1:30`` as a number, and constructors of other types fail in ways of their own.
 
-    Args:
-        what: the file is, in words: ``cluster file``.
-
     Raises:
         UserError: unreadable, too large for what it is, or no YAML.
     """
@@ -28,17 +25,14 @@ def read_yaml(path: Path, what: str) -> object:
 
     content = read_whole(path, what=what, most_bytes=_LONGEST_BYTES)
     try:
-        found: object = yaml.load(content.decode("utf-8-sig"), Loader=_loader())  # nosec
+        document: object = yaml.load(content.decode("utf-8-sig"), Loader=_loader())  # nosec
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{what} {path} is no valid YAML: {error}") from None
-    return found
+    return document
 
 
 def _loader() -> Any:
-    """Of texts, lists and dicts alone, fewer sorts than safe_load makes.
-
-    A key that stands twice is refused, and what is nested deeper than any file of ours.
-    """
+    """Fewer sorts than safe_load makes; refuses a key that stands twice, and what is nested deeper than our files."""
     import yaml
 
     class Loader(yaml.BaseLoader):

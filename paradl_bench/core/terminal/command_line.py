@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,9 +25,6 @@ from paradl_bench.core.terminal.usage import usage_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-_MEASURES = "paradl-bench"
 
 
 def run_command(command: click.Command, program: str) -> None:
@@ -67,7 +64,7 @@ def _code_of(command: click.Command, program: str) -> int:
         code = _fail(program, wanted, WorkError.exit_code, debug)
     except (KeyboardInterrupt, click.Abort) as error:
         how = "ended by SIGTERM (a time limit?)" if _terminated(error) else "interrupted"
-        kept = "what was measured is kept" if program == _MEASURES else "no file is left half written"
+        kept = "what was measured is kept" if program == "paradl-bench" else "no file is left half written"
         again = f": run the same command again to go on: {_same_command(program)}"
         code = _fail(program, f"{how}; {kept}", 3, debug, again)
     except OSError as error:
@@ -98,8 +95,8 @@ def _fail(program: str, message: str, code: int, debug: bool, behind: str = "") 
     return code
 
 
-class Progress(Protocol):
-    """A progress display: ``advance`` by finished units, ``describe`` what runs now."""
+class Progress:
+    """A progress display, which shows nothing unless it is a bar."""
 
     def advance(self, units: float = 1) -> None:
         """Count ``units`` more as done."""
@@ -108,15 +105,7 @@ class Progress(Protocol):
         """Say what runs now."""
 
 
-class _Silent:
-    def advance(self, units: float = 1) -> None:
-        """Show nothing."""
-
-    def describe(self, text: str) -> None:
-        """Show nothing."""
-
-
-class _Bar:
+class _Bar(Progress):
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
 
@@ -138,7 +127,7 @@ def progress(title: str, total: float) -> Iterator[Progress]:
     """
     wanted = os.environ.get("PARADL_PROGRESS")
     if wanted == "0" or (wanted != "1" and not sys.stderr.isatty()):
-        yield _Silent()
+        yield Progress()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress

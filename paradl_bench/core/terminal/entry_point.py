@@ -10,8 +10,7 @@ from paradl_bench.core.working_directory import leave_out_working_directory
 def entry_point(load: Callable[[], Callable[[], None]]) -> Callable[[], None]:
     """The program's entry point; from this call on nothing is imported from the working directory.
 
-    Args:
-        load: imports the program's command line and gives what runs it; only called once an interrupt is one line.
+    ``load`` imports the program's command line and gives what runs it; it is called once an interrupt is one line.
     """
     leave_out_working_directory()
 

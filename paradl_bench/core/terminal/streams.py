@@ -43,8 +43,8 @@ class Streams:
         """See above; what is not yet written is written first."""
         if sys.stdout is not None:
             sys.stdout.flush()
-        found = None if self._output is None else self._output.failure
-        return None if isinstance(found, BrokenPipeError) else found
+        failure = None if self._output is None else self._output.failure
+        return None if isinstance(failure, BrokenPipeError) else failure
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:

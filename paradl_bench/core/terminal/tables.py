@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[-+±<x/ ]{0,4}\d")
 
 
-def table(
-    columns: Iterable[str],
-    rows: Iterable[Sequence[str | Text]],
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Table:
+def table(columns: Iterable[str], rows: Iterable[Sequence[str | Text]], *, title: str | None = None) -> Table:
     """A table as wide as it needs. A column whose cells mostly begin with a number runs from the right.
 
     A column that is empty in all rows is left out.
@@ -27,17 +21,16 @@ def table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    found.title_justify = found.caption_justify = "left"
+    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rows = list(rows)
     shown = [(name, cells) for name, *cells in zip(columns, *rows, strict=True) if any(map(str, cells)) or not rows]
     for name, cells in shown:
         filled = [str(cell) for cell in cells if str(cell)]
         numbers = sum(_NUMBER.match(cell) is not None for cell in filled)
-        found.add_column(name, justify="right" if 2 * numbers > len(filled) else "left", overflow="fold")
+        drawn.add_column(name, justify="right" if 2 * numbers > len(filled) else "left", overflow="fold")
     for row in zip(*(cells for _, cells in shown), strict=True):
-        found.add_row(*row)
-    return found
+        drawn.add_row(*row)
+    return drawn
 
 
 def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None) -> Table:

@@ -29,6 +29,13 @@ def usage_text(error: click.ClickException) -> str:
     return f"{text.rstrip('.')}: write {right}"
 
 
+def given_flags(context: click.Context, *names: str) -> list[str]:
+    """Of these parameters of a command, the options that its command line gave, as they are written."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [flags[name] for name in names if context.get_parameter_source(name) is typed]
+
+
 def _spelled(parameter: click.Parameter) -> str:
     """An option as it is written, with the beginning of its help: ``--batch N (Local batches to measure)``."""
     if not isinstance(parameter, click.Option):

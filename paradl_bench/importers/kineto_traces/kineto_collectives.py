@@ -6,14 +6,13 @@ annotation that launched it does (``nccl:all_reduce`` with its input's dims), an
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
 from typing import Any
 
 from paradl_bench.core.bounds import MOST_RANKS
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
-from paradl_bench.importers.kineto_traces.kineto_events import Event, Kernel, Trace
+from paradl_bench.importers.kineto_traces.kineto_events import Kernel, Lanes, Trace, by_lane, running_at
 from paradl_bench.records.samples import CollectiveSamples
 
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)(?:Dev)?(?:Kernel|_kernel)|^nccl", re.IGNORECASE)
@@ -67,22 +66,21 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
     kernels = [kernel for kernel in trace.kernels if is_communication(kernel)]
     if not kernels:
         return
-    calls = _Annotations(trace)
-    found: dict[Key, list[float]] = {}
+    calls = by_lane(event for event in trace.annotations if _ANNOTATION.match(event.name))
+    durations_s: dict[Key, list[float]] = {}
     for number, kernel in enumerate(kernels, start=1):
         key = _key(kernel, calls, trace, options)
         if isinstance(key, str):
             result.drop(number, kernel.event.name, f"NCCL kernel {number}: {key}")
         else:
-            found.setdefault(key, []).append(kernel.event.seconds)
+            durations_s.setdefault(key, []).append(kernel.event.seconds)
+    count = sum(map(len, durations_s.values()))
+    if not count:
+        return
     if options.level is None:
-        count = sum(map(len, found.values()))
-        if count:
-            result.leave_out(f"{log.path}: {count} NCCL kernels are left out: give --level, node or system")
+        result.leave_out(f"{log.path}: {count} NCCL kernels are left out: give --level, node or system")
         return
-    if not found:
-        return
-    result.rows += sum(map(len, found.values()))
+    result.rows += count
     result.collectives += [
         CollectiveSamples(
             library=options.library or "nccl",
@@ -97,35 +95,19 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
             verified=False,
             source=log.path,
         )
-        for (operation, dtype, message_bytes, ranks), times in sorted(found.items())
+        for (operation, dtype, message_bytes, ranks), times in sorted(durations_s.items())
     ]
     result.notes.append(
         f"{log.path}: a kernel's time on one rank holds its wait for the other ranks; calibrate does not fit it"
     )
 
 
-class _Annotations:
-    """Annotations of collectives, to be found by the moment at which a kernel was launched inside them."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.lanes: dict[tuple[str, str], tuple[list[float], list[Event]]] = {}
-        for event in trace.annotations:
-            if _ANNOTATION.match(event.name):
-                starts, events = self.lanes.setdefault(event.lane, ([], []))
-                starts.append(event.start_s)
-                events.append(event)
-
-    def holding(self, launch: Event) -> Event | None:
-        starts, events = self.lanes.get(launch.lane, ([], []))
-        place = bisect.bisect_right(starts, launch.start_s) - 1
-        return events[place] if place >= 0 and events[place].end_s >= launch.start_s else None
-
-
-def _key(kernel: Kernel, calls: _Annotations, trace: Trace, options: ImportOptions) -> Key | str:
+def _key(kernel: Kernel, calls: Lanes, trace: Trace, options: ImportOptions) -> Key | str:
     values = kernel.event.arguments
     if "Collective name" in values:
         return _key_of_kernel(values)
-    call = calls.holding(kernel.launch) if kernel.launch is not None else None
+    launch = kernel.launch
+    call = None if launch is None else running_at(calls, launch.lane, launch.start_s)
     if call is None:
         return "no annotation of a collective launched it"
     name = _ANNOTATION.match(call.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,11 @@ from paradl_bench.importers.importer import LogFile, NotOfFormat
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 
 _US = 1e-6
-_LONGEST_EVENT_S = LONGEST_CALL_S
-"""Sums over what a layer runs have to stay below what a layer may take."""
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "Runtime"}
 _DEVICE = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy", "gpu_memset": "copy"}
 BACKWARD = "autograd::engine::evaluate_function: "
+Lane = tuple[str, str]
+"""A process and a thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Event:
     name: str
     start_s: float
     seconds: float
-    lane: tuple[str, str]
+    lane: Lane
     arguments: dict[str, Any]
 
     @property
@@ -52,12 +52,16 @@ class Kernel:
     launch: Event | None
 
 
+Lanes = dict[Lane, tuple[list[float], list[Event]]]
+"""By thread, starts of events and the events, in the order of time."""
+
+
 @dataclass(slots=True)
 class Trace:
     """Events by what they are, each list in the order of time.
 
     Attributes:
-        roots: by thread, operators that no other operator holds; their starts beside them.
+        roots: operators that no other operator holds.
         operators: all of them.
         properties: of the whole trace (``distributedInfo``, ``deviceProperties``).
     """
@@ -65,22 +69,9 @@ class Trace:
     operators: list[Event] = field(default_factory=list)
     annotations: list[Event] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
-    roots: dict[tuple[str, str], tuple[list[float], list[Event]]] = field(default_factory=dict)
+    roots: Lanes = field(default_factory=dict)
     properties: dict[str, Any] = field(default_factory=dict)
     broken: int = 0
-
-    def root_at(self, lane: tuple[str, str], moment_s: float) -> Event | None:
-        """The outermost operator that ran on a thread at a moment."""
-        return _at(self.roots.get(lane), moment_s)
-
-
-def _at(lane: tuple[list[float], list[Event]] | None, moment_s: float) -> Event | None:
-    if lane is None:
-        return None
-    place = bisect.bisect_right(lane[0], moment_s) - 1
-    if place < 0 or lane[1][place].end_s < moment_s:
-        return None
-    return lane[1][place]
 
 
 def load_trace(log: LogFile) -> Trace:
@@ -116,7 +107,7 @@ def load_trace(log: LogFile) -> Trace:
     trace.kernels = [Kernel(event, sort, launches.get(_correlation(event))) for event, sort in on_device]
     trace.operators.sort(key=lambda event: (event.start_s, -event.seconds))
     trace.annotations.sort(key=lambda event: (event.start_s, -event.seconds))
-    trace.roots = outermost(trace.operators)
+    trace.roots = by_lane(_outermost(trace.operators))
     return trace
 
 
@@ -141,7 +132,8 @@ def _correlation(event: Event) -> str | int | None:
 
 def _event(entry: dict[str, Any], zero_us: float) -> Event | None:
     start, length = _number(entry.get("ts")), _number(entry.get("dur"))
-    if start is None or length is None or not 0 <= length * _US <= _LONGEST_EVENT_S:
+    # Sums over what a layer runs have to stay below what a layer may take.
+    if start is None or length is None or not 0 <= length * _US <= LONGEST_CALL_S:
         return None
     arguments = entry.get("args")
     return Event(
@@ -165,15 +157,30 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def outermost(events: Sequence[Event]) -> dict[tuple[str, str], tuple[list[float], list[Event]]]:
-    """By thread, the events that no other one of the same thread holds, with their starts; events come in order."""
-    found: dict[tuple[str, str], tuple[list[float], list[Event]]] = {}
+def _outermost(events: Iterable[Event]) -> Iterator[Event]:
+    """Events, in order, that no other one of the same thread holds."""
+    ends_s: dict[Lane, float] = {}
     for event in events:
-        starts, roots = found.setdefault(event.lane, ([], []))
-        if not roots or event.start_s >= roots[-1].end_s:
-            starts.append(event.start_s)
-            roots.append(event)
-    return found
+        if event.start_s >= ends_s.get(event.lane, -math.inf):
+            ends_s[event.lane] = event.end_s
+            yield event
+
+
+def by_lane(events: Iterable[Event]) -> Lanes:
+    """Events by thread; they come in the order of time."""
+    lanes: Lanes = {}
+    for event in events:
+        starts, held = lanes.setdefault(event.lane, ([], []))
+        starts.append(event.start_s)
+        held.append(event)
+    return lanes
+
+
+def running_at(lanes: Lanes, lane: Lane, moment_s: float) -> Event | None:
+    """The event that ran on a thread at a moment."""
+    starts, events = lanes.get(lane, ([], []))
+    place = bisect.bisect_right(starts, moment_s) - 1
+    return events[place] if place >= 0 and events[place].end_s >= moment_s else None
 
 
 def busy(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

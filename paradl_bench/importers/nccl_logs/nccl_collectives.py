@@ -96,30 +96,19 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
 
 def _resolved(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int, list[Row]] | str:
     """The collective, its ranks and rows that are not of it, or in words why none is taken."""
-    why_not = _refusal(sweep, options)
-    if why_not is not None:
-        return why_not
-    odd: list[Row] = []
-    found = identify(sweep, options, path)
-    if isinstance(found, str):
-        few = _without_odd_rows(sweep, options, path)
-        if few is None:
-            return found
-        (found, odd) = few
-    kind, ranks = found
-    return _level_refusal(sweep, options, ranks) or (kind, ranks, odd)
-
-
-def _refusal(sweep: Sweep, options: ImportOptions) -> str | None:
     if sweep.failure is not None and "failed" not in options.keep:
         return refusal(sweep.failure)
-    return None
-
-
-def _level_refusal(sweep: Sweep, options: ImportOptions, ranks: int) -> str | None:
+    odd: list[Row] = []
+    identified = identify(sweep, options, path)
+    if isinstance(identified, str):
+        few = _without_odd_rows(sweep, options, path)
+        if few is None:
+            return identified
+        identified, odd = few
+    kind, ranks = identified
     if sweep.hosts is None and options.level is None and ranks > 1:
         return "the log lists no hosts: give --level node, or system where ranks were on several"
-    return None
+    return kind, ranks, odd
 
 
 def level_of(sweep: Sweep, options: ImportOptions, ranks: int) -> str:
@@ -130,26 +119,27 @@ def level_of(sweep: Sweep, options: ImportOptions, ranks: int) -> str:
     return "system" if on_several else options.level or "system"
 
 
+def _told(sweep: Sweep, options: ImportOptions) -> tuple[tuple[int, ...], str | None]:
+    """Counts of ranks and the collective that log or options tell; none and None where neither does."""
+    return sweep.ranks or ((options.ranks,) if options.ranks else ()), sweep.stated or options.operation
+
+
 def identify(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int] | str:
     """The collective of a table and its ranks, or in words why they can't be told.
 
     What the program states is taken if the numbers allow it; else the user's option; else programs named near the
     table, then in the file's name; else what columns and numbers leave, if that is one.
     """
-    listed = sweep.ranks or ((options.ranks,) if options.ranks else ())
-    told = sweep.stated or options.operation
+    listed, told = _told(sweep, options)
     if told is not None:
         return _only(kinds_called(told), sweep, listed) or _contradiction(told, listed)
     possible = kinds_of_layout(sweep.rows, sweep.columns)
     in_name = operation_in_name(path.rsplit("/", 1)[-1])
-    for name in (*reversed(sweep.named), *([in_name] if in_name else [])):
-        found = _only([kind for kind in possible if kind.name == name], sweep, listed)
-        if found:
-            return found
     unnamed = [kind for kind in possible if kind.name != "hypercube"]
-    found = _only(unnamed, sweep, listed)
-    if found:
-        return found
+    named = [[kind for kind in possible if kind.name == name] for name in (*reversed(sweep.named), in_name)]
+    for kinds in (*named, unnamed):
+        if identified := _only(kinds, sweep, listed):
+            return identified
     fitting = sorted({kind.name for kind in unnamed if ranks_that_fit(kind, sweep.rows, listed)})
     if len(fitting) > 1:
         return f"it may be {' or '.join(fitting)}: give --op"
@@ -163,8 +153,7 @@ def _without_odd_rows(sweep: Sweep, options: ImportOptions, path: str) -> tuple[
 
     A table whose rows agree with each other but not with what is told of it has no odd rows.
     """
-    listed = sweep.ranks or ((options.ranks,) if options.ranks else ())
-    told = sweep.stated or options.operation
+    listed, told = _told(sweep, options)
     kinds = kinds_called(told) if told is not None else kinds_of_layout(sweep.rows, sweep.columns)
     if any(ranks_that_fit(kind, sweep.rows, ()) for kind in kinds):
         return None
@@ -177,8 +166,8 @@ def _without_odd_rows(sweep: Sweep, options: ImportOptions, path: str) -> tuple[
     if fewest is None:
         return None
     rest = replace(sweep, rows=[row for row in sweep.rows if row not in fewest])
-    found = identify(rest, options, path)
-    return None if isinstance(found, str) else (found, fewest)
+    identified = identify(rest, options, path)
+    return None if isinstance(identified, str) else (identified, fewest)
 
 
 def _only(kinds: Sequence[Kind], sweep: Sweep, listed: Sequence[int]) -> tuple[Kind, int] | None:
@@ -222,7 +211,7 @@ def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOption
     why = implausible_call(ranks, row.size_bytes, half.seconds)
     if why is not None:
         return why
-    if any(implausible_time(time) for each in half.samples_s for time in each):
+    if any(implausible_time(time) for process_s in half.samples_s for time in process_s):
         return "no call takes that long"
     expected = row.size_bytes * kind.moved(ranks) / half.seconds / 1e9
     slack = half.algbw.rounding * 1.02 + expected * (half.rounding_s / half.seconds) * 1.05 + expected * 1e-5

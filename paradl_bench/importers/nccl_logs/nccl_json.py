@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -32,43 +33,49 @@ def read_report(log: LogFile, options: ImportOptions) -> Imported:
     Raises:
         UserError: the file is no report.
     """
-    found = Imported(device="cuda")
-    count = ranks_per_host = 0
+    imported = Imported(device="cuda")
+    count = 0
     for report, broken in _reports(log):
-        results = _add_report(found, report, broken, count, log, options)
-        count, ranks_per_host = count + results, max(ranks_per_host, found.ranks_per_host)
-    found.ranks_per_host = ranks_per_host
-    if not (found.rows or found.dropped):
+        results, config = report.get("results"), report.get("config")
+        if not isinstance(results, list) or not isinstance(config, dict):
+            raise NotOfFormat(f"{log.path} is no report of nccl-tests: it has no config and results")
+        run = _Run(report, config, results, broken)
+        _describe(imported, run)
+        rows: list[Row] = []
+        for number, entry in enumerate(results, start=count + 1):
+            row = _row(entry, number)
+            if isinstance(row, str):
+                imported.drop(number, json.dumps(entry), f"result {number}: {row}")
+            else:
+                rows.append(row)
+        if rows:
+            add_sweep(imported, _sweep(run, rows), options, library="nccl", tool="nccl-tests", path=log.path)
+        count += len(results)
+    if not (imported.rows or imported.dropped):
         raise NotOfFormat(f"{log.path} holds no result of nccl-tests")
-    return found
+    return imported
 
 
-def _add_report(
-    found: Imported, report: dict[str, Any], broken: bool, before: int, log: LogFile, options: ImportOptions
-) -> int:
-    """Add one report, behind so many results of others; gives the number of its own."""
-    results, config = report.get("results"), report.get("config")
-    if not isinstance(results, list) or not isinstance(config, dict):
-        raise NotOfFormat(f"{log.path} is no report of nccl-tests: it has no config and results")
-    _describe(found, report, config)
-    rows: list[Row] = []
-    for number, entry in enumerate(results, start=before + 1):
-        row = _row(entry, number)
-        if isinstance(row, str):
-            found.drop(number, json.dumps(entry), f"result {number}: {row}")
-        else:
-            rows.append(row)
-    if rows:
-        sweep = _sweep(report, config, rows, results, broken, found.ranks_per_host)
-        add_sweep(found, sweep, options, library="nccl", tool="nccl-tests", path=log.path)
-    return len(results)
+class _Run:
+    """What a report says of its run; ``broken`` where it breaks off."""
+
+    def __init__(self, report: dict[str, Any], config: dict[str, Any], results: list[object], broken: bool) -> None:
+        self.report, self.config, self.results, self.broken = report, config, results, broken
+        devices = config.get("devices")
+        self.devices = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+        self.arguments = _texts(report.get("args"))
+        # One entry a process, though a process may drive several devices.
+        self.ranks_per_process = _number(config.get("nthreads"), 1) * _number(config.get("ngpus"), 1)
+        self.hosts = [str(device["hostname"]) for device in self.devices if device.get("hostname")]
+        most_processes = max(Counter(self.hosts).values(), default=0)
+        self.ranks_per_host = most_processes * self.ranks_per_process
 
 
 def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
     """Every report of the file, as several runs append them, and whether it breaks off: the last one may."""
     text = log.json_text
     decoder = json.JSONDecoder()
-    found: list[tuple[dict[str, Any], bool]] = []
+    reports: list[tuple[dict[str, Any], bool]] = []
     place = _behind(_SPACE, text, 0)
     while place < len(text):
         begin = place
@@ -76,13 +83,13 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
             report, place = decoder.raw_decode(text, begin)
             place = _behind(_SPACE, text, place)
         except (ValueError, RecursionError):
-            return [*found, (_torn(log, text[begin:]), True)]
+            return [*reports, (_torn(log, text[begin:]), True)]
         if not isinstance(report, dict):
             raise NotOfFormat(f"{log.path} is no report of nccl-tests: no JSON object")
         if place < len(text) and text[place] != "{":
-            return [*found, (_torn(log, text[begin:]), True)]
-        found.append((report, False))
-    return found
+            return [*reports, (_torn(log, text[begin:]), True)]
+        reports.append((report, False))
+    return reports
 
 
 def _behind(gap: re.Pattern[str], text: str, place: int) -> int:
@@ -125,32 +132,24 @@ def _value_after(text: str, key: str) -> object:
     return value
 
 
-def _describe(found: Imported, report: dict[str, Any], config: dict[str, Any]) -> None:
-    version = report.get("nccl_version")
+def _describe(imported: Imported, run: _Run) -> None:
+    version = run.report.get("nccl_version")
     if isinstance(version, int):
-        found.versions["nccl"] = library_version(version)
-    if isinstance(report.get("version"), int):
-        found.versions["nccl-tests report"] = str(report["version"])
-    devices = _devices(config)
-    found.device_names |= {str(device["device_info"]) for device in devices if device.get("device_info")}
-    hosts = [str(device["hostname"]) for device in devices if device.get("hostname")]
-    found.hosts |= set(hosts)
-    each = _number(config.get("nthreads"), 1) * _number(config.get("ngpus"), 1)
-    found.ranks_per_host = max((hosts.count(host) * each for host in set(hosts)), default=0)
+        imported.versions["nccl"] = library_version(version)
+    if isinstance(run.report.get("version"), int):
+        imported.versions["nccl-tests report"] = str(run.report["version"])
+    imported.device_names |= {str(device["device_info"]) for device in run.devices if device.get("device_info")}
+    imported.hosts |= set(run.hosts)
+    imported.ranks_per_host = max(imported.ranks_per_host, run.ranks_per_host)
     for name in ("validation", "graph", "blocking_collectives"):
-        if isinstance(config.get(name), (int, str)):
-            found.settings[name] = str(config[name])
-    if _texts(report.get("args")):
-        found.command_lines.append(" ".join(_texts(report.get("args"))))
-    for variable in _texts(report.get("env")):
+        if isinstance(run.config.get(name), (int, str)):
+            imported.settings[name] = str(run.config[name])
+    if run.arguments:
+        imported.command_lines.append(" ".join(run.arguments))
+    for variable in _texts(run.report.get("env")):
         name, equals, value = variable.partition("=")
         if equals and name.startswith(_VARIABLES):
-            found.variables[name] = value
-
-
-def _devices(config: dict[str, Any]) -> list[dict[str, Any]]:
-    devices = config.get("devices")
-    return [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+            imported.variables[name] = value
 
 
 def _texts(value: object) -> list[str]:
@@ -161,41 +160,29 @@ def _number(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**7 else otherwise
 
 
-def _sweep(
-    report: dict[str, Any],
-    config: dict[str, Any],
-    rows: list[Row],
-    results: list[object],
-    broken: bool,
-    ranks_per_host: int,
-) -> Sweep:
-    devices = _devices(config)
-    each = _number(config.get("nthreads"), 1) * _number(config.get("ngpus"), 1)
-    # One entry a process, though a process may drive several devices.
-    ranks = {len(devices), len(devices) * each} - {0}
-    programs = programs_named(PurePath(_texts(report.get("args"))[0]).name) if _texts(report.get("args")) else []
+def _sweep(run: _Run, rows: list[Row]) -> Sweep:
+    processes = len(run.devices)
+    programs = programs_named(PurePath(run.arguments[0]).name) if run.arguments else []
     names = [
         operation_of_experiment(str(entry["experiment_name"]))
-        for entry in results
+        for entry in run.results
         if isinstance(entry, dict) and entry.get("experiment_name")
     ]
-    groups = {str(device.get("group")) for device in devices}
-    hosts = {str(device["hostname"]) for device in devices if device.get("hostname")}
-    errors = _texts(report.get("errors"))
-    failure = "its report breaks off" if broken else next((text for text in errors if text.strip()), None)
-    aggregated = _number(config.get("aggregated_iterations"), 1)
+    groups = {str(device.get("group")) for device in run.devices}
+    errors = [text for text in _texts(run.report.get("errors")) if text.strip()]
+    aggregated = _number(run.config.get("aggregated_iterations"), 1)
     return Sweep(
         line=1,
         rows=rows,
         stated=next((name for name in [*programs, *names] if name), None),
         named=(),
         columns=_COLUMNS,
-        ranks=tuple(sorted(ranks)),
-        hosts=len(hosts) or None,
-        ranks_per_node=ranks_per_host,
+        ranks=tuple(sorted({processes, processes * run.ranks_per_process} - {0})),
+        hosts=len(set(run.hosts)) or None,
+        ranks_per_node=run.ranks_per_host,
         groups=max(len(groups), 1),
-        calls=_number(config.get("iterations"), 1) * aggregated if config.get("iterations") else None,
-        failure=failure,
+        calls=_number(run.config.get("iterations"), 1) * aggregated if run.config.get("iterations") else None,
+        failure="its report breaks off" if run.broken else next(iter(errors), None),
     )
 
 

@@ -85,11 +85,11 @@ class PipeLayout:
             return f"{len(cells)} of {self.width} columns"
         reading = {"size": bytes_in, "count": count_in}
         named = zip(self.layout.columns, self.cells, strict=True)
-        found = [reading.get(name, number_in)(cells[index]) for name, index in named]
-        if whole(found[0]) is None:
-            return f"{shown(found[0])} is no whole number of bytes"
-        redop = found[self.layout.columns.index("redop")] if "redop" in self.layout.columns else ""
-        return f"{shown(redop)} is no reduction" if redop not in _REDUCTIONS else found
+        entries = [reading.get(name, number_in)(cells[index]) for name, index in named]
+        if whole(entries[0]) is None:
+            return f"{shown(entries[0])} is no whole number of bytes"
+        redop = entries[self.layout.columns.index("redop")] if "redop" in self.layout.columns else ""
+        return f"{shown(redop)} is no reduction" if redop not in _REDUCTIONS else entries
 
 
 def pipe_layout(cells: Sequence[str], *, single: Buffers = "") -> PipeLayout | str | None:
@@ -98,10 +98,13 @@ def pipe_layout(cells: Sequence[str], *, single: Buffers = "") -> PipeLayout | s
     names = [column.name for column in columns]
     if "size" not in names or not set(names) & {*_TIMES, "algbw", "busbw"}:
         return None
-    for column in columns:
-        why = _unknown(column, cells[column.place])
-        if why is not None:
-            return why
+    for column, cell in zip(columns, cells, strict=True):
+        if not column.name:
+            return f"its header names {shown(cell)}, which is no column of nccl-tests"
+        # Bandwidths are in GB/s of 1e9, sizes in bytes; KB would be 1000 or 1024.
+        units = ("", *_SECONDS) if column.name in _TIMES else _UNITS.get(column.name, ("",))
+        if column.unit not in units:
+            return f"its header's {shown(cell)} is in a unit that nccl-tests does not print"
     lead = [column for name in _LEAD for column in columns if column.name == name]
     if len({column.name for column in lead}) < len(lead):
         return "its header names a column twice"
@@ -135,16 +138,6 @@ def _column(index: int, cell: str) -> _Column:
             return _Column(index, _NAMES.get(name, ""), unit, buffers)
     name, unit = heading_of(text)
     return _Column(index, _NAMES.get(name, ""), unit, "")
-
-
-def _unknown(column: _Column, cell: str) -> str | None:
-    if not column.name:
-        return f"its header names {shown(cell)}, which is no column of nccl-tests"
-    # Bandwidths are in GB/s of 1e9, sizes in bytes; KB would be 1000 or 1024.
-    units = ("", *_SECONDS) if column.name in _TIMES else _UNITS.get(column.name, ("",))
-    if column.unit not in units:
-        return f"its header's {shown(cell)} is in a unit that nccl-tests does not print"
-    return None
 
 
 def _halves(measured: Sequence[_Column]) -> list[list[_Column]] | str:

@@ -14,70 +14,60 @@ from paradl_bench.importers.nccl_logs.nccl_rows import Row
 from paradl_bench.importers.tables.numbers_read import whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What nccl-tests does with a collective.
-
-    Attributes:
-        name: ours; program: nccl-tests'.
-        parted: a count is one rank's part of the size, else the whole of it.
-        bus_factor: bus over algorithm bandwidth, of a number of ranks.
-        rooted: the root column names a rank (None: it may or may not).
-        reduces: the operation column names a reduction.
-        moved: algorithm bandwidth counts this part of the size, of a number of ranks.
-    """
-
-    name: str
-    program: str
-    parted: bool
-    bus_factor: Callable[[int], float]
-    rooted: bool
-    reduces: bool
-    moved: Callable[[int], float] = lambda ranks: 1.0
-
-
 def _part(ranks: int) -> float:
     return (ranks - 1) / ranks
-
-
-def _one(ranks: int) -> float:
-    return 1.0
 
 
 def _two_parts(ranks: int) -> float:
     return 2 * _part(ranks)
 
 
-def _kind(name: str, *traits: str, program: str = "", **functions: Callable[[int], float]) -> Kind:
-    return Kind(
-        name=name,
-        program=program or name,
-        parted="parted" in traits,
-        rooted="rooted" in traits,
-        reduces="reduces" in traits,
-        bus_factor=functions.get("bus", _part),
-        moved=functions.get("moved", _one),
-    )
+def _one(ranks: int) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What nccl-tests does with a collective.
+
+    Attributes:
+        name: ours; program: nccl-tests', where it is another.
+        bus_factor: bus over algorithm bandwidth, of a number of ranks.
+        moved: algorithm bandwidth counts this part of the size, of a number of ranks.
+        parted: a count is one rank's part of the size, else the whole of it.
+        rooted: the root column names a rank.
+        reduces: the operation column names a reduction.
+    """
+
+    name: str
+    program: str = ""
+    bus_factor: Callable[[int], float] = _part
+    moved: Callable[[int], float] = _one
+    parted: bool = False
+    rooted: bool = False
+    reduces: bool = False
 
 
 KINDS = (
-    _kind("all_reduce", "reduces", bus=_two_parts),
-    _kind("all_gather", "parted"),
-    _kind("reduce_scatter", "parted", "reduces"),
-    _kind("broadcast", "rooted", bus=_one),
-    _kind("reduce", "rooted", "reduces", bus=_one),
-    _kind("send_recv", "reduces", bus=_one, program="sendrecv"),
-    _kind("all_to_all", "parted", program="alltoall"),
-    _kind("gather", "parted", "rooted"),
-    _kind("scatter", "parted", "rooted"),
+    Kind("all_reduce", reduces=True, bus_factor=_two_parts),
+    Kind("all_gather", parted=True),
+    Kind("reduce_scatter", parted=True, reduces=True),
+    Kind("broadcast", rooted=True, bus_factor=_one),
+    Kind("reduce", rooted=True, reduces=True, bus_factor=_one),
+    Kind("send_recv", "sendrecv", reduces=True, bus_factor=_one),
+    Kind("all_to_all", "alltoall", parted=True),
+    Kind("gather", parted=True, rooted=True),
+    Kind("scatter", parted=True, rooted=True),
     # Up to 2.8 these counted what a rank receives, not the size, and took no factor; hypercube does so still.
-    _kind("all_gather", "parted", bus=_one, moved=_part),
-    _kind("reduce_scatter", "parted", "reduces", bus=_one, moved=_part),
-    _kind("hypercube", "parted", bus=_one, moved=_part),
+    Kind("all_gather", parted=True, bus_factor=_one, moved=_part),
+    Kind("reduce_scatter", parted=True, reduces=True, bus_factor=_one, moved=_part),
+    Kind("hypercube", parted=True, bus_factor=_one, moved=_part),
 )
 """Several of one name where generations define bandwidth differently."""
-_BY_PROGRAM = {kind.program.replace("_", ""): kind.name for kind in KINDS}
-_LONGEST_FIRST = sorted({kind.program for kind in KINDS}, key=lambda program: (-len(program), program))
+_PROGRAMS = {kind.program or kind.name: kind.name for kind in KINDS}
+_BY_PROGRAM = {program.replace("_", ""): name for program, name in _PROGRAMS.items()}
+_BEYOND_ANY = 1 << 63
+_LONGEST_FIRST = sorted(_PROGRAMS, key=lambda program: (-len(program), program))
 _PROGRAM = re.compile(rf"\b({'|'.join(_LONGEST_FIRST)})_perf")
 # In a file's name words are run together: nccl_allreduce, all-reduce, broadcast.
 _IN_NAME = re.compile(
@@ -100,8 +90,8 @@ def programs_named(text: str) -> list[str]:
 
 def operation_in_name(name: str) -> str | None:
     """The one collective that a file's name names; None where it names none or several."""
-    found = {_BY_PROGRAM[re.sub("[-_]", "", match.group())] for match in _IN_NAME.finditer(name.lower())}
-    return found.pop() if len(found) == 1 else None
+    operations = {_BY_PROGRAM[re.sub("[-_]", "", match.group())] for match in _IN_NAME.finditer(name.lower())}
+    return operations.pop() if len(operations) == 1 else None
 
 
 def operation_of_experiment(name: str) -> str | None:
@@ -115,11 +105,13 @@ def ranks_that_fit(kind: Kind, rows: Sequence[Row], listed: Sequence[int]) -> li
     A row of no bytes says nothing. Where neither the list nor the numbers tell, every count fits, and none is given.
     """
     telling = [row for row in rows if not row.moves_nothing]
-    candidates = set(listed) or _suggested(kind, telling)
+    candidates = set(listed) or suggested_ranks(kind, telling)
     return sorted(ranks for ranks in candidates if all(_fits(kind, row, ranks) for row in telling))
 
 
-def _suggested(kind: Kind, rows: Sequence[Row]) -> set[int]:
+def suggested_ranks(kind: Kind, rows: Sequence[Row]) -> set[int]:
+    """Rank counts that the numbers of rows suggest."""
+    rows = [row for row in rows if not row.moves_nothing]
     if kind.parted:
         sizes = {(row.size_bytes, row.count * row.element_bytes) for row in rows if row.count is not None}
         if sizes:
@@ -155,11 +147,6 @@ def odd_rows(kind: Kind, rows: Sequence[Row], ranks: int) -> list[Row] | None:
     return misfits if few else None
 
 
-def suggested_ranks(kind: Kind, rows: Sequence[Row]) -> set[int]:
-    """Rank counts that the numbers of rows suggest."""
-    return _suggested(kind, [row for row in rows if not row.moves_nothing])
-
-
 def _fits(kind: Kind, row: Row, ranks: int) -> bool:
     return _has_shape(kind, row, ranks) and _has_ratio(kind.bus_factor(ranks), row)
 
@@ -171,7 +158,7 @@ def _has_shape(kind: Kind, row: Row, ranks: int) -> bool:
             return False
     elif row.size_bytes != row.count * row.element_bytes * parts:
         return False
-    return row.root in ("", "-1") or whole_rank(row.root) < ranks
+    return row.root in ("", "-1") or _whole_rank(row.root) < ranks
 
 
 def _has_ratio(factor: float, row: Row) -> bool:
@@ -182,35 +169,25 @@ def _has_ratio(factor: float, row: Row) -> bool:
     )
 
 
-_BEYOND_ANY = 1 << 63
-
-
-def whole_rank(text: str) -> int:
+def _whole_rank(text: str) -> int:
     """A root as a number; one that is none counts as the first rank, one of too many digits is beyond any."""
     if not (text.isascii() and text.isdigit()):
         return 0
-    found = whole(text)
-    return _BEYOND_ANY if found is None else found
+    rank = whole(text)
+    return _BEYOND_ANY if rank is None else rank
 
 
 def kinds_of_layout(rows: Sequence[Row], columns: Sequence[str]) -> list[Kind]:
     """Collectives that a table's columns and entries leave possible; without columns all of them."""
     if not columns:
         return list(KINDS)
-    possible = []
-    for kind in KINDS:
-        if "redop" in columns and "root" in columns:
-            # One layout for all: none and -1 stand where there is no reduction or no root.
-            roots = {row.root for row in rows}
-            rooted = any(root not in ("-1", "") for root in roots)
-            reduces = any(row.redop not in ("none", "") for row in rows)
-            if rooted == kind.rooted and (reduces == kind.reduces):
-                possible.append(kind)
-        elif "root" in columns:
-            possible += [kind] if kind.rooted and not kind.reduces else []
-        elif "redop" in columns:
-            # The generations before print a reduction for an all-to-all too.
-            possible += [kind] if not kind.rooted and (kind.reduces or kind.name == "all_to_all") else []
-        else:
-            possible += [kind] if not kind.rooted and not kind.reduces else []
-    return possible
+    has_redop, has_root = "redop" in columns, "root" in columns
+    if has_redop and has_root:
+        # One layout for all: none and -1 stand where there is no reduction or no root.
+        rooted = any(row.root not in ("-1", "") for row in rows)
+        reduces = any(row.redop not in ("none", "") for row in rows)
+        return [kind for kind in KINDS if (kind.rooted, kind.reduces) == (rooted, reduces)]
+    if has_redop:
+        # The generations before print a reduction for an all-to-all too.
+        return [kind for kind in KINDS if not kind.rooted and (kind.reduces or kind.name == "all_to_all")]
+    return [kind for kind in KINDS if kind.rooted == has_root and not kind.reduces]

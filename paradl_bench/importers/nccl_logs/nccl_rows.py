@@ -137,18 +137,11 @@ class Layout:
     single: Buffers = ""
     chosen: bool = False
 
-    @property
-    def lead(self) -> int:
-        """Number of columns before the first time."""
-        return self.halves[0]
-
 
 def layout_of(header: str, *, single: Buffers = "") -> Layout | None:
-    """The layout that a header line gives; None where the line is no header.
+    """The layout of ``#  size  count  type  redop  root  time ...``; None where the line is no header.
 
-    Args:
-        header: ``#  size  count  type  redop  root  time ...``.
-        single: what a lone measurement is, as the line above the header says.
+    ``single`` is what a lone measurement is, as the line above the header says.
     """
     names = tuple(_SAME_NAME.get(name, name) for name in header.replace("#", " ", 1).split())
     if names[:3] != ("size", "count", "type") or header.lstrip()[:1] != "#":
@@ -169,7 +162,8 @@ def parse_row(layout: Layout, tokens: list[str], *, line: int, text: str) -> Row
     # A timestamp is two words under one heading.
     if len(tokens) != columns + (layout.columns[-1] == "timestamp"):
         return f"{len(tokens)} of {columns} columns"
-    lead = dict(zip(layout.columns[: layout.lead], tokens[: layout.lead], strict=True))
+    first_time = layout.halves[0]
+    lead = dict(zip(layout.columns[:first_time], tokens[:first_time], strict=True))
     size, count = whole(lead["size"]), whole(lead.get("count", "0"))
     if size is None or count is None or size < 0 or count < 0:
         return "size or count is no number"
@@ -213,8 +207,8 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
         return "a time or bandwidth is no number"
     check = values.get("wrong", values.get("error", "N/A"))
     # rccl-tests marks sums beyond its threshold by an asterisk.
-    found = decimal(check.rstrip("*"))
-    if found is None and check != "N/A":
+    checked = decimal(check.rstrip("*"))
+    if checked is None and check != "N/A":
         return f"the check's result {check!r} is no number"
     exact = "wrong" in values
     return Half(
@@ -224,8 +218,8 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
         algbw=algbw,
         busbw=busbw,
         cpu_time=layout.columns[start] == "cpu_time",
-        wrong=found if exact else None,
-        largest_delta=None if exact else found,
+        wrong=checked if exact else None,
+        largest_delta=None if exact else checked,
     )
 
 

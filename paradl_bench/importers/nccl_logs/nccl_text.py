@@ -142,23 +142,22 @@ class _Reader:
     def read_cells(self, number: int, line: str, row: PipeRow) -> None:
         """Take up a line of a table in Markdown: a header, a row, or a line of a table that holds something else."""
         self._look_for_failure(line)
-        found = pipe_layout(row.cells, single=self.single)
-        if found is None and self.pipes.awaits_units and not row.rule:
-            found = self.pipes.with_units(row.cells, self.single)
-        if found is not None:
-            self._pipe_header(number, row.cells, found)
+        layout = pipe_layout(row.cells, single=self.single)
+        if layout is None and self.pipes.awaits_units and not row.rule:
+            layout = self.pipes.with_units(row.cells, self.single)
+        if layout is not None:
+            self._pipe_header(number, row.cells, layout)
         elif row.first:
             self.pipes = _PipeTable()
-            if "in-place" in line or "out-of-place" in line:
-                self.single = "in_place" if "out-of-place" not in line else ""
+            self._note_buffers(line)
         elif not row.rule:
             self._pipe_row(number, line, row.cells)
 
-    def _pipe_header(self, number: int, cells: tuple[str, ...], found: PipeLayout | str) -> None:
+    def _pipe_header(self, number: int, cells: tuple[str, ...], layout: PipeLayout | str) -> None:
         if self.run.begun:
             self._next_run(number)
-        self.pipes = _PipeTable(found, cells)
-        self.run.layout = found.layout if isinstance(found, PipeLayout) else None
+        self.pipes = _PipeTable(layout, cells)
+        self.run.layout = layout.layout if isinstance(layout, PipeLayout) else None
         self.run.piped = True
 
     def _pipe_row(self, number: int, line: str, cells: tuple[str, ...]) -> None:
@@ -171,11 +170,11 @@ class _Reader:
             return
         tokens = layout.tokens(cells) if isinstance(layout, PipeLayout) else layout
         if isinstance(tokens, list) and isinstance(layout, PipeLayout):
-            found = parse_row(layout.layout, tokens, line=number, text=line)
-            if isinstance(found, Row):
-                self.run.rows.append(found)
+            row = parse_row(layout.layout, tokens, line=number, text=line)
+            if isinstance(row, Row):
+                self.run.rows.append(row)
                 return
-            tokens = found
+            tokens = row
         self._drop(number, line, str(tokens))
 
     def read(self, number: int, raw: str) -> None:
@@ -193,6 +192,10 @@ class _Reader:
             self._heading(number, line)
         else:
             self._body(number, line)
+
+    def _note_buffers(self, line: str) -> None:
+        if "in-place" in line or "out-of-place" in line:
+            self.single = "in_place" if "out-of-place" not in line else ""
 
     def close(self) -> list[Run]:
         self._next_run(0)
@@ -224,7 +227,8 @@ class _Reader:
         if self.run.begun and (text.startswith(_OPENING) or text.startswith("rccl-tests:") or _RANK.match(text)):
             self._next_run(number)
         if _MARKDOWN_HEADING.match(text):
-            self._markdown_heading(number, text)
+            named = operation_in_name(text[:_LONGEST_HEADING])
+            self._name_program(number, [named] if named else [])
             return
         layout = layout_of(text, single=self.single)
         if layout is not None:
@@ -233,16 +237,13 @@ class _Reader:
             self.run.layout = layout
             self.run.piped = False
             return
-        if "in-place" in text or "out-of-place" in text:
-            self.single = "in_place" if "out-of-place" not in text else ""
+        self._note_buffers(text)
         _read_heading(self.run, text)
 
-    def _markdown_heading(self, number: int, text: str) -> None:
-        named = operation_in_name(text[:_LONGEST_HEADING])
-        if named is not None:
-            if self.run.begun:
-                self._next_run(number)
-            self.run.programs.append(named)
+    def _name_program(self, number: int, named: list[str]) -> None:
+        if named and self.run.begun:
+            self._next_run(number)
+        self.run.programs += named
 
     def _body(self, number: int, line: str) -> None:
         tokens = line.split()
@@ -254,9 +255,7 @@ class _Reader:
             self._row(number, line, tokens)
         else:
             named = programs_named(line)
-            if named and self.run.begun:
-                self._next_run(number)
-            self.run.programs += named
+            self._name_program(number, named)
             if named:
                 self.run.command_line = " ".join(line.split())
 
@@ -282,14 +281,14 @@ class _Reader:
         if layout is None:
             self._drop(number, text, "no table's header stands above it")
             return
-        found = parse_row(layout, tokens, line=number, text=text)
-        if isinstance(found, Row):
-            self.run.rows.append(found)
+        row = parse_row(layout, tokens, line=number, text=text)
+        if isinstance(row, Row):
+            self.run.rows.append(row)
         elif len(tokens) < len(layout.columns):
             # Its rest may stand below lines that another process printed in between.
             self.cut = _Cut(number, text, tokens)
         else:
-            self._drop(number, text, found)
+            self._drop(number, text, row)
 
     def _lose_cut(self, why: str) -> None:
         if self.cut is not None:

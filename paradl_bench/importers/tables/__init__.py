@@ -1,1 +1,1 @@
-"""What tables of several formats have in common: Markdown, numbers, numbers of ranks."""
+"""What tables of several formats have in common: Markdown, and numbers."""

@@ -45,7 +45,7 @@ def lines_and_cells(text: str) -> Iterator[tuple[int, str, PipeRow | None]]:
             inside = False
             yield index + 1, line, None
             continue
-        begins = _begins_with_pipe(line)
+        begins = line.startswith("|", _start_of(line))
         goes_on = inside and begins >= leading
         if not goes_on:
             below = _cells(lines[index + 1]) if index + 1 < len(lines) else ()
@@ -55,13 +55,9 @@ def lines_and_cells(text: str) -> Iterator[tuple[int, str, PipeRow | None]]:
         yield index + 1, line, row if inside else None
 
 
-def _begins_with_pipe(line: str) -> bool:
-    return line[_start_of(line) :].startswith("|")
-
-
 def _start_of(line: str) -> int:
-    found = _BEFORE.match(line)
-    return found.end() if found else 0
+    before = _BEFORE.match(line)
+    return before.end() if before else 0
 
 
 def _cells(line: str) -> tuple[str, ...]:
@@ -106,8 +102,8 @@ def bytes_in(cell: str) -> str:
 
     ``4 KB`` is none: whether that is 1000 or 1024 is not said.
     """
-    found = _BYTES.fullmatch(cell)
-    return str(int(found.group(1)) * _BINARY[found.group(2)]) if found else count_in(cell)
+    match = _BYTES.fullmatch(cell)
+    return str(int(match.group(1)) * _BINARY[match.group(2)]) if match else count_in(cell)
 
 
 class Columns(NamedTuple):

@@ -118,7 +118,7 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def queued(self) -> tuple[int, int]:
         """(calls that began beside the all-reduce and ended after it on some rank, calls that began in the context)."""
-        outlived = [all(each) for each in zip(*self.outlived, strict=True)] or self._begun
+        outlived = [all(call) for call in zip(*self.outlived, strict=True)] or self._begun
         return sum(b and not o for b, o in zip(self._begun, outlived, strict=True)), sum(self._begun)
 
     @property
@@ -130,7 +130,7 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def lags_s(self) -> tuple[float, ...]:
         """Seconds between the first and the last rank's arrival, one a call; empty without one clock."""
-        return tuple(max(each) - min(each) for each in zip(*self.arrivals_s, strict=True))
+        return tuple(max(call) - min(call) for call in zip(*self.arrivals_s, strict=True))
 
     def aligned(self, clocks: HostClocks) -> ContextSamples:
         """The same with ``host_start_s`` on rank 0's clock, as far as offsets of all ranks' hosts are known."""
@@ -149,7 +149,7 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def _begun(self) -> list[bool]:
         """Per call, whether it began in the context on every rank."""
-        return [all(each) for each in zip(*self.begun, strict=True)] or [True] * len(self.end_s[0])
+        return [all(call) for call in zip(*self.begun, strict=True)] or [True] * len(self.end_s[0])
 
     def _spans(self, starts: Rows, ends: Rows) -> list[float]:
         """Per call, seconds from the arrival of the last rank until all have gone on.
@@ -161,7 +161,7 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         calls = zip(zip(*starts, strict=True), zip(*ends, strict=True), strict=True)
         if self.one_clock:
             return [max(own_ends) - max(own_starts) for own_starts, own_ends in calls]
-        return [min(e - s for s, e in zip(*each, strict=True)) for each in calls]
+        return [min(e - s for s, e in zip(*call, strict=True)) for call in calls]
 
     def _repetitions(self, values: list[T]) -> list[list[T]]:
         return [values[at : at + self.calls] for at in range(0, len(values), self.calls)]

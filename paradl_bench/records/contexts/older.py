@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -11,11 +11,6 @@ from paradl_bench.core.bounds import Bytes, ClockSeconds, Index, PositiveCount, 
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples, Flags, Rows
 from paradl_bench.records.measurement import read_records
-
-
-class _Older(Protocol):
-    def fields(self) -> dict[str, Any]:
-        """Of the record that holds the same."""
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +121,11 @@ def read_contexts(directory: Path) -> list[ContextSamples]:
     Raises:
         UserError: a whole line is no valid record; the message names file, line and field.
     """
-    found = read_records(directory, CONTEXTS_FILE, ContextSamples)
-    for name, of in OLDER.items():
-        for number, row in enumerate(read_records(directory, name, of), start=1):
+    records = read_records(directory, CONTEXTS_FILE, ContextSamples)
+    for name, row_type in OLDER.items():
+        for number, row in enumerate(read_records(directory, name, row_type), start=1):
             try:
-                found.append(ContextSamples(**row.fields()))
+                records.append(ContextSamples(**row.fields()))
             except ValueError as error:
                 raise UserError(f"{directory / name} line {number}: {error}") from None
-    return found
+    return records

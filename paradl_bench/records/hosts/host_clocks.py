@@ -86,12 +86,12 @@ class HostClocks:
 
     def drifts(self) -> tuple[HostDrift, ...]:
         """What each clock did against rank 0's, where it was measured more than once."""
-        found = []
+        drifts = []
         for (attempt, host), series in self._series.items():
             against = self._host.get((attempt, 0), "")
             if len(series.at_s) > 1 and host != against:
-                found.append(series.drift(host, against))
-        return tuple(found)
+                drifts.append(series.drift(host, against))
+        return tuple(drifts)
 
 
 class _Series:

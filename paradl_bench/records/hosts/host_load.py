@@ -52,17 +52,17 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def load_of(records: Iterable[HostLoad]) -> HostLoad | None:
     """The mean over the stretches in which something was measured; None where there are none."""
-    found = [record for record in records if record.while_measuring]
-    seconds = sum(record.seconds for record in found)
-    if not found:
+    stretches = [record for record in records if record.while_measuring]
+    seconds = sum(record.seconds for record in stretches)
+    if not stretches:
         return None
 
     def mean(field: str) -> float:
-        return sum(float(getattr(record, field)) * record.seconds for record in found) / seconds
+        return sum(float(getattr(record, field)) * record.seconds for record in stretches) / seconds
 
     return HostLoad(
         seconds=seconds,
-        cores=max(record.cores for record in found),
+        cores=max(record.cores for record in stretches),
         other_cores=mean("other_cores"),
         stolen_cores=mean("stolen_cores"),
         throttled_cores=mean("throttled_cores"),

@@ -88,10 +88,10 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         The parts of backward have their share of it each, as the plan has it.
         """
-        found = self.layers.get(layer, {}).get(phase)
-        if found is None:
+        alone_s = self.layers.get(layer, {}).get(phase)
+        if alone_s is None:
             return 0.0
-        return found + self.between.get("FW" if phase == "FW" else "BW", 0.0)
+        return alone_s + self.between.get("FW" if phase == "FW" else "BW", 0.0)
 
     def relative_sd(self, layer: str, phase: GhostPhase) -> float:
         """How one run of a layer's phase spreads by itself, over its seconds; 0 where it does not."""
@@ -181,10 +181,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_table(content: bytes, where: str) -> GhostTable:
-    """Read and validate a table.
-
-    Args:
-        where: it was found, for the message.
+    """Read and validate a table; the message begins with ``where``.
 
     Raises:
         UserError: no table, or a wrong field (named by its path).

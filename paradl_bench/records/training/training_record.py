@@ -163,8 +163,6 @@ _OF_PLAN = (
 class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
-    Of a pipeline ``stages`` are as they were cut, whatever by; empty, in runs of before, for a cut that balances FLOPs.
-
     Attributes:
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
         network_digest: digest of the traced network.
@@ -239,7 +237,7 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
 def fields_of_plan(settings: PlanSettings) -> dict[str, Any]:
     """What a :class:`TrainingRun` holds of a plan's settings, by its fields."""
     known = {name: value for name, value in settings.fields.items() if name in _OF_PLAN}
-    others = {name: value for own in settings.axes for name, value in msgspec.structs.asdict(own).items()}
+    others = {name: value for options in settings.axes for name, value in msgspec.structs.asdict(options).items()}
     return {
         **settings.chosen,
         **known,

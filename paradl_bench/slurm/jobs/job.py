@@ -35,7 +35,7 @@ class Task:
     """
 
     name: str
-    module: Module
+    module: Module = "paradl_bench"
     words: tuple[Word, ...]
     nodes: int = 1
     ranks: int = 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -29,8 +28,6 @@ from paradl_bench.core.files.storage import (
 from paradl_bench.slurm.jobs.job import Job
 from paradl_bench.slurm.jobs.request import CalibrationRequest
 from paradl_bench.slurm.jobs.site import Site, Use
-
-T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 PLAN, SUBMITTED = "plan.json", "submitted.json"
@@ -151,16 +148,16 @@ def plan_of(
 
 
 def write_plan(output: Path, plan: Plan, scripts: Mapping[str, str], *, force: bool) -> tuple[str, ...]:
-    """Write the scripts and the plan; returns the names of jobs whose script a user has edited, which is kept.
-
-    Args:
-        force: write these anew too.
+    """Write the scripts and the plan; returns the names of jobs whose edited script is kept, unless ``force`` is given.
 
     Raises:
         UserError: the folder holds something else, or a calibration of another request; or it can't be made.
         WorkError: it can't be written.
     """
-    _make(output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {output}: {error.strerror or error}; give another with -o") from error
     known = read_plan(output) if (output / PLAN).exists() else None
     if known is None and any(output.iterdir()):
         raise UserError(f"{output} is not empty and holds no calibration; give an empty or new folder")
@@ -192,7 +189,9 @@ def read_plan(output: Path) -> Plan:
     Raises:
         UserError: there is none, or it can't be read.
     """
-    plan = _read(output / PLAN, Plan, f"{output} holds no calibration: paradl-bench slurm -o DIR writes one")
+    if not (output / PLAN).exists():
+        raise UserError(f"{output} holds no calibration: paradl-bench slurm -o DIR writes one")
+    plan = read_json(output / PLAN, Plan)
     if plan.schema_version != SCHEMA_VERSION:
         known = f"format {plan.schema_version}, this program reads {SCHEMA_VERSION}"
         raise UserError(f"{output / PLAN} is of {known}; give another folder")
@@ -202,7 +201,7 @@ def read_plan(output: Path) -> Plan:
 def read_submitted(output: Path) -> dict[str, Submitted]:
     """Jobs that were submitted last, by name."""
     path = output / SUBMITTED
-    return _read(path, dict[str, Submitted], "") if path.exists() else {}
+    return read_json(path, dict[str, Submitted]) if path.exists() else {}
 
 
 def write_submitted(output: Path, jobs: Mapping[str, Submitted]) -> None:
@@ -210,18 +209,11 @@ def write_submitted(output: Path, jobs: Mapping[str, Submitted]) -> None:
     write_bytes_atomically(output / SUBMITTED, encode_pretty(dict(jobs)))
 
 
-def _make(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {output}: {error.strerror or error}; give another with -o") from error
-
-
 def _check_same(output: Path, known: Plan, asked: Plan) -> None:
     for name in known.request.__struct_fields__:
         was, now = getattr(known.request, name), getattr(asked.request, name)
         if was != now:
-            was, now = (",".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in (was, now))
+            was, now = (",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (was, now))
             raise UserError(f"{output} is a calibration with {name} {was}, not {now}; give another folder")
     begun = (output / SUBMITTED).exists() or any((output / "state").glob("*.json"))
     for name, was in known.site.items() if begun else ():
@@ -235,9 +227,3 @@ def _check_same(output: Path, known: Plan, asked: Plan) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read(path: Path, of: type[T], missing: str) -> T:
-    if not path.exists():
-        raise UserError(missing)
-    return read_json(path, of)

@@ -26,20 +26,13 @@ HALOS = "exchange"
 
 def operations_of(strategies: Iterable[str]) -> str:
     """Operations of sweeps by which strategies are predicted; texts that do not parse ask for nothing."""
-    found = dict.fromkeys(OPERATIONS)
+    operations = dict.fromkeys(OPERATIONS)
     for text in strategies:
-        for kind in _kinds_of(text):
-            found |= dict.fromkeys(axis_kind(kind).operations)
-    return ",".join(found)
-
-
-def _kinds_of(text: str) -> Iterable[str]:
-    kinds = parse_strategy_kinds(text)
-    if kinds is not None:
-        return kinds
-    with contextlib.suppress(UserError):
-        return [axis.kind for axis in parse_strategy(text).axes]
-    return ()
+        kinds = parse_strategy_kinds(text)
+        with contextlib.suppress(UserError):
+            for kind in [axis.kind for axis in parse_strategy(text).axes] if kinds is None else kinds:
+                operations |= dict.fromkeys(axis_kind(kind).operations)
+    return ",".join(operations)
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +98,8 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             UserError: the device has no such mode, or a strategy does not go with it.
         """
         settings_of_label(self.kernel_settings).check(site.device)
-        for each in self.configurations(site.on_node):
-            strategy, planned = parse_strategy(each.strategy), PlanSettings(batch=each.batch)
+        for configuration in self.configurations(site.on_node):
+            strategy, planned = parse_strategy(configuration.strategy), PlanSettings(batch=configuration.batch)
             check_dtype(strategy, planned, self.dtype)
             check_kernel_settings(strategy, planned, self.kernel_settings)
 
@@ -117,24 +110,21 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return (*dtype, *flags_of_label(self.kernel_settings).split())
 
     def configurations(self, on_node: int) -> tuple[Configuration, ...]:
-        """What is run, fewest nodes first.
-
-        Args:
-            on_node: ranks of a full node.
+        """What is run on nodes of so many ranks, fewest nodes first.
 
         Raises:
             UserError: a strategy takes a number of nodes that was not asked for, or several kinds at once.
         """
-        found: list[Configuration] = []
+        chosen: list[Configuration] = []
         for text in self.strategies:
             kinds = parse_strategy_kinds(text)
             if kinds is None or not kinds:
-                found.append(self._fixed(parse_strategy(text), on_node))
+                chosen.append(self._fixed(parse_strategy(text), on_node))
                 continue
             for nodes in self.nodes:
                 if nodes * on_node > 1:
-                    found.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
-        return tuple(sorted(dict.fromkeys(found), key=lambda each: each.nodes))
+                    chosen.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
+        return tuple(sorted(dict.fromkeys(chosen), key=lambda each: each.nodes))
 
     def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
         nodes = -(-strategy.ranks // on_node)

@@ -20,6 +20,7 @@ _PLAIN_PATH = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 _FIRST_PORT, _PORTS = 20000, 12000
 _JOINING = frozenset({"doctor", "layers", "collectives", "train"})
 """Commands that take ``--launcher``."""
+_WAITS = {"afterok": "all have to end well", "afterany": "however they end"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +40,6 @@ class Folders:
             raise UserError(f"-o {self.output}: sbatch cannot take {odd[0]!r} in a path of logs; give another folder")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A command as the template writes it."""
-
-    name: str
-    mark: str
-    command: str
-    those_of: tuple[str, ...]
-    replaces: bool
-
-
 def script_of(job: Job, site: Site, folders: Folders) -> str:
     """The text of a job's sbatch script."""
     kinds = (("afterok", job.after_ok), ("afterany", job.after_any))
@@ -64,20 +54,8 @@ def script_of(job: Job, site: Site, folders: Folders) -> str:
         limit_s=site.time_limits.seconds(job.use),
         warning_s=site.warning_s,
         variables=_variables(site),
-        tasks=[
-            _Shown(
-                name=task.name,
-                mark=task.mark,
-                command=_command(task, job, site),
-                those_of=task.those_of,
-                replaces=task.replaces,
-            )
-            for task in job.tasks
-        ],
+        commands=[_command(task, job, site) for task in job.tasks],
     )
-
-
-_WAITS = {"afterok": "all have to end well", "afterany": "however they end"}
 
 
 @cache
@@ -133,17 +111,14 @@ def _directives(job: Job, site: Site, folders: Folders) -> Iterable[str]:
 
 
 def _variables(site: Site) -> dict[str, str]:
-    found = {}
-    if site.cluster_name:
-        found["PARADL_CLUSTER"] = site.cluster_name
-    if site.device == "cpu":
+    variables = {
+        "PARADL_CLUSTER": site.cluster_name,
         # What a node gives to ranks; a step sees no more cores than it asked for.
-        found["PARADL_HOST_CORES"] = str(site.ranks_per_node)
-    if site.interface:
-        found["GLOO_SOCKET_IFNAME"] = site.interface
-        if site.device == "cuda":
-            found["NCCL_SOCKET_IFNAME"] = site.interface
-    return found | site.variables
+        "PARADL_HOST_CORES": str(site.ranks_per_node) if site.device == "cpu" else "",
+        "GLOO_SOCKET_IFNAME": site.interface,
+        "NCCL_SOCKET_IFNAME": site.interface if site.device == "cuda" else "",
+    }
+    return {name: value for name, value in variables.items() if value} | site.variables
 
 
 def _command(task: Task, job: Job, site: Site) -> str:
