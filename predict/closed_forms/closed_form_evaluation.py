@@ -43,7 +43,7 @@ def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
 
 
 def prepare_closed_form(
-    name: str, form: ClosedForm, model: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
+    name: str, form: ClosedForm, costs: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
 ) -> PreparedEvaluation:
     """A workload of six sums.
 
@@ -53,9 +53,9 @@ def prepare_closed_form(
     if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated(name, point.settings)
-    sums = model.sums(model.place(point.strategy, point.local_batch))
-    exchange, exchange_remarks = model.collective(
-        gradient_exchange(model.network, point.strategy.ranks), point.strategy
+    sums = costs.sums(costs.place(point.strategy, point.local_batch))
+    exchange, exchange_remarks = costs.collective(
+        gradient_exchange(costs.network, point.strategy.ranks), point.strategy
     )
     remarks = Remarks()
     remarks.add(*sums.remarks, *exchange_remarks, *flat_exchange(point.settings))
@@ -64,25 +64,25 @@ def prepare_closed_form(
         forward, backward, exchanged, update = map(float, form(np.asarray(seconds)))
         return Timing(forward, backward, exchanged, update, exposed_communication_s=exchanged, overlap_s=0.0)
 
-    costs = join([sums.costs, exchange])
+    parts = join([sums.costs, exchange])
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=_used(form, len(costs.seconds))),
+        costs=dataclasses.replace(parts, counts=_used(form, len(parts.seconds))),
         spread=sums.spread,
         remarks=remarks,
         memory=memory,
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *costs: time(*costs).iteration_s,
-        ledger=lambda: _ledger(model, point.strategy, sums, TERMS[form]),
+        iteration_s=lambda *shifted: time(*shifted).iteration_s,
+        ledger=lambda: _ledger(costs, point.strategy, sums, TERMS[form]),
     )
 
 
-def _ledger(model: CostModel, strategy: Strategy, sums: PricedSums, terms: Sequence[str]) -> tuple[RoleLedger, ...]:
+def _ledger(costs: CostModel, strategy: Strategy, sums: PricedSums, terms: Sequence[str]) -> tuple[RoleLedger, ...]:
     """Works of the sums that are read, and the exchange: nothing hides another."""
     groups = [(name.split()[0], term, group) for name, term, group in zip(SUMS, terms, sums.groups, strict=False)]
     if strategy.ranks > 1:
-        exchange = gradient_exchange(model.network, strategy.ranks)
-        cost, modes = model.communication.cost(exchange, strategy)
+        exchange = gradient_exchange(costs.network, strategy.ranks)
+        cost, modes = costs.communication.cost(exchange, strategy)
         groups.append(("GE", terms[-1], [(exchange, Priced(cost, 1, exchange, True, modes))]))
     return ledger_of_sums(strategy, groups, sums.spread.common_relative_sd)
 

@@ -15,16 +15,16 @@ from predict.costs.sourced import Remark
 from predict.workload import Configuration, PreparedEvaluation
 
 
-def workload_of(model: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:
+def workload_of(costs: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:
     """Plan and price these buffers; remarks are those of every grouping.
 
     Raises:
         UserError: the profile lacks a part, or gradients are to be accumulated.
     """
     refuse_what_is_simulated("osf", point.settings)
-    plan = layerwise_plan(model.network, point.strategy, point.settings, buffers.sends)
-    priced = model.price(plan)
-    form = OverlapForm(plan, model.network, fusion_of(model), buffers)
+    plan = layerwise_plan(costs.network, point.strategy, point.settings, buffers.sends)
+    priced = costs.price(plan)
+    form = OverlapForm(plan, costs.network, fusion_of(costs), buffers)
     if point.strategy.ranks > 1:
         text = "osf takes overlap and copies as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
@@ -32,15 +32,15 @@ def workload_of(model: CostModel, point: Configuration, buffers: Buffers) -> Pre
         costs=priced.costs,
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: model.memory(point.strategy, point.settings),
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        memory=lambda: costs.memory(point.strategy, point.settings),
+        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
         ledger=lambda: form.ledger(priced),
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
+        overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
 
 
-def fusion_of(model: CostModel) -> Fusion:
+def fusion_of(costs: CostModel) -> Fusion:
     """The model's rule of fusion; none where it has none."""
-    return model.fusion or Fusion()
+    return costs.fusion or Fusion()

@@ -10,9 +10,9 @@ from predict.costs.sourced import Remark
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The sums, time between operations included."""
-    workload = prepare_closed_form("csf", csf, model, point, lambda: model.memory(point.strategy, point.settings))
+    workload = prepare_closed_form("csf", csf, costs, point, lambda: costs.memory(point.strategy, point.settings))
     if point.strategy.ranks > 1:
         timing = workload.timing()
         factor = scaling_factor(timing.fw_s + timing.bw_s, timing.ge_s)

@@ -31,7 +31,7 @@ from predict.ledger.ledger import PricedWorks, RoleLedger
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and add the input.
 
     Raises:
@@ -40,13 +40,13 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     if not has_closed_form(point.strategy):
         raise UserError(f"dag has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)
-    options = model.input_options
+    options = costs.input_options
     planner = planner_for(point.strategy)
-    planner.check(model.network, point.strategy, point.settings)
-    plan = layerwise_plan(model.network, point.strategy, point.settings)
-    priced = model.price(plan)
+    planner.check(costs.network, point.strategy, point.settings)
+    plan = layerwise_plan(costs.network, point.strategy, point.settings)
+    priced = costs.price(plan)
     batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
-    terms = input_terms(model.profile, model.network, model.dtype, batch, options)
+    terms = input_terms(costs.profile, costs.network, costs.dtype, batch, options)
     priced.remarks.add(*terms.remarks, *flat_exchange(point.settings))
     if point.strategy.ranks > 1:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
@@ -56,12 +56,12 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: model.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        memory=lambda: costs.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
+        limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
         ledger=lambda: form.ledger(priced, terms),
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
+        overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
 
 

@@ -18,7 +18,7 @@ from predict.costs.sourced import Remark
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Fuse, plan and price; remarks say what the grouping makes of the exchange.
 
     Raises:
@@ -26,20 +26,20 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """
     if not has_closed_form(point.strategy):
         raise UserError(f"osf has closed forms of serial and data, not of {point.strategy}: take simulate")
-    planner_for(point.strategy).check(model.network, point.strategy, point.settings)
-    buffers = model.buffers(fusion_of(model), point.strategy, point.settings)
-    workload = workload_of(model, point, buffers)
+    planner_for(point.strategy).check(costs.network, point.strategy, point.settings)
+    buffers = costs.buffers(fusion_of(costs), point.strategy, point.settings)
+    workload = workload_of(costs, point, buffers)
     if point.strategy.ranks > 1:
-        workload.remarks.add(*_of_grouping(model, point, workload.timing(), buffers))
+        workload.remarks.add(*_of_grouping(costs, point, workload.timing(), buffers))
     return workload
 
 
-def _of_grouping(model: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
+def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
     compute_s = timing.fw_s + timing.bw_s
-    in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
+    in_series, _ = costs.collective(gradient_exchange(costs.network, point.strategy.ranks), point.strategy)
     without = scaling_factor(compute_s, float(in_series.seconds.sum()))
     factor = scaling_factor(compute_s, timing.ge_s)
-    fusion = fusion_of(model)
+    fusion = fusion_of(costs)
     texts = [
         f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out",
         describe(fusion, buffers.bytes, len(buffers.layers)),

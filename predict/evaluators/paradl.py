@@ -34,7 +34,7 @@ from predict.simulation.exposure import names_of_layer_communication
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The paper's sums, and its memory.
 
     Raises:
@@ -46,12 +46,12 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
             f" of pipelines alone, not of {point.strategy}: take simulate"
         )
     refuse_what_is_simulated("paradl", point.settings)
-    memory = model.paradl_memory(point.strategy, point.settings)
+    memory = costs.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
-        return _pipelined(model, point, memory)
+        return _pipelined(costs, point, memory)
     if sharing_axis(point.strategy) is not None:
-        return _shared(model, point, memory)
-    return prepare_closed_form("paradl", paradl, model, point, lambda: memory)
+        return _shared(costs, point, memory)
+    return prepare_closed_form("paradl", paradl, costs, point, lambda: memory)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:
@@ -62,22 +62,22 @@ def _covers(strategy: Strategy) -> bool:
     return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_axis(strategy) is not None
 
 
-def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
+def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """A sum over works: each phase's layers and communication, one after the other."""
     planner = planner_for(point.strategy)
-    planner.check(model.network, point.strategy, point.settings)
-    form = terms(model.network, point.strategy, point.settings, dtype=model.dtype)
+    planner.check(costs.network, point.strategy, point.settings)
+    form = terms(costs.network, point.strategy, point.settings, dtype=costs.dtype)
     builder = RoleBuilder()
     for term in form:
         builder.add(term.work, Phase[term.phase], Stream.COMPUTE)
     plan = Plan(
         strategy=point.strategy,
-        network=model.network.name,
+        network=costs.network.name,
         local_batch=point.local_batch,
         roles=(builder.build("rank", point.strategy.ranks),),
         works=tuple(builder.works),
     )
-    priced = model.price(plan, as_swept=True)
+    priced = costs.price(plan, as_swept=True)
     priced.remarks.add(*flat_exchange(point.settings))
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
@@ -92,9 +92,9 @@ def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: memory,
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *costs: time(*costs).iteration_s,
+        iteration_s=lambda *shifted: time(*shifted).iteration_s,
         ledger=lambda: ledger_of_terms(priced, form, builder.works),
     )
 
@@ -118,12 +118,12 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
     )
 
 
-def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
+def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.of(PipelineOptions).schedule)
     settings = lock_step_settings(point.settings)
-    plan = planner.plan(model.network, point.strategy, settings)
-    priced, form = model.price(plan, as_swept=True), PipelineClosedForm(plan)
+    plan = planner.plan(costs.network, point.strategy, settings)
+    priced, form = costs.price(plan, as_swept=True), PipelineClosedForm(plan)
     share = plan.micro_batches / (len(plan.roles) + plan.micro_batches - 1)
 
     def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
@@ -136,16 +136,16 @@ def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) 
         priced.remarks.add(
             Remark(f"the closed form knows GPipe's schedule alone, and stands for {schedule.name}", True)
         )
-    costs = priced.costs
+    seconds = priced.costs.seconds
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
+        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda own: float(own @ seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: memory,
-        limits=tuple(map(str, planner.limits(model.network, settings))),
+        limits=tuple(map(str, planner.limits(costs.network, settings))),
         time=time,
-        iteration_s=lambda *costs: form(np.asarray(costs[0])).iteration_s,
+        iteration_s=lambda *shifted: form(np.asarray(shifted[0])).iteration_s,
         ledger=lambda: ledger_of_lock_step(priced, form),
     )
 

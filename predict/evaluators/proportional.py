@@ -16,9 +16,9 @@ from predict.simulation import prepared
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The simulation, with layers' times shared out."""
-    return prepared.prepare(dataclasses.replace(model, proportional=True), point)
+    return prepared.prepare(dataclasses.replace(costs, proportional=True), point)
 
 
 def _shares_layers(strategy: Strategy) -> bool:

@@ -76,7 +76,7 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
     for point in request.points:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
             raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
-        found += _of_point(request.model, evaluator, point, caps)
+        found += _of_point(request.costs, evaluator, point, caps)
     return tuple(found), request.left_out
 
 
@@ -100,15 +100,15 @@ def parse_caps(text: str) -> tuple[float, ...]:
 
 def _without_input(request: Request) -> Request:
     """Buckets are compared by what they make of the exchange; reading that takes longer would hide it."""
-    if request.model.input_options != InputOptions():
+    if request.costs.input_options != InputOptions():
         raise UserError("predict buckets compares exchanges, whatever the input takes: leave its options out")
-    return dataclasses.replace(request, model=dataclasses.replace(request.model, input_options=NO_INPUT))
+    return dataclasses.replace(request, costs=dataclasses.replace(request.costs, input_options=NO_INPUT))
 
 
 def _of_point(
-    model: CostModel, evaluator: Evaluator, point: Configuration, caps: Sequence[float]
+    costs: CostModel, evaluator: Evaluator, point: Configuration, caps: Sequence[float]
 ) -> list[BucketAdvice]:
-    as_ddp = dataclasses.replace(model, fusion=Fusion(rule="ddp"))
+    as_ddp = dataclasses.replace(costs, fusion=Fusion(rule="ddp"))
     timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
     default = timed[0][1]
     grid = [_with_gain(advice, time, default) for advice, time in timed]
@@ -116,7 +116,7 @@ def _of_point(
     best = min(range(len(grid)), key=lambda index: (_seconds(grid[index]), index))
     grid[best] = msgspec.structs.replace(grid[best], best=True)
     rules: tuple[tuple[Rule, str], ...] = (("none", "layer by layer"), ("ada", "adaFusion"), ("mg-wfbp", "MG-WFBP"))
-    return [*grid, *(_of_rule(model, evaluator, point, rule, name) for rule, name in rules)]
+    return [*grid, *(_of_rule(costs, evaluator, point, rule, name) for rule, name in rules)]
 
 
 def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvice:
@@ -145,9 +145,9 @@ def _of_cap(
     return advice, timed
 
 
-def _of_rule(model: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
+def _of_rule(costs: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
     fusion = Fusion(rule=rule)
-    by_rule = dataclasses.replace(model, fusion=fusion)
+    by_rule = dataclasses.replace(costs, fusion=fusion)
     buffers = by_rule.buffers(fusion, point.strategy, point.settings)
     overlapped = workload_of(by_rule, point, buffers)
     return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)

@@ -42,7 +42,7 @@ class Request:
         points: every strategy, rank count and batch. left_out: those of a sweep that are not possible, and why.
     """
 
-    model: CostModel
+    costs: CostModel
     evaluator: Evaluator
     settings: Callable[[int], PlanSettings]
     points: tuple[Configuration, ...]
@@ -56,10 +56,10 @@ def read_request(options: Mapping[str, Any]) -> Request:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
     evaluator = evaluator_named(options["evaluator"])
-    model = read_model(options, evaluator)
-    settings = settings_of(model, options)
+    costs = read_model(options, evaluator)
+    settings = settings_of(costs, options)
     chosen = expand_points(
-        model.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
+        costs.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
     refuse_unused(
         settings(1), [point.strategy for point in chosen.points], *(("split",) if options["split"] is not None else ())
@@ -67,8 +67,8 @@ def read_request(options: Mapping[str, Any]) -> Request:
     refuse_without_pipeline(options["stages"], chosen.points)
     points = chosen.points
     if options["stages"] == _MEASURED:
-        points = tuple(with_balanced_stages(model, point) for point in points)
-    return Request(model=model, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
+        points = tuple(with_balanced_stages(costs, point) for point in points)
+    return Request(costs=costs, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
 
 
 def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
@@ -106,22 +106,24 @@ class Predicted(NamedTuple):
     ledgers: tuple[Ledger, ...]
 
 
-def predict_request(options: Mapping[str, Any]) -> Predicted:
+def predict_request(
+    options: Mapping[str, Any], *, price_per_rank_hour: float | None = None, explain: bool = False
+) -> Predicted:
     """Predictions of every strategy, rank count and batch.
 
     Args:
-        options: of the command line, by the names of its parameters.
+        options: of the command line, by the names of its parameters. explain: whether ledgers are asked for.
 
     Raises:
         UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
     """
     request = read_request(options)
     predictor = Predictor(
-        request.model,
+        request.costs,
         request.evaluator,
         dataset_samples=options["dataset_samples"],
         strong_scaling=options["scaling"] == "strong",
-        price_per_rank_hour=options.get("price"),
+        price_per_rank_hour=price_per_rank_hour,
     )
     found: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
@@ -129,7 +131,7 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
-            if options.get("explain"):
+            if explain:
                 ledgers.append(predictor.explain(point))
         except UserError as error:
             refused.append((point.strategy, error))
@@ -140,18 +142,18 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
     return Predicted(predictions, timed, left_out, tuple(ledgers))
 
 
-def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
+def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
     """A plan's settings for a global mini-batch."""
-    known = model.communication.cluster.ranks_per_node
+    known = costs.communication.cluster.ranks_per_node
     given = {**options, "stages": None} if options["stages"] == _MEASURED else options
     axes = tuple(own.placed(lambda: known) for own in read_options(given)[0])
 
     def settings(batch: int) -> PlanSettings:
         return PlanSettings(
             batch=batch,
-            optimizer=model.optimizer,
+            optimizer=costs.optimizer,
             recompute=parse_recompute(options["recompute"]),
-            blocking=library_blocks(model.communication.backend),
+            blocking=library_blocks(costs.communication.backend),
             axes=axes,
             **{name: options[name] for name in AS_GIVEN if options[name] is not None},
         )

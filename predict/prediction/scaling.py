@@ -90,7 +90,8 @@ def with_knees(
         sweep = _sweep(name, kept, points, fraction)
         sweeps.append(sweep)
         for point in points:
-            found[point.position] = msgspec.structs.replace(point.prediction, knee_ranks=sweep.knee_ranks)
+            use = msgspec.structs.replace(point.prediction.use, knee_ranks=sweep.knee_ranks)
+            found[point.position] = msgspec.structs.replace(point.prediction, use=use)
     return tuple(found), tuple(sweeps)
 
 
@@ -115,7 +116,7 @@ def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> S
     smallest, *others = points
     low, found, high = [1.0], [1.0], [1.0]
     for point in others:
-        ratio = point.prediction.efficiency / smallest.prediction.efficiency
+        ratio = point.prediction.use.efficiency / smallest.prediction.use.efficiency
         ends = efficiency_band(point.timed, smallest.timed, ratio)
         for values, value in zip((low, found, high), (ends[0], ratio, ends[1]), strict=True):
             values.append(value)

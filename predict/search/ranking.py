@@ -96,15 +96,15 @@ class Ranker:
         most: predictions. rows: strategies to predict at least, where there are so many.
     """
 
-    def __init__(self, model: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
-        self._model, self._space, self._limit = model, space, limit_bytes
+    def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
+        self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared = SharedWorks(model.network, space.settings)
-        self._estimates = Estimates(model, space, shared).seconds()
-        memory_bounds = MemoryBounds(model, space, shared)
+        shared = SharedWorks(costs.network, space.settings)
+        self._estimates = Estimates(costs, space, shared).seconds()
+        memory_bounds = MemoryBounds(costs, space, shared)
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
-        self._within = np.inf if limit_bytes is None else tensors_within(model.profile, limit_bytes)
+        self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
@@ -113,7 +113,7 @@ class Ranker:
         self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
         compared = np.unique(space.strategy[self._waiting]).tolist()
         self._result.uncompared = space.impossible.uncompared(space.strategies[index] for index in compared)
-        communication = model.communication
+        communication = costs.communication
         self._result.sweep = sweep_command(communication.measured_operations, communication.backend)
         self._done: list[Exact] = []
 
@@ -230,8 +230,8 @@ class Ranker:
         if key not in self._memory:
             point = self._point(candidate)
             # A plan's memory is that of one degree of data parallelism, and so of one local batch.
-            held = self._model.memory(point.strategy, point.settings)
-            self._memory[key] = held.beside_batches(ahead_bytes(self._model, point))
+            held = self._costs.memory(point.strategy, point.settings)
+            self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
     def _finish(self) -> Ranking:
@@ -247,8 +247,8 @@ class Ranker:
 
     def _leaner(self) -> list[int]:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
-        least = min(each.prediction.memory_bytes for each in self._done)
-        below = tensors_within(self._model.profile, least)
+        least = min(each.prediction.memory.memory_bytes for each in self._done)
+        below = tensors_within(self._costs.profile, least)
         stages = np.array([mesh.stages for mesh in self._space.meshes])[self._mesh_of]
         quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
         seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
@@ -262,7 +262,7 @@ class Ranker:
                 alike = self._plan_of == self._plan_of[candidate]
                 walked |= alike
                 try:
-                    sizes[alike] = tensors_within(self._model.profile, self._memory_of(candidate).peak_bytes)
+                    sizes[alike] = tensors_within(self._costs.profile, self._memory_of(candidate).peak_bytes)
                 except UserError:
                     sizes[alike] = np.inf
         return _spread_out(steps(seconds, np.where(walked, sizes, np.inf), below).tolist(), _LEAN)
@@ -273,7 +273,7 @@ class Ranker:
         Raises:
             UserError: none does; the message says what needs least.
         """
-        space, network = self._space, self._model.network
+        space, network = self._space, self._costs.network
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared

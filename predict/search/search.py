@@ -63,6 +63,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     train_command: str | None
     prediction: Prediction
 
+    def record(self) -> dict[str, Any]:
+        """The fields, as JSON and CSV hold them."""
+        return {**msgspec.structs.asdict(self), "prediction": self.prediction.record()}
+
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What became of the candidates of one number of ranks.
@@ -110,6 +114,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probability_of_others: float
     searched: tuple[Searched, ...]
 
+    def record(self) -> dict[str, Any]:
+        """The fields, as JSON holds them."""
+        return {**msgspec.structs.asdict(self), "rows": [row.record() for row in self.rows]}
+
 
 def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: None) -> Answer:
     """Search every number of ranks that the options ask for.
@@ -122,16 +130,16 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
         UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.
     """
     evaluator = evaluator_named("simulate")
-    model = read_model(options, evaluator)
+    costs = read_model(options, evaluator)
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
         raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
-    limit = _limit_memory(model, options["memory"])
-    settings = settings_of(model, options)(batches[0])
+    limit = _limit_memory(costs, options["memory"])
+    settings = settings_of(costs, options)(batches[0])
     caps = parse_caps(options["caps"])
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
     held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
-    like = mirrored_dims(model.profile, model.network, settings.of(SpatialOptions).spatial_until)
+    like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
     rankings: list[Ranking] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
@@ -139,17 +147,17 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
             if ranks > MAX_DEGREE:
                 raise UserError(f"--ranks {ranks}: predict search takes at most {MAX_DEGREE}, as strategies do")
             # Said once, and before candidates are refused each for a reason of its own.
-            if model.cluster is not None:
-                model.cluster.level_of(ranks)
-            computed_in = model.dtype, model.kernel_settings
-            space = find_space(model.network, settings, ranks, caps, held, computed_in, like)
+            if costs.cluster is not None:
+                costs.cluster.level_of(ranks)
+            computed_in = costs.dtype, costs.kernel_settings
+            space = find_space(costs.network, settings, ranks, caps, held, computed_in, like)
             predictor = Predictor(
-                model,
+                costs,
                 evaluator,
                 dataset_samples=options["dataset_samples"],
                 price_per_rank_hour=options["price"],
             )
-            ranker = Ranker(model, space, limit, most=options["predictions"], rows=options["top"])
+            ranker = Ranker(costs, space, limit, most=options["predictions"], rows=options["top"])
             rankings.append(ranker.rank(predictor, advance))
         except UserError as error:
             refused.append(error)
@@ -157,7 +165,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
         raise refused[0]
     rows, others = _rows([each for ranking in rankings for each in ranking.exact], options)
     return Answer(
-        model=model.network.name,
+        model=costs.network.name,
         batch=batches[0],
         memory_bytes_per_rank=limit,
         rows=rows,
@@ -166,9 +174,9 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     )
 
 
-def _limit_memory(model: CostModel, text: str | None) -> float | None:
+def _limit_memory(costs: CostModel, text: str | None) -> float | None:
     """A rank's memory: as given, else of the cluster; predictions say by it what fits."""
-    communication = model.communication
+    communication = costs.communication
     if text is not None:
         limit = parse_memory(text, "--memory")
         communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
@@ -229,7 +237,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
 
 def _compared(prediction: Prediction) -> tuple[float, ...]:
     """Time, memory and rank-hours."""
-    return prediction.iteration_s, float(prediction.memory_bytes), prediction.rank_hours_per_million_samples
+    return prediction.iteration_s, float(prediction.memory.memory_bytes), prediction.use.rank_hours_per_million_samples
 
 
 def _train_command(prediction: Prediction, options: Mapping[str, Any]) -> str | None:

@@ -68,14 +68,14 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
         batch=prediction.batch,
         options=prediction.options,
         iteration_s=timeline.iteration_s,
-        interval_s=prediction.interval_s,
+        interval_s=prediction.time.interval_s,
         tasks=sum(role.of_plan.tasks for role in timeline.roles),
         utilisation=sum(role.utilisation * role.ranks for role in roles) / prediction.ranks,
         bubble=sum(role.bubble * role.ranks for role in roles) / prediction.ranks,
         roles=roles,
         trace=trace,
-        extrapolated=prediction.extrapolated,
-        notes=prediction.notes,
+        extrapolated=prediction.provenance.extrapolated,
+        notes=prediction.provenance.notes,
     )
 
 

@@ -31,7 +31,7 @@ def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Predict
 
 def phases(strategy: str, batch: int, *, factor: float = 1.0, slow: str = "") -> Phases:
     """Seconds of the phases that are predicted, times a factor (in one phase, or in all)."""
-    parts = predicted(strategy, batch).phases_s
+    parts = predicted(strategy, batch).time.phases_s
     found = {name: parts[name] * (factor if slow in ("", name) else 1.0) for name in ("FW", "BW", "GE", "WU")}
     return found["FW"], found["BW"], found["GE"], found["WU"]
 

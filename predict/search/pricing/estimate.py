@@ -114,17 +114,17 @@ class _Work(NamedTuple):
 class Estimates:
     """Estimates of a space's candidates, on one cost model."""
 
-    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
-        self._model, self._space, self._shared = model, space, shared
-        self._groups = GroupCosts(model.communication)
+    def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._costs, self._space, self._shared = costs, space, shared
+        self._groups = GroupCosts(costs.communication)
         self._ranks = space.strategies[0].ranks
-        self._whole = WholeLayers(model, self._ranks)
+        self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
         self._numbers: dict[Axis | None, int] = {}
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
         self._again = [
-            computed_again(model.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
+            computed_again(costs.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
         ]
         self._cuts: dict[tuple[int, int], Cut] = {}
 
@@ -137,7 +137,7 @@ class Estimates:
         rows, row = self._rows()
         found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(axis) for axis in self._numbers]
-        self._share = np.array([work.share for work in works]).reshape(-1, len(self._model.network.layers))
+        self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
         self._buckets = Buckets(self._groups, gradient_bytes, space.caps_mb)
         self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
@@ -155,13 +155,13 @@ class Estimates:
 
     def _fed(self, seconds: Floats) -> Floats:
         """What the mini-batches make of iterations of so many seconds."""
-        model, space = self._model, self._space
-        ranks_on_host = model.place(space.strategies[0], 1).ranks_on_host
+        costs, space = self._costs, self._space
+        ranks_on_host = costs.place(space.strategies[0], 1).ranks_on_host
         of_strategies = []
         for strategy, mesh in zip(space.strategies, space.mesh_of, strict=True):
-            terms = terms_of(model, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
+            terms = terms_of(costs, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
             if not terms.known:
-                refuse_unknown(model.input_options)
+                refuse_unknown(costs.input_options)
                 return seconds
             of_strategies.append(terms.costs.seconds)
         reading, copying = np.array(of_strategies)[space.strategy].T
@@ -293,7 +293,7 @@ class Estimates:
     def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
         key = ranks, stages_per_rank
         if key not in self._cuts:
-            network = self._model.network
+            network = self._costs.network
             if ranks == 1:
                 self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
                 return self._cuts[key]

@@ -28,18 +28,18 @@ class LayerSeconds(NamedTuple):
     update: float
 
 
-def layer_seconds(model: CostModel, place: PricingContext) -> LayerSeconds:
+def layer_seconds(costs: CostModel, place: PricingContext) -> LayerSeconds:
     """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
 
     Raises:
         UserError: the profile has nothing for an operation, or no update by the optimizer.
     """
-    of_operations, _ = model.compute_seconds(place)
-    *_, between_fw, between_bw, update = model.sums(place).costs.seconds.tolist()
-    layers = model.network.layers
+    of_operations, _ = costs.compute_seconds(place)
+    *_, between_fw, between_bw, update = costs.sums(place).costs.seconds.tolist()
+    layers = costs.network.layers
     forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
     backward = np.zeros(len(layers))
-    run = list(backward_layers(model.network, layers_with_gradient(model.network)))
+    run = list(backward_layers(costs.network, layers_with_gradient(costs.network)))
     backward[run] = [of_operations[layers[i].operation, "BW"] + between_bw / len(run) for i in run]
     return LayerSeconds(forward, backward, update)
 
@@ -92,9 +92,9 @@ class WholeLayers:
         ranks: of every candidate.
     """
 
-    def __init__(self, model: CostModel, ranks: int) -> None:
-        self._model, self._ranks = model, ranks
-        self._on_host = min(ranks, model.communication.cluster.ranks_per_node)
+    def __init__(self, costs: CostModel, ranks: int) -> None:
+        self._costs, self._ranks = costs, ranks
+        self._on_host = min(ranks, costs.communication.cluster.ranks_per_node)
         self._rows: dict[PricingContext, LayerSeconds] = {}
 
     def learn(self, samples: Sequence[int], *, alone: bool) -> None:
@@ -109,7 +109,7 @@ class WholeLayers:
         for number in samples:
             for place in (self._place(number), *((PricingContext(number, 1, 1),) if alone else ())):
                 if place not in self._rows:
-                    self._rows[place] = layer_seconds(self._model, place)
+                    self._rows[place] = layer_seconds(self._costs, place)
 
     def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
         """Forward and backward, of shape (numbers of samples, layers), and weight update; all of them known.
@@ -130,7 +130,7 @@ class WholeLayers:
     def stragglers(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
         """:func:`least_lag` of ranks of the meshes with those indices."""
         first, kind = alike(mesh, samples)
-        spreads = [self._model.rank_spread(self._place(number)) for number in samples[first].tolist()]
+        spreads = [self._costs.rank_spread(self._place(number)) for number in samples[first].tolist()]
         own = (meshes[index] for index in mesh[first].tolist())
         found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
         return np.array(found)[kind]

@@ -55,12 +55,12 @@ class MemoryBounds:
             Neither the order of axes nor buckets change it.
     """
 
-    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
-        self._model, self._space, self._shared = model, space, shared
+    def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
         self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
         self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
-        self._input_bytes = model.network.input_bytes(1, kept_dtype(model.dtype))
+        self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
         mesh_of = space.mesh_of[space.strategy]
@@ -78,11 +78,11 @@ class MemoryBounds:
 
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
-        network, settings = self._model.network, self._space.settings
+        network, settings = self._costs.network, self._space.settings
         peaks = []
         for batch in (1, 2):
             own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
-            use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
+            use = memory_of_plan(network, Strategy(), own, dtype=self._costs.dtype, device=self._costs.device_kind)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
@@ -125,7 +125,7 @@ class MemoryBounds:
         key = ranks, stages_per_rank
         if key not in self._kept:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
-            stages = cut_into_stages(self._model.network, ranks, settings)
+            stages = cut_into_stages(self._costs.network, ranks, settings)
             self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
         return self._kept[key]
 
@@ -136,10 +136,10 @@ class MemoryBounds:
             ledger,
             stage.network,
             1,
-            dtype=self._model.dtype,
-            device=self._model.device_kind,
+            dtype=self._costs.dtype,
+            device=self._costs.device_kind,
             outputs=stage.outputs,
-            mask_bytes=None if self._model.device_kind == "cpu" else 1,
+            mask_bytes=None if self._costs.device_kind == "cpu" else 1,
         )
         received = ledger.allocate(0)
         walk.forward(received)

@@ -31,7 +31,7 @@ _CLOSE = 1e-3
 _MODE = "compute beside idle ranks of the host"
 
 
-def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
+def on_shared_host(costs: CostModel, priced: PricedPlan) -> PricedPlan:
     """A pipeline's plan priced for stages that do not all compute at once; any other plan as it is.
 
     When stages compute is taken of ranks none of which is late.
@@ -39,23 +39,23 @@ def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
     plan, place = priced.plan, priced.place
     if degree_of(plan.strategy, Trait.STAGES) <= 1:
         return priced
-    alone = model.alone_on_host(plan, place)
+    alone = costs.alone_on_host(plan, place)
     if alone is None or np.all(alone[0] == 1):
         return priced
     beside = ranks_beside(plan, place.ranks_on_host)
     simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
-    costs = priced.costs
+    shared = priced.costs
     idle = np.zeros(len(plan.works))
     for number in range(_MOST_ROUNDS):
-        found = simulation.computing(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
+        found = simulation.computing(shared.seconds, shared.compute_slowdown, shared.communication_slowdown)
         moved = 1 - busy_beside(plan, found, beside) - idle
         idle = idle + (moved / 2 if number else moved)
-        costs = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
+        shared = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
         if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:
             break
     text = "stages that compute while others of their host wait take from one rank's measured times to all ranks'"
     priced.remarks.add(Remark(text, False))
-    return dataclasses.replace(priced, costs=costs)
+    return dataclasses.replace(priced, costs=shared)
 
 
 def ranks_beside(plan: Plan, ranks_on_host: int) -> Floats:

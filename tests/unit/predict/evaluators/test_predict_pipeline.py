@@ -63,10 +63,10 @@ def predict(
 
 def test_parts_add_up_to_the_iteration() -> None:
     found = predict()
-    parts = found.breakdown_s
+    parts = found.time.breakdown_s
     assert parts["pipeline_idle"] > 0
     assert sum(parts[name] for name in ("FW", "BW", "GE", "WU", "pipeline_idle")) == pytest.approx(found.iteration_s)
-    low, high = found.interval_s
+    low, high = found.time.interval_s
     assert low <= found.iteration_s <= high
 
 
@@ -76,14 +76,14 @@ def test_two_stages_take_between_half_and_all_of_serial_time() -> None:
 
 
 def test_the_closed_form_knows_no_overlap_and_one_schedule() -> None:
-    assert predict("paradl").iteration_s >= predict().breakdown_s["FW"]
-    assert any("GPipe's schedule alone" in line for line in predict("paradl", schedule="1f1b").extrapolated)
-    assert not any("GPipe's schedule" in line for line in predict("paradl").extrapolated)
+    assert predict("paradl").iteration_s >= predict().time.breakdown_s["FW"]
+    assert any("GPipe's schedule alone" in line for line in predict("paradl", schedule="1f1b").provenance.extrapolated)
+    assert not any("GPipe's schedule" in line for line in predict("paradl").provenance.extrapolated)
 
 
 def test_replicas_of_stages_exchange_their_gradients() -> None:
     found = predict(strategy="d2p2", batch=32)
-    assert found.breakdown_s["GE"] > 0
+    assert found.time.breakdown_s["GE"] > 0
     assert found.iteration_s > predict().iteration_s
 
 
