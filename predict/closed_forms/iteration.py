@@ -3,16 +3,11 @@
 Each reads the same six sums and is written for arrays: ``sums[..., i]`` are the seconds of one point's part i, for the
 local batch and the ranks of that point.
 
-ParaDL (Table 3 of the paper, per iteration; docs/model.md, "paradl"):
-
-    serial    B FB + WU
+    serial    B FB + WU                       ParaDL, Table 3 of the paper
     data      (B/p) FB + WU + AR(p, W e)
 
-FB is the sum of the layers' forward and backward. The paper's times are per sample; here a sum is a function of the
-local batch, of which per-sample times are the fallback. Time between operations is no part of the paper's model.
-
-CSF (OSF's paper: T_comp / (T_comp + t(sum of g)), without overlap): all of compute, time between operations
-included, then one all-reduce of all gradients. The paper's factor leaves the weight update out; an iteration has it.
+FB is the sum of the layers' forward and backward; time between operations is no part of the paper's model. CSF (OSF's
+paper) has it in, then one all-reduce of all gradients.
 """
 
 from __future__ import annotations

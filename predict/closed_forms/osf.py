@@ -1,18 +1,15 @@
 """OSF: a scaling factor that considers overlap, and tensor fusion (the paper's equations 3 to 17).
 
-Gradients are counted in the order of backward, i = 0, 1, ... n - 1 (the paper counts layers from the input, so its
-layer L is 0 here and its layer 1 is n - 1); layers without parameters count to the next one that has some. With
-ready_i, when gradient i is there, gap_i = ready_(i+1) - ready_i (the paper's bw of layer l - 1), g_i its bytes and t(m)
-the all-reduce of m bytes:
+Gradients are counted in the order of backward. With ready_i, when gradient i is there, and t(m) the all-reduce of m
+bytes:
 
     start_i = max(start_(i-1) + wait_(i-1) + t(sent_(i-1)), ready_i)      eq. 8 and 15
     exposed = max(0, start_(n-1) + t(sent_(n-1)) - backward)              T_update - T_overlap of eq. 3 and 11
     OSF     = T_comp / (T_comp + exposed)                                 T_comp: all of forward and backward
     CSF     = T_comp / (T_comp + t(sum of g))                             no overlap, one all-reduce
 
-Which gradients are sent together is said in :mod:`paradl_bench.strategies.data.fusion.rules`. Mended: eq. 15 as printed
-starts its inner sum at j = 1 instead of i. Kept as printed: it adds the wait behind the exchange before it, so a
-channel that is busy all the time waits twice.
+Mended: eq. 15 as printed starts its inner sum at j = 1 instead of i. Kept as printed: it adds the wait behind the
+exchange before it, so a channel that is busy all the time waits twice.
 """
 
 from __future__ import annotations

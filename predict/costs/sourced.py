@@ -1,9 +1,8 @@
 """What every prediction carries beside its seconds: where they come from, and how far they may be off.
 
-A prediction is made of *parts* (the distinct works of a plan, or the sums that a closed form reads). Each part has
-seconds, a source, and a spread of its own that is independent of the other parts'. What several parts share (a slow
-machine, the slope of a communication fit, an interpolation over the batch) is a :class:`CorrelatedError`: one random
-number that moves all of them at once, fully correlated.
+Each *part* (a distinct work of a plan, or a sum that a closed form reads) has seconds, a source, and a spread of its
+own. What several parts share (a slow machine, the slope of a communication fit) is a :class:`CorrelatedError`: one
+random number that moves all of them at once.
 """
 
 from __future__ import annotations

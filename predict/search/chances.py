@@ -1,9 +1,8 @@
 """How likely each of several predictions is the shortest, errors that they share left to move all of them at once.
 
-An error is drawn once for all: a mode (the slope of a communication fit, a slow spell of the machine) by its name, and
-layers' own errors for all that run the same shards on as many samples, as :mod:`predict.prediction.scaling_band` has
-it. What parts left unexplained counts between none and all of it. Errors multiply, since a time is above 0: a mode that
-reaches the ends of its interval does so exactly.
+An error is drawn once for all: a mode by its name, and layers' own errors for all that run the same shards on as many
+samples. What parts left unexplained counts between none and all of it. Errors multiply, since a time is above 0: a mode
+that reaches the ends of its interval does so exactly.
 """
 
 from __future__ import annotations

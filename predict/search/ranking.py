@@ -1,11 +1,9 @@
 """From estimates of all candidates to exact predictions of those that may be the best.
 
-Candidates are predicted in the order of their estimates, corrected by what others turned out to be over theirs
-(:class:`~predict.search.pricing.corrections.Corrections`), first those that differ in more than the size of buckets,
-then what lies next to the best; a candidate is done with when its estimate, uncorrected, is not below the best
-prediction. Beside those that may be the best, each of the strategies next in order is predicted with its best settings
-by estimate, up to as many rows as were asked for. Then come some that hold less than any so far: of those than which
-none is faster, by estimate, and as small, a few from the fastest to the smallest.
+Candidates are predicted in the order of their corrected estimates, first those that differ in more than the size of
+buckets, then what lies next to the best; one is done with when its estimate, uncorrected, is not below the best
+prediction. Each of the strategies next in order is predicted with its best settings by estimate, up to as many rows as
+were asked for. Then come some that hold less than any so far, from the fastest to the smallest.
 """
 
 from __future__ import annotations

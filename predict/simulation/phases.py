@@ -1,7 +1,5 @@
 """How a simulated iteration parts into phases: the one rule, for roles, stages of a pipeline and drawn timelines.
 
-A task is of the phase that its plan says. What a rank computes decides where the phases end:
-
 - A rank that waits for no other stage goes through phases one after the other. A turn of forward or backward lasts from
   the end of the turn before to the end of what it computes, whatever it waits for in between. The exchange lasts from
   there to the end of the last task of its phase; the update has what is left of the iteration.

@@ -1,13 +1,10 @@
 """A configuration simulated: the plan's tasks on their streams, with interference and the slowest rank.
 
-A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
-the last of its group is expected to need (:mod:`predict.simulation.role_straggler`), weight update included, because
-the next exchange waits for that as well. Stages of a pipeline wait for each other's messages:
-:mod:`predict.simulation.pipelines.pipeline_straggler`.
-
-Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
-collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
-role is simulated by itself, and the slowest one is the answer.
+What ranks compute between two collectives takes as long as the last of the group is expected to need
+(:mod:`predict.simulation.role_straggler`); stages of a pipeline wait for each other's messages
+(:mod:`predict.simulation.pipelines.pipeline_straggler`). Roles that differ are simulated together, and wait for each
+other in the collectives that they share. Beside a slow rank each role is simulated by itself, and the slowest one is
+the answer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What waiting for the last rank adds to a role's compute, task by task.
 
-Ranks meet at a collective. A rank that waits for one is level with its group up to where it called it: what it computed
-before that counts no more, what it computed since (beside the collective) still does. One that is over before the
-ranks come to wait for it levels nobody: a gather that was called far ahead. Groups nest: a collective along
-the inner axes levels the ranks of one replica, one along the outer axes all ranks that the axes inside span, so that
-what an outer one waits for beyond the inner ones is wait(outer) - wait(inner) over what was computed since the last
-outer one. At the end of an iteration nobody is level: what the last stretch was late by goes on in the next iteration.
+A rank that waits for a collective is level with its group up to where it called it: what it computed before that counts
+no more, what it computed since still does. One that is over before compute comes to wait for it levels nobody. A
+collective along outer axes levels all ranks that the axes inside span, so it adds wait(outer) - wait(inner) over what
+was computed since the last outer one. What the last stretch was late by goes on in the next iteration.
 
 A run of compute tasks is late by what its end is late by, less what its beginning was; so the simulation of the slowest
 rank has each collective start when the last rank is expected to arrive.

@@ -1,8 +1,8 @@
 """The ledger of a simulated iteration: every task by itself, and what it takes beyond its price.
 
-Beyond its price a task takes what the slowest rank is late by, what a slow rank adds, and what it loses while something
-else of its rank is under way. A role waits for a mini-batch before its first task and behind its last, and for other
-stages or ranks in between.
+That is what the slowest rank is late by, what a slow rank adds, and what is lost while something else of the rank is
+under way. A role waits for a mini-batch before its first task and behind its last, and for other stages or ranks in
+between.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Deterministic simulation of one iteration: tasks on streams, with interference between compute and communication.
 
-What is modelled: a stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and
-all tasks that it waits for are done. While a compute task and a collective are both under way, compute progresses at
-1/compute_slowdown and the collective at 1/communication_slowdown: a fluid simulation, whose rates
-change only where a task starts or ends. Several roles run together where one waits for what another sends, or for
-another to come to a collective (:func:`couple`). Calls that compute waits for may be given a lane of their own, on
-which they do not queue for the collectives in flight and are slowed beside them. What is not modelled: preemption, and
-more collectives than these two at once on one rank.
+A stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and all tasks that it
+waits for are done. While a compute task and a collective are both under way, compute progresses at 1/compute_slowdown
+and the collective at 1/communication_slowdown: a fluid simulation, whose rates change only where a task starts or ends.
+Calls that compute waits for may be given a lane of their own, on which they do not queue for the collectives in flight
+and are slowed beside them. Not modelled: preemption, and more collectives than these two at once on one rank.
 
 Arrays in, arrays out: a task is an index. The event loop is :mod:`predict.simulation.engine.engine_compiled` where that
-was built, else :mod:`predict.simulation.engine.engine_python`, which does the same; a build of another interface than
-the Python has counts as none.
+was built with the same interface, else :mod:`predict.simulation.engine.engine_python`, which does the same.
 """
 
 from __future__ import annotations

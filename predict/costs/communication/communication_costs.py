@@ -1,9 +1,8 @@
 """Seconds of collectives: the profile's fit at the level that the group spans, and what overlap costs.
 
-A flat ring runs at the slowest level that it crosses. A cluster file may state alpha and
-beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
-that name, else at the outermost measured level, which is said. What surrounds a call changes its seconds as was
-measured (:mod:`predict.costs.communication.context_costs`).
+A cluster file may state alpha and beta of a level, and contention, which multiplies beta; what it leaves out comes from
+the profile's fit at the level of that name, else at the outermost measured level, which is said. What surrounds a call
+changes its seconds as was measured (:mod:`predict.costs.communication.context_costs`).
 """
 
 from __future__ import annotations

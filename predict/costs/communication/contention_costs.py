@@ -1,10 +1,8 @@
 """How many groups communicate over one level at once, and what that does to beta (contention phi).
 
 Groups at once are those that share links: inside a node all groups of the node; above, all that reach out of one unit
-of the level inside it (the data groups of replicas whose layers are shared in a node leave by that node's link
-together). Ranks do the same at about the same time, but for the stages of a pipeline, which take turns: groups that
-differ by their stage are not counted as at once. Groups that only share links farther out (a full bisection is assumed
-there) are not counted either.
+of the level inside it. Stages of a pipeline take turns, so groups that differ by their stage are not counted as at
+once; nor are those that only share links farther out, where a full bisection is assumed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """How a layer's backward parts into that of its input and that of its parameters, for schedules that run them apart.
 
-Inside an iteration backward is measured whole, so the two parts are shares of it that add up to one. In this order:
-
-1. The operation's parts as each was measured alone (``paradl-bench layers --isolated split``, which knows the kinds
-   whose backward is two kernels).
-2. The FLOPs of either part. How far that is off is read from operations that were measured in both ways; where none
-   was, any share is as likely.
-
-Not modelled: what it costs to start autograd twice, and what both parts compute (a normalisation's sums).
+Inside an iteration backward is measured whole, so the two parts are shares of it that add up to one: as each was
+measured alone (``paradl-bench layers --isolated split``), else by FLOPs. How far FLOPs are off is read from operations
+that were measured in both ways; where none was, any share is as likely. Not modelled: what it costs to start autograd
+twice, and what both parts compute (a normalisation's sums).
 """
 
 from __future__ import annotations

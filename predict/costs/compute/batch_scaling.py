@@ -2,10 +2,8 @@
 
 Between measured batches time runs straight from one to the next. Beyond them the slope of the two nearest is kept, but
 never less than none and never more than proportional to the batch; where one batch was measured alone, time is taken
-as proportional (kernels: ParaDL's linear form) or constant (what does not depend on the batch).
-
-What that leaves open follows from two facts about kernels, that a larger batch takes no less time, and no more per
-sample: they bound the time from both sides, and inside the bounds any value is as likely as another.
+as proportional (kernels: ParaDL's linear form) or constant. A larger batch takes no less time, and no more per sample:
+inside of what these two bound, any value is as likely as another.
 """
 
 from __future__ import annotations

@@ -2,16 +2,13 @@
 
 The order for one operation, phase and local batch:
 
-1. Its own times, those measured with as many ranks on the host as the prediction puts there. A batch between measured
-   ones is interpolated, one beyond is scaled (:mod:`predict.costs.compute.batch_scaling`).
+1. Its own times with as many ranks on the host, at that batch or by others
+   (:mod:`predict.costs.compute.batch_scaling`).
 2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
-3. A regressor of the kernel kind and stage, where the profile has one that was fitted on sizes like these
-   (:mod:`predict.costs.compute.kernel_costs`).
-4. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
-   ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
-5. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
-   sustained in this dtype with as many ranks on the host, or else that any layer of the profile reached. How far layers
-   stay above it is read from the measured ones.
+3. A regressor of the kernel kind and stage (:mod:`predict.costs.compute.kernel_costs`).
+4. A measured operation of the same kind, scaled by the ratio of their rooflines. How far that is off is read from the
+   measured operations, each predicted from the others.
+5. The roofline. How far layers stay above it is read from the measured ones.
 
 An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
 """

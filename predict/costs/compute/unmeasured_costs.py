@@ -1,7 +1,7 @@
 """What is no layer's, where the profile holds layers alone: imported traces, sweeps of kernels.
 
-The weight update is regressed from sweeps of the optimizer, else drawn from memory's bandwidth, as copies are; time
-between operations can't be known from layers. What nothing tells is taken as none, and said to be.
+The weight update is regressed from sweeps of the optimizer, else drawn from memory's bandwidth, as copies are. What
+nothing tells is taken as none, and said to be.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What ``predict search`` chooses from: every strategy for a number of ranks, in every order, with all its settings.
 
 A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
-*placements* are the orders of its axes: they decide who is whose neighbour, and with it which level of the cluster each
-exchange crosses. A *candidate* is a placement with micro-batches, a schedule, a bucket size, and what it computes again
-instead of keeping it; without a pipeline micro-batches are those whose gradients a rank adds up before they are
-exchanged.
+*placements* are the orders of its axes, which decide what level of the cluster each exchange crosses. A *candidate*
+is a placement with micro-batches (accumulated without a pipeline), a schedule, a bucket size, and what it computes
+again.
 
 ZeRO stages beside other axes and two axes that share layers have no plan. What else could be asked for and is left out
 is said in ``Space.not_searched``.

@@ -1,23 +1,18 @@
 """Seconds of every candidate, estimated from below with arrays: to choose which of them to predict exactly.
 
-With f_i and b_i forward and backward of a micro-batch on rank i of p (layers' seconds by the share of their FLOPs,
-times the least straggler factor of the last rank, and what compute waits for; what is computed again is backward's), S
-micro-batches, t what is sent over a cut, and X_i the last backward with the exchange of gradients that it hides,
+The inequalities, with f_i and b_i forward and backward of a micro-batch on rank i, S micro-batches, t what is sent over
+a cut, u_i all that a rank sends of a micro-batch, and X_i the last backward with the exchange that it hides
+(docs/model.md, "Search"):
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
     iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...
-    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i],  u_i all that i sends of a micro-batch
+    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i]
     X_i = max(b_i + last bucket, backward until the first bucket is full + all buckets)
 
-Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, sends
-one message after the other, both ways, and exchanges one bucket after the other: no schedule that keeps the two halves
-of backward together is faster. One that parts them sends back before the second half: of the second maximum it takes
-forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency after compute.
+Schedules that part backward send back before its second half: of the second maximum they take forward and messages.
 It is an estimate where shards were not measured, which may keep more or less of a layer's efficiency than their share
-of its FLOPs. Where mini-batches are read and copied, the closed form of that makes an iteration of these seconds.
-
-Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
-together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
+of its FLOPs. Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike
+are computed together: a call of numpy for each strategy would take longer than all of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
 
 Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
-of a pipeline has the activations of as many micro-batches as its schedule has under way; other ranks have those of one,
-when most of it is held, whether or not some is computed again. What an axis of p shares counts as 1/p of it, and what
-else memory goes to is left out, so that nothing is ruled out that fits.
+of a pipeline has the activations of as many micro-batches as its schedule has under way, other ranks those of one. What
+an axis of p shares counts as 1/p of it, and what else memory goes to is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What one rank of an axis that shares layers runs and sends, a sample: from the planners, or from a region's shapes.
 
 A rank's share of a layer is that of its FLOPs, else of its output. Of spatial parallelism the planner is not asked,
-since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form, with no more of a
-halo than a window reaches over.
+since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form.
 """
 
 from __future__ import annotations

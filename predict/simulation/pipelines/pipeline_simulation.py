@@ -1,14 +1,12 @@
 """Simulation of a pipeline: all of its roles together, since a stage waits for what its neighbours send.
 
 A receive ends when the matching send does; a send takes the time of its messages (alpha + m beta each) on the sender's
-communication stream, beside compute. ParaDL's closed form assumes otherwise: stages run in lock-step and nothing is
-computed while a transfer is under way. ``overlapped=False`` puts in the second assumption; with equal stages both then
-agree.
+communication stream, beside compute. ``overlapped=False`` lets nothing be computed while a transfer is under way, as
+ParaDL's closed form assumes; with equal stages both then agree.
 
-Replicas of a stage are one role: the straggler factor slows the slowest of them, as without a pipeline. Where an axis
-shares layers, ranks at one position along it form a line of roles from the first stage to the last, which receive from
-and send to each other alone; lines that differ are simulated each by itself, the slowest is the answer. Communication
-for layers waits on the rank's communication stream behind what it sends.
+Replicas of a stage are one role. Where an axis shares layers, ranks at one position along it form a line of roles from
+the first stage to the last, which receive from and send to each other alone; lines are simulated each by itself, the
+slowest is the answer.
 """
 
 from __future__ import annotations

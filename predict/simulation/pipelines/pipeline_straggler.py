@@ -1,23 +1,10 @@
 """How long a pipeline is expected to take when its ranks are slow by chance.
 
-Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs: the
-one that sets the pace does in every micro-batch, another only once. So the stages that the simulation holds anyway are
-given times by chance, a few iterations' worth, and the mean of what they then take is the expectation:
-
-    x_i = tied part of the rank at stage i (of the last of the ranks that share its layers), of F's quantiles; each draw
-    has one of as many equal parts of F, stage by stage in another order, at any place in it (a Latin hypercube)
-    e_j = own part of each event, normal
-
-A large pipeline affords few draws. What in them was by chance is taken out as far as its lock-step tells: with C_i all
-that stage i computes and S micro-batches,
-
-    g(x) = sum of C_i (1 + x_i) / S + (1 - 1/S) max of C_i (1 + x_i)
-
-is known for many x at once, so the mean is T' = mean T + b (E g - mean g) over the draws, and the variance likewise
-var T + b^2 (Var g - var g); b, the slope of T on g, is kept between 0 and 1 (a control variate).
-
-Of d replicas the last one is late by wait(d) in the measure of how far draws of one replica come apart. Stretched to a
-factor on all compute this is the straggler factor of the whole pipeline. The draws are the same each time.
+Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs.
+Stages are given times by chance, a few iterations' worth, and the mean of what they then take is the expectation: the
+tied part of each stage from a Latin hypercube of F's quantiles, events' own parts normal. A large pipeline affords few
+draws; the pipeline in lock-step, known of many more, is their control variate. Of d replicas the last one is late by
+wait(d) in the measure of how far draws of one come apart (docs/model.md, "The slowest rank").
 """
 
 from __future__ import annotations
