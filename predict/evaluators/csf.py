@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from predict.closed_forms.closed_form_evaluation import has_closed_form, has_closed_settings, prepare_closed_form
-from predict.closed_forms.iteration import csf
+from predict.closed_forms.closed_form_evaluation import csf, has_closed_form, has_closed_settings, prepare_closed_form
 from predict.closed_forms.osf import scaling_factor
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark

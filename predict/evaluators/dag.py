@@ -21,6 +21,7 @@ from predict.closed_forms.closed_form_evaluation import (
     refuse_what_is_simulated,
 )
 from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
+from predict.closed_forms.osf import LayerwisePhases
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
@@ -72,48 +73,31 @@ class ClosedForm:
     """The closed form over one plan's works; behind them, in the costs, come reading and copying."""
 
     def __init__(self, plan: Plan, fetch: Fetch, *, wait_free: bool) -> None:
-        role = plan.roles[0]
+        self._phases, self._works = LayerwisePhases(plan), len(plan.works)
         self._fetch, self._wait_free = fetch, wait_free
-        self._work, self._works = role.work, len(plan.works)
-        self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
-        self._backward, self._exchange = role.phase == Phase.BW, role.phase == Phase.GE
 
     def timing(self, seconds: Floats) -> Timing:
         """Seconds per work, then of reading and of copying, to where they stand in an iteration."""
-        tasks = seconds[self._work]
+        phases = self._phases.of(seconds)
+        ready, backward_s = phases.done_s[self._phases.exchange], phases.backward_s
+        exposed_s = exposed_exchange_seconds(ready, phases.exchange_s, backward_s, wait_free=self._wait_free)
+        computed_s = phases.forward_s + backward_s + exposed_s + phases.update_s
         io_s, h2d_s = map(float, seconds[self._works :])
-        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
-        forward, backward = float(tasks[self._forward].sum()), float(in_backward[-1])
-        exchange, update = tasks[self._exchange], float(tasks[self._update].sum())
-        exposed = exposed_exchange_seconds(in_backward[self._exchange], exchange, backward, wait_free=self._wait_free)
-        waiting = input_wait(self._fetch, io_s, h2d_s, forward + backward + exposed + update)
-        return Timing(
-            fw_s=forward,
-            bw_s=backward,
-            ge_s=exposed,
-            wu_s=update,
-            exposed_communication_s=exposed,
-            overlap_s=self._beside(exchange, exposed),
-            **waiting._asdict(),
-        )
+        return phases.timing(exposed_s, **input_wait(self._fetch, io_s, h2d_s, computed_s)._asdict())
 
     def ledger(self, priced: PricedPlan, terms: InputTerms) -> tuple[RoleLedger, ...]:
         """Its terms, those of the input included."""
-        tasks = priced.costs.seconds[self._work]
-        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
-        exposed = exchange = tasks[self._exchange]
+        phases = self._phases.of(priced.costs.seconds)
+        exposed = phases.exchange_s
         if self._wait_free:
-            ready, none = in_backward[self._exchange], np.zeros(len(exchange))
-            exposed = exposed_in_turn(ready, none, exchange, float(in_backward[-1]))[1]
+            ready, none = phases.done_s[self._phases.exchange], np.zeros(len(exposed))
+            exposed = exposed_in_turn(ready, none, exposed, phases.backward_s)[1]
         found = entries_beside_backward(priced, exposed, _TERMS)
         waiting = self.timing(np.concatenate([priced.costs.seconds, terms.costs.seconds]))
         fetched = PricedWorks(strategy=priced.plan.strategy, works=terms.works, parts=terms.parts, costs=terms.costs)
         found.append(fetched.entry(0, "IO", 1, exposed_s=waiting.input_s - waiting.h2d_s, term="t_io"))
         found.append(fetched.entry(1, "H2D", 1, exposed_s=waiting.h2d_s, term="t_h2d"))
         return ledger_of_ranks(priced.plan.strategy, found)
-
-    def _beside(self, exchange: Floats, exposed: float) -> float:
-        return max(float(exchange.sum()) - exposed, 0.0)
 
 
 EVALUATOR = Evaluator(

@@ -9,10 +9,8 @@ from __future__ import annotations
 from paradl_bench.core.errors import UserError
 from paradl_bench.strategies.data.fusion.buffers import Buffers, describe
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.closed_form_evaluation import has_closed_form, has_closed_settings
-from predict.closed_forms.iteration import gradient_exchange
-from predict.closed_forms.osf import scaling_factor
-from predict.closed_forms.osf_evaluation import fusion_of, workload_of
+from predict.closed_forms.closed_form_evaluation import gradient_exchange, has_closed_form, has_closed_settings
+from predict.closed_forms.osf import fusion_of, scaling_factor, workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing

@@ -20,10 +20,10 @@ from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
     has_closed_form,
     has_closed_settings,
+    paradl,
     prepare_closed_form,
     refuse_what_is_simulated,
 )
-from predict.closed_forms.iteration import paradl
 from predict.closed_forms.ledgers import ledger_of_lock_step, ledger_of_terms
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
 from predict.closed_forms.shared_closed_form import sharing_axis, terms

@@ -15,7 +15,7 @@ from paradl_bench.core.units import format_around, format_bytes, format_differen
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused_as_ddp
 from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
-from predict.closed_forms.osf_evaluation import workload_of
+from predict.closed_forms.osf import workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.prediction.interval import interval
