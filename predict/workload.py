@@ -1,7 +1,7 @@
 """What an evaluator makes of a point: costs, and how they add up to an iteration.
 
 An evaluator is one file under :mod:`predict.evaluators` that declares ``EVALUATOR``. It prepares a workload once; the
-interval then asks the workload for its time under costs that are shifted by each mode of error.
+interval then asks for its time under costs that are shifted by each mode of error.
 """
 
 from __future__ import annotations

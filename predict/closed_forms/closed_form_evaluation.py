@@ -70,14 +70,12 @@ def has_closed_form(strategy: Strategy) -> bool:
 
 
 def has_closed_settings(settings: PlanSettings) -> bool:
-    """Neither accumulated gradients nor activations that are computed again: closed forms have none of these."""
+    """Whether closed forms have all of the settings."""
     return not settings.simulated_alone
 
 
 def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
-    """Raises:
-    UserError: gradients are to be accumulated, or activations to be computed again, which no closed form has.
-    """
+    """Raise a UserError where a setting is asked for that no closed form has."""
     for option, text in settings.simulated_alone.items():
         raise UserError(f"{name} knows no --{option} {text}: take --evaluator simulate")
 
@@ -85,11 +83,7 @@ def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
 def prepare_closed_form(
     name: str, form: ClosedForm, costs: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
 ) -> PreparedEvaluation:
-    """A workload of six sums.
-
-    Raises:
-        UserError: the strategy is neither serial nor data.
-    """
+    """A workload of six sums; a UserError of strategies and settings that have no closed form."""
     if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated(name, point.settings)

@@ -147,11 +147,7 @@ class OverlapForm:
 
 
 def workload_of(costs: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:
-    """Plan and price these buffers; remarks are those of every grouping.
-
-    Raises:
-        UserError: the profile lacks a part, or gradients are to be accumulated.
-    """
+    """Plan and price these buffers; remarks are those of every grouping."""
     refuse_what_is_simulated("osf", point.settings)
     plan = layerwise_plan(costs.network, point.strategy, point.settings, buffers.sends)
     priced = costs.price(plan)

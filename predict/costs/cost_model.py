@@ -1,7 +1,7 @@
 """The cost model: seconds, sources and spread of every distinct work of a plan, and of a model's sums.
 
-Works are priced once per (local batch, ranks on the host); the closed forms read sums over the same prices, so that
-they and the simulation differ by what they assume, never by what they read.
+The closed forms read sums over the same prices, so that they and the simulation differ by what they assume, never by
+what they read.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class CostModel:
             as_swept: communication takes what a sweep measures, as closed forms have it, and nothing surrounds it.
 
         Raises:
-            UserError: a work that the profile has nothing for; the message names the command that would measure it.
+            UserError: the profile has nothing for a work; the message names the command that would measure it.
         """
         self._layers.learn(plan.sharded)
         if self.proportional:
@@ -170,9 +170,7 @@ class CostModel:
     def alone_on_host(self, plan: Plan, place: PricingContext) -> tuple[Floats, Floats] | None:
         """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
 
-        Returns:
-            Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
-            both ways, or the device does not compute.
+        1 and 0 for what does not compute; None where nothing was measured both ways, or the device does not compute.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
         if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
@@ -195,11 +193,7 @@ class CostModel:
         return found
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
-        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update.
-
-        Raises:
-            UserError: the profile has nothing for an operation, or no update by the optimizer.
-        """
+        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
         batch, on_host = place.local_batch, place.ranks_on_host
         works: dict[tuple[str, PhaseName], Work] = {
             (operation, phase): Compute(layer=name, operation=operation, phase=phase)
@@ -235,11 +229,7 @@ class CostModel:
         return assemble([part], 0.0), found.cost.remarks
 
     def buffers(self, fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> Buffers:
-        """Which gradients a rule of fusion sends together, of the times at which they are ready and all-reduces take.
-
-        Raises:
-            UserError: the profile lacks a part.
-        """
+        """Which gradients a rule of fusion sends together, by when they are ready and what all-reduces take."""
         if fusion.rule == "ddp":
             return fused_as_ddp(self.network, settings)
         compute = layerwise_plan(self.network, strategy, settings, {})
@@ -274,18 +264,13 @@ class CostModel:
         return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
-        """What computes of a plan's works (layers, time between them, weight update), by its index.
-
-        Raises:
-            UserError: the profile has nothing for a layer; the message names the command that would measure it.
-        """
+        """What computes of a plan's works (layers, time between them, weight update), by its index."""
         return {index: part.cost for index, part in self._computing(plan).items()}
 
     def own_deviations(self, plan: Plan) -> tuple[RankSpread, dict[int, float]]:
         """How a rank's iterations spread, and by index of what computes of a plan's works how one event of it does.
 
-        Returns:
-            The spread, and standard deviations relative to the event's seconds, of what falls on it by itself alone.
+        The latter are standard deviations relative to the event's seconds, of what falls on it by itself alone.
         """
         place = self._place_of(plan)
         parts, total_s = self._computing(plan), np.zeros(len(plan.works))

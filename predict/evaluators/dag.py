@@ -1,8 +1,7 @@
 """``dag``: an iteration with its input, as S-SGD's DAG has it: reading, copying, and an exchange for every layer.
 
-Closed forms of :mod:`predict.costs.input.input_closed_form`. Each layer with parameters has an exchange of its own, as
-soon as its gradient is there, in order. As in the paper overlap is free, and no rank is later than another; what
-``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.
+Closed forms of :mod:`predict.costs.input.input_closed_form`. As in the paper overlap is free, and no rank is later than
+another; what ``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timin
 
 
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
-    """Plan, price, and add the input.
-
-    Raises:
-        UserError: the strategy is neither serial nor data, or the preset is none.
-    """
+    """Plan, price, and add the input."""
     if not has_closed_form(point.strategy):
         raise UserError(f"dag has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)

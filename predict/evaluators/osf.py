@@ -1,7 +1,7 @@
 """``osf``: overlap of backward and exchange, and tensor fusion, as the paper's scaling factor has them.
 
-Closed forms of :mod:`predict.closed_forms.osf`. As in the paper overlap is free, copies into buffers take no time and
-no rank is later than another. Buffers are filled under the costs as they are; the interval keeps them as they are then.
+As in the paper overlap is free, copies into buffers take no time and no rank is later than another. Buffers are filled
+under the costs as they are; the interval keeps them as they are then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timin
 
 
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
-    """Fuse, plan and price; remarks say what the grouping makes of the exchange.
-
-    Raises:
-        UserError: the strategy is neither serial nor data, or a limit is exceeded.
-    """
+    """Fuse, plan and price; remarks say what the grouping makes of the exchange."""
     if not has_closed_form(point.strategy):
         raise UserError(f"osf has closed forms of serial and data, not of {point.strategy}: take simulate")
     planner_for(point.strategy).check(costs.network, point.strategy, point.settings)

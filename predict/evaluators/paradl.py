@@ -35,11 +35,7 @@ from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timin
 
 
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
-    """The paper's sums, and its memory.
-
-    Raises:
-        UserError: the paper has no closed form of the strategy.
-    """
+    """The paper's sums, and its memory."""
     if not _covers(point.strategy):
         raise UserError(
             f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"

@@ -81,11 +81,7 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
 
 
 def parse_caps(text: str) -> tuple[float, ...]:
-    """MiB of ``1,2.5,25``, rising and without repeats.
-
-    Raises:
-        UserError: a part is no positive number.
-    """
+    """MiB of ``1,2.5,25``, rising and without repeats; a UserError where a part is no positive number."""
     found = set()
     for part in text.split(","):
         try:

@@ -120,11 +120,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
-    """Refuse a command line without these options.
-
-    Raises:
-        UsageError: the first that is missing.
-    """
+    """Raise a UsageError of the first of these options that is missing."""
     for name in names:
         if options[name] is None:
             context = click.get_current_context()

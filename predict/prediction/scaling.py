@@ -1,7 +1,6 @@
-"""Sweeps over rank counts: where efficiency begins to fall off.
+"""Sweeps over rank counts, and the *knee* of each.
 
-The *knee* of a sweep is its largest rank count up to which no point's efficiency falls below a fraction of that at the
-smallest count.
+That is its largest rank count up to which no point's efficiency falls below a fraction of that at the smallest count.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ class _Point(NamedTuple):
 
 
 def check_fraction(fraction: float) -> None:
-    """Refuse a fraction of the efficiency that is none.
-
-    Raises:
-        UserError: it is not above 0 and at most 1.
-    """
+    """Raise a UserError of a fraction of the efficiency that is not above 0 and at most 1."""
     if not 0 < fraction <= 1:
         raise UserError(f"--knee {fraction:g}: a fraction of the efficiency is above 0 and at most 1")
 
@@ -71,10 +66,7 @@ def with_knees(
 
     Args:
         timed: the iteration of each prediction with its interval.
-        fraction: of the efficiency at the smallest rank count, above 0 and at most 1.
-
-    Raises:
-        UserError: the fraction is none.
+        fraction: of the efficiency at the smallest rank count, above 0 and at most 1; a UserError else.
     """
     check_fraction(fraction)
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}

@@ -21,11 +21,7 @@ CUT_BY = "seconds of the profile"
 
 
 def with_balanced_stages(costs: CostModel, point: Configuration) -> Configuration:
-    """The point with stages that balance the profile's seconds; as it is without a pipeline.
-
-    Raises:
-        UserError: the profile lacks a part, or the network can't be cut.
-    """
+    """The point with stages that balance the profile's seconds; as it is without a pipeline."""
     if degree_of(point.strategy, Trait.STAGES) == 1:
         return point
     stages = balanced_stages(costs.network, point.strategy, point.settings, layer_seconds(costs, point))
@@ -49,10 +45,6 @@ def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
 
 
 def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...]) -> None:
-    """Refuse ``--stages`` where nothing has stages.
-
-    Raises:
-        UserError: no point has a pipeline.
-    """
+    """Raise a UserError where ``--stages`` is given and no point has a pipeline."""
     if stages and not any(degree_of(point.strategy, Trait.STAGES) > 1 for point in points):
         raise UserError("--stages is for the stages of a pipeline; none of the strategies has one")

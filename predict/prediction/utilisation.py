@@ -66,9 +66,5 @@ def effort(point: Configuration, iteration_s: float, epoch_s: float | None, pric
 
 
 def check_price(price: float | None) -> None:
-    """Refuse a price that is none.
-
-    Raises:
-        UserError: it is not finite, negative, or beyond what anything costs.
-    """
+    """Raise a UserError of a price that is not finite, negative, or beyond what anything costs."""
     check_bounds(price, "--price", "a rank-hour costs a finite number", most=LARGEST_FACTOR)

@@ -56,8 +56,7 @@ def exposed_seconds(
     """Seconds of communication while the rank's compute is not active, by name.
 
     Args:
-        on_compute: the rank's segments that compute; in order, one at a time.
-        segments: of communication, by name.
+        on_compute: the rank's segments that compute; in order, one at a time. segments: of communication, by name.
     """
     if not segments:
         return {}

@@ -1,7 +1,4 @@
-"""The input of a simulated iteration: what it takes, how much of it is waited for.
-
-Its tasks are those of :mod:`paradl_bench.strategies.passes.input_tasks`.
-"""
+"""The input of a simulated iteration: what it takes, how much of it is waited for."""
 
 from __future__ import annotations
 
@@ -24,11 +21,7 @@ from predict.workload import Configuration
 
 
 def input_of(costs: CostModel, point: Configuration) -> InputTerms | None:
-    """What reading and copying take, where that was measured or stated and takes any time.
-
-    Raises:
-        UserError: options ask for an input that nothing is known of, or contradict each other.
-    """
+    """What reading and copying take, where that was measured or stated and takes any time."""
     terms = terms_of(costs, point.strategy, point.local_batch, _on_host(costs, point))
     if not terms.known:
         refuse_unknown(costs.input_options)

@@ -55,11 +55,7 @@ class PhaseEnds(NamedTuple):
 
 
 def phase_ends(phase: Ints, computes: NDArray[np.bool_], end_s: Floats, begin_s: float = 0.0) -> PhaseEnds:
-    """Ends of phases that follow each other, of tasks on one rank.
-
-    Args:
-        begin_s: when the first of them begins.
-    """
+    """Ends of phases that follow each other, of tasks on one rank, the first of which begins at ``begin_s``."""
     turns = end_s[computes & np.isin(phase, (Phase.FW, Phase.BW))]
     computed_s = float(turns.max(initial=begin_s))
     return PhaseEnds(computed_s, max(computed_s, float(end_s[phase == Phase.GE].max(initial=0.0))))

@@ -42,11 +42,7 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
 
 
 def price(costs: CostModel, point: Configuration) -> PricedPlan:
-    """The plan of a point, priced, with the tasks of its input where that is known.
-
-    Raises:
-        UserError: the strategy has no plan, or the profile lacks a part.
-    """
+    """The plan of a point, priced, with the tasks of its input where that is known."""
     computing, notes = _planned(costs, point)
     terms = input_of(costs, point)
     plan = computing if terms is None else with_input(computing, terms.fetched)

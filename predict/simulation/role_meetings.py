@@ -26,8 +26,7 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
     """Edges that have a collective of one role wait for all that another role does before the same one.
 
     Of each pair of roles: (role, nodes) that are waited for, and (role, nodes) that wait, as
-    :func:`predict.simulation.simulator.couple` takes them. What roles issue in unlike numbers has no partner and gets
-    none.
+    :func:`predict.simulation.simulator.merge_graphs` takes them. What roles issue in unlike numbers gets none.
 
     Args:
         graphs: of the roles. nodes: per role and task of it, the node of its graph that holds the task.

@@ -88,11 +88,7 @@ class MeetingRoles:
 
 
 def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
-    """Per role, when each of its tasks starts and ends; a collective starts when the last role of its group has come.
-
-    Args:
-        seconds: per role, of its tasks.
-    """
+    """Per role, when each of its tasks starts and ends, of so many seconds each, where roles wait for each other."""
     plan, costs = priced.plan, priced.costs
     graphs = [task_graph(role, blocking=priced.blocking_tasks(role)) for role in plan.roles]
     works = np.concatenate([role.work for role in plan.roles])
@@ -109,11 +105,7 @@ def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[F
 
 
 def role_alone(priced: PricedPlan, role: Role, seconds: Floats) -> tuple[Floats, Floats]:
-    """When each task of a role starts and ends that waits for no other role.
-
-    Args:
-        seconds: of its tasks.
-    """
+    """When each task of a role starts and ends, of so many seconds each, that waits for no other role."""
     costs = priced.costs
     line = simulate(
         task_graph(role, blocking=priced.blocking_tasks(role)),

@@ -52,11 +52,7 @@ class TaskGraph:
 
     @classmethod
     def of_edges(cls, lane: Ints, roles: int, source: Ints, target: Ints) -> TaskGraph:
-        """The graph in which each target waits for the source of the same index.
-
-        Args:
-            lane: as the attribute. roles: how many roles the lanes are of.
-        """
+        """The graph of so many roles in which each target waits for the source of the same index."""
         tasks, lanes = len(lane), roles * LANES
         by_source = np.argsort(source, kind="stable")
         return cls(

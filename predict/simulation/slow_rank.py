@@ -1,8 +1,7 @@
 """One rank that computes slower than the others: what if a device throttles, or a host is shared.
 
-Every other rank waits for it where they meet, so the iteration is as long as it needs, and what others would have been
-late by chance counts only as far as they may be later still (:meth:`predict.costs.spread.stragglers.RankSpread.wait`).
-In a pipeline it slows its own stage, which sets the pace or not.
+Every other rank waits for it where they meet, and what others would have been late by chance counts only as far as they
+may be later still (:meth:`predict.costs.spread.stragglers.RankSpread.wait`).
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ def remark_on(slow: SlowRank) -> Remark:
 
 
 def slow_rank_option(evaluator_name: str, text: str | None) -> SlowRank | None:
-    """What ``--slow-rank FACTOR[@RANK]`` says; None where it is not given.
-
-    Raises:
-        UserError: it does not parse, or is for another evaluator.
-    """
+    """What ``--slow-rank FACTOR[@RANK]`` says, if given; a UserError of another evaluator than ``simulate``."""
     if text is None:
         return None
     if evaluator_name != "simulate":

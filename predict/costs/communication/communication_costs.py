@@ -202,9 +202,6 @@ class CommunicationCosts:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
         Where messages go both ways, as exchanges, if those were measured.
-
-        Raises:
-            UserError: the profile holds no fit of send_recv and the cluster states none.
         """
         messages = max((work.sends_bytes, work.receives_bytes), key=sum)
         operation = self.halo_operation(work)
@@ -247,11 +244,7 @@ class CommunicationCosts:
         return self._message_costs[key]
 
     def times(self, operation: str, level: Level, contention: float) -> CollectiveTimes:
-        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention.
-
-        Raises:
-            UserError: the profile holds no fit of the operation and the level states none.
-        """
+        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention."""
         known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
         level, fits, _ = self._on_links(level, known)
         return _times(lookup(operations(), operation, "collective"), fits, level, contention)

@@ -45,11 +45,7 @@ class ContentionCosts:
         self._groups: dict[tuple[object, ...], int] = {}
 
     def sharing(self, work: Collective, level: Level, strategy: Strategy, taking_part: float = 1.0) -> Sharing:
-        """phi of a collective.
-
-        Args:
-            taking_part: share of the ranks that call such a collective: of several leaders a node, they alone do.
-        """
+        """phi of a collective that such a share of the ranks calls: of several leaders a node, they alone do."""
         groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
         return self.of_groups(work, level, groups)
 

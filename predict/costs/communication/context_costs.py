@@ -153,10 +153,9 @@ def error_modes(entry: InContext, idle_s: float) -> tuple[tuple[str, float], ...
 def between_them(entry: InContext, swept_s: Callable[[int, int], float]) -> SizeRatios:
     """What idle calls between those in a context take of what a sweep finds, by size; the median over rank counts.
 
-    The entry tells what the context adds to the former: the line through it is of pairs. A sweep's calls follow each
-    other on the same buffers and on cores that nothing else was on: large ones find their data in the caches, which a
-    run's do not, and where ranks share cores short ones hinder each other more. A size that its two neighbours agree
-    against takes the nearer of theirs (a median of three): few pairs are behind each.
+    A sweep's calls follow each other on the same buffers and on cores that nothing else was on: large ones find their
+    data in the caches, which a run's do not, and where ranks share cores short ones hinder each other more. A size
+    that its two neighbours agree against takes the nearer of theirs (a median of three): few pairs are behind each.
 
     Args:
         swept_s: of ranks and bytes, as they are predicted from the sweep.

@@ -72,11 +72,7 @@ class BackwardSplit:
         self._flops_sd: dict[tuple[int, int], float] = {}
 
     def part(self, whole: Cost, layer: Layer, phase: str, shard: str, batch: int, ranks_on_host: int) -> BackwardPart:
-        """One part of a backward.
-
-        Args:
-            whole: of both parts together. phase: ``BW_input`` or ``BW_weight``.
-        """
+        """One part, ``BW_input`` or ``BW_weight``, of a backward whose parts together cost ``whole``."""
         measured = self._parts(layer.operation, shard, batch, ranks_on_host)
         if measured is not None:
             share, sd, source = measured.share, measured.share_sd, whole.source

@@ -50,7 +50,7 @@ def at_batch(knots: Sequence[Knot], batch: int, *, proportional: bool) -> BatchE
 
     Args:
         knots: at least one, ordered by batch.
-        proportional: what a single measured batch is taken for beyond itself: proportional to the batch, or constant.
+        proportional: whether a single measured batch is taken as proportional beyond itself, or as constant.
     """
     for knot in knots:
         if knot.batch == batch:

@@ -41,11 +41,7 @@ def alone_over_all(profile: Profile, work: TensorCopy, ranks_on_host: int) -> tu
 
 
 def priced_copy(copy: CopyTime, work: TensorCopy, count: float, ranks_on_host: int) -> Priced:
-    """Gradients moved, by a measurement; a sum that was not measured is a copy that may take half as long again.
-
-    Args:
-        copy: of :func:`nearest_copy`.
-    """
+    """Gradients moved, by a measurement; a sum that was not measured is a copy that may take half as long again."""
     seconds = copy.seconds(work.bytes, work.tensors)
     remarks: list[Remark] = []
     if copy.ranks_on_host != ranks_on_host:

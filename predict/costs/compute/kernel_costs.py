@@ -54,14 +54,7 @@ class KernelCosts:
         return bool(self._models)
 
     def estimate(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
-        """Seconds of a layer's phase run alone on a local batch.
-
-        Returns:
-            None where no regressor is for it, or it lies too far beyond what one was fitted on.
-
-        Raises:
-            UserError: the regressors' file is missing, broken, or another one.
-        """
+        """Seconds of a layer's phase run alone on a local batch; None as :meth:`of_shape` has it."""
         if not self._models:
             return None
         # Whether the first layer or another: its backward computes no gradient of its input.

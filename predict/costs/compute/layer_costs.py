@@ -53,11 +53,7 @@ UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
 
 
 class LayerCosts:
-    """Costs of layers from a profile, for the layers of one network. Answers are kept.
-
-    Args:
-        network: the network that is predicted; it may hold operations that the profile lacks.
-    """
+    """Costs of layers from a profile, for the layers of one network. Answers are kept."""
 
     def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
         self._profile = profile
@@ -147,11 +143,7 @@ class LayerCosts:
     def part_of_backward(
         self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int
     ) -> BackwardPart:
-        """Seconds of backward of an operation's input, or of its parameters, on a local batch.
-
-        Raises:
-            UserError: as :meth:`cost`, of the whole backward.
-        """
+        """Seconds of backward of an operation's input, or of its parameters, on a local batch."""
         whole = self.cost(operation, "BW", shard, batch, ranks_on_host)
         if operation in self._learnt:
             self._roofline.learn(*self._learnt[operation])

@@ -199,8 +199,7 @@ class ModelCosts:
     def host_ratio(self, phase: Literal["FW", "BW", "WU"], measured: int, wanted: int) -> float | None:
         """Time between operations of a phase, or of the weight update, over that with another number of ranks.
 
-        Returns:
-            None where no model was measured with both, on one local batch.
+        None where no model was measured with both, on one local batch.
         """
         times = self._of_model(self._own_name) or self._times
         pairs = [

@@ -59,11 +59,7 @@ class Hardware:
         return LinkFactors(self.latency * self.latency_at.get(level, 1.0), 1 / bandwidth)
 
     def check_levels(self, cluster: Cluster) -> None:
-        """Refuse names of levels that a cluster lacks.
-
-        Raises:
-            UserError: the first of them; the message names the cluster's levels.
-        """
+        """Refuse names of levels that a cluster lacks: a UserError, which names those that it has."""
         levels = [level.name for level in cluster.levels]
         for name in (*self.bandwidth_at, *self.latency_at):
             if name not in levels:

@@ -61,11 +61,7 @@ _OF_INPUT = {
 
 
 def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptions:
-    """The options of the command line.
-
-    Raises:
-        UserError: some were given to an evaluator that does not know the input side, or are no seconds.
-    """
+    """The command line's options; a UserError of those that the evaluator does not know, or that are no seconds."""
     # 0 seconds is something that was given.
     given = {name: options[name] for name in _OF_INPUT if options.get(name) is not None and options[name] is not False}
     if given and evaluator_name not in _KNOWN_BY:
@@ -222,11 +218,7 @@ def _priced(name: str, time: InputTime | None, stated_s: float | None) -> Priced
 
 
 def refuse_unknown(options: InputOptions) -> None:
-    """Where nothing is known of an input.
-
-    Raises:
-        UserError: options ask for one.
-    """
+    """Raise a UserError where nothing is known of an input that options ask for."""
     if options != InputOptions():
         raise UserError(
             "the profile holds no input of this model to read or copy: paradl-bench io PATH -o DIR, then calibrate fit,"

@@ -37,9 +37,6 @@ class WorkCosts:
 
         Args:
             as_swept: no communication stands behind compute, or beside an all-reduce.
-
-        Raises:
-            UserError: a work that the profile has nothing for; the message names the command that would measure it.
         """
         context, counts = self._context(plan, place)
         calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if as_swept else calls_of(plan)
@@ -58,10 +55,7 @@ class WorkCosts:
         }
 
     def alone_on_host(self, work: Work, place: PricingContext) -> tuple[float, float]:
-        """A work's seconds while no other rank of the host computes over those while all do, and their spread.
-
-        1 and 0 for what does not compute.
-        """
+        """As :attr:`KindCosts.alone_on_host`; 1 and 0 for what does not compute."""
         return costs_of(work).alone_on_host(work, self.known, place)
 
     def relative_spreads(self, works: Sequence[Work], total_s: Floats, place: PricingContext) -> Floats:
@@ -101,11 +95,7 @@ def known_costs(
     model: ModelCosts,
     communication: CommunicationCosts,
 ) -> KnownCosts:
-    """What is known of a model's single costs.
-
-    Args:
-        model_name: of the network. serial: its plan on one rank.
-    """
+    """What is known of a model's single costs, of which ``serial`` is the plan on one rank."""
     times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()
     return KnownCosts(
         profile=profile,

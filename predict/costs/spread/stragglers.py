@@ -108,11 +108,7 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return math.sqrt(max(mean_square - self._expected_maximum(1) ** 2, 0.0))
 
     def own_deviation(self, own_relative_sd: Floats) -> Floats:
-        """Of events, what falls on each by itself: standard deviations over their seconds.
-
-        Args:
-            own_relative_sd: how single times of them spread in all, likewise.
-        """
+        """Of events that spread so in all, what falls on each by itself: standard deviations over their seconds."""
         return np.asarray(own_relative_sd * self.relative_sd * math.sqrt(self.own_weight))
 
     def common_deviation(self, probabilities: Floats) -> Floats:
@@ -148,8 +144,7 @@ def part_spread(quantiles: Sequence[float], seconds: Floats, own_sd_s: Floats, w
 
     Args:
         quantiles: of single iterations over their median, at evenly spaced probabilities.
-        seconds, own_sd_s: of each event of an iteration, and its standard deviation.
-        whole_s: of the iteration.
+        seconds, own_sd_s: of each event of an iteration of ``whole_s``, and its standard deviation.
     """
     low, high = np.interp([0.25, 0.75], np.linspace(0.0, 1.0, len(quantiles)), quantiles)
     variance = ((high - low) * IQR_TO_SD) ** 2

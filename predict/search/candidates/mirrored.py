@@ -14,11 +14,7 @@ from paradl_bench.strategies.spatial.region import spatial_region
 
 
 def like_dims(network: ModelGraph, until: str | None = None) -> tuple[int, ...]:
-    """Per spatial dim of the input, the first one that is like it wherever blocks reach: in extents and in windows.
-
-    Args:
-        until: layer before which spatial parallelism ends.
-    """
+    """Per spatial dim of the input, the first one that is like it before ``until``: in extents and in windows."""
     dims = len(network.input_shape) - 1
     try:
         region = spatial_region(network, (1,) * dims, until=until)
@@ -55,11 +51,7 @@ def _is_oblong(network: ModelGraph) -> bool:
 
 
 def is_first_written(parts: Sequence[int], like: Sequence[int]) -> bool:
-    """Whether of all blocks alike this is the one with most parts along the first dims.
-
-    Args:
-        like: of :func:`mirrored_dims`.
-    """
+    """Whether of all blocks alike (by :func:`mirrored_dims`) this is the one with most parts along the first dims."""
     last: dict[int, int] = {}
     for count, dim in zip(parts, like, strict=False):
         if count > last.get(dim, count):

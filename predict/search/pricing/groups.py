@@ -57,11 +57,7 @@ class GroupCosts:
         self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
 
     def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
-        """Of each message, by itself; of the shape of ``message_bytes``.
-
-        Raises:
-            UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
-        """
+        """Of each message, by itself; of the shape of ``message_bytes``."""
         return self.seconds_over(np.array(self.link(operation, group)), message_bytes)
 
     def link(self, operation: str, group: Group) -> int:

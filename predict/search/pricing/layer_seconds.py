@@ -29,11 +29,7 @@ class LayerSeconds(NamedTuple):
 
 
 def layer_seconds(costs: CostModel, place: PricingContext) -> LayerSeconds:
-    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
-
-    Raises:
-        UserError: the profile has nothing for an operation, or no update by the optimizer.
-    """
+    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's."""
     of_operations, _ = costs.compute_seconds(place)
     *_, between_fw, between_bw, update = costs.sums(place).costs.seconds.tolist()
     layers = costs.network.layers
@@ -65,11 +61,7 @@ class ComputedAgain(NamedTuple):
 
 
 def computed_again(network: ModelGraph, settings: PlanSettings) -> ComputedAgain:
-    """The segments of ``settings.recompute`` that backward reaches.
-
-    Raises:
-        UserError: the network has no such segments.
-    """
+    """The segments of ``settings.recompute`` that backward reaches."""
     order = backward_layers(network, layers_with_gradient(network))
     found = []
     for segment in segments_of(network, settings):
@@ -86,11 +78,7 @@ def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
 
 
 class WholeLayers:
-    """Layers that a rank runs whole, of every number of samples that candidates have.
-
-    Args:
-        ranks: of every candidate.
-    """
+    """Layers that a rank runs whole, of every number of samples that candidates have; all of so many ranks."""
 
     def __init__(self, costs: CostModel, ranks: int) -> None:
         self._costs, self._ranks = costs, ranks
@@ -102,9 +90,6 @@ class WholeLayers:
 
         Args:
             alone: also as a stage runs them, which may compute while the other ranks of its host wait.
-
-        Raises:
-            UserError: the profile has nothing for an operation, or no update by the optimizer.
         """
         for number in samples:
             for place in (self._place(number), *((PricingContext(number, 1, 1),) if alone else ())):

@@ -51,11 +51,7 @@ class SharedWork:
 
 
 def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) -> SharedWork:
-    """The part of the rank at the first position of the axis; all of the network without one.
-
-    Raises:
-        UserError: a limit of the axis is exceeded.
-    """
+    """The part of the rank at the first position of the axis; all of the network without one."""
     if axis is None:
         return SharedWork(
             share=np.ones(len(network.layers)), gradient_bytes=_gradient_bytes(network, network), messages=()
@@ -98,11 +94,7 @@ def _gradient_bytes(network: ModelGraph, held: ModelGraph) -> Ints:
 
 
 class _Blocks:
-    """Blocks of positions.
-
-    Args:
-        parts: along the first spatial dims.
-    """
+    """Blocks of positions, of so many parts along the first spatial dims."""
 
     def __init__(self, network: ModelGraph, parts: Sequence[int], settings: PlanSettings) -> None:
         self._network, self._parts = network, parts

@@ -37,11 +37,7 @@ class Waits:
         self._known: list[_Known] = []
 
     def number(self, work: SharedWork, group: Group) -> int:
-        """Of a part whose ranks stand so; a part that is equal to another one is another part.
-
-        Raises:
-            UserError: the profile holds no fit of an operation, or the cluster given holds fewer ranks.
-        """
+        """Of a part whose ranks stand so; a part that is equal to another one is another part."""
         messages = work.messages
         links = {name: self._groups.link(name, group) for name in dict.fromkeys(each.operation for each in messages)}
         key = id(work), tuple(links.values())

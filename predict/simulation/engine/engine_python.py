@@ -1,8 +1,7 @@
 """The simulator's event loop in Python: what ``engine_compiled`` does, where that was not built.
 
-A lane is a stream of a role and runs its tasks one at a time. When the task on it ends is known as soon as it starts,
-and changes only where another lane of the same role, which it is slowed beside, starts or ends a task. So the cost of
-an event does not grow with the number of roles but by the depth of a heap.
+When the task on a lane ends is known as soon as it starts, and changes only where another lane of the same role, which
+it is slowed beside, starts or ends a task. So an event costs the depth of a heap, however many roles there are.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def test_predicted_memory_has_factor_and_interval_and_consistent_parts(runs: Pat
     assert sum(after.memory.memory_parts_bytes.values()) == after.memory.memory_bytes
     low, high = after.memory.memory_interval_bytes or (0, 0)
     assert low <= after.memory.memory_bytes <= high
-    assert {"memory_interval_bytes.low", "memory_interval_bytes.high"} <= flat_row(after).keys()
+    assert {"memory_interval_bytes.low", "memory_interval_bytes.high"} <= flat_row(after.record()).keys()
 
 
 def test_the_papers_sum_takes_rho_of_the_model(runs: Path) -> None:
