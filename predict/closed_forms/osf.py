@@ -80,7 +80,7 @@ class PhaseSeconds(NamedTuple):
         """All of backward."""
         return float(self.done_s[-1])
 
-    def timing(self, exposed_s: float, **waiting: float) -> Timing:
+    def timing(self, exposed_s: float, input_s: float = 0.0, h2d_s: float = 0.0) -> Timing:
         """The iteration of which so much of the exchange is exposed."""
         return Timing(
             fw_s=self.forward_s,
@@ -89,7 +89,8 @@ class PhaseSeconds(NamedTuple):
             wu_s=self.update_s,
             exposed_communication_s=exposed_s,
             overlap_s=max(float(self.exchange_s.sum()) - exposed_s, 0.0),
-            **waiting,
+            input_s=input_s,
+            h2d_s=h2d_s,
         )
 
 

@@ -161,7 +161,7 @@ class CostModel:
             parts=priced,
             rank_spread=rank_spread,
             slow_copies=self.device.computes,
-            own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
+            own_relative_sd=self._works.relative_spreads(plan.works, costs.total_s, place),
             spread=spread,
             blocking=frozenset(index for index, part in enumerate(priced) if part.blocking),
             remarks=remarks,
@@ -173,9 +173,9 @@ class CostModel:
         1 and 0 for what does not compute; None where nothing was measured both ways, or the device does not compute.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
-        if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
+        if place.ranks_on_host <= 1 or not self.device.computes:
             return None
-        if not self.device.computes:
+        if self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
         for index, work in enumerate(plan.works):
             ratios[index], sds[index] = self._works.alone_on_host(work, place)
@@ -210,10 +210,6 @@ class CostModel:
     def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""
         return self._model.rank_spread(place.local_batch, place.ranks_on_host)
-
-    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
-        """Per work, how an event of it spreads by itself."""
-        return self._works.relative_spreads(plan.works, total_s, place)
 
     def sums(self, place: PricingContext) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
@@ -277,7 +273,7 @@ class CostModel:
         for index, part in parts.items():
             total_s[index] = part.cost.seconds * part.occurrences
         spread = self.rank_spread(place)
-        own = spread.own_deviation(self._own_relative_sd(plan, total_s, place))
+        own = spread.own_deviation(self._works.relative_spreads(plan.works, total_s, place))
         return spread, {index: float(own[index]) for index in parts}
 
     def _place_of(self, plan: Plan) -> PricingContext:

@@ -8,6 +8,7 @@ random number that moves all of them at once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -117,22 +118,19 @@ class Cost(NamedTuple):
 
     def times(self, factor: float) -> Cost:
         """So many times as much of all of it: seconds, what effects add to them, and what they may be off."""
-        return self._replace(
-            seconds=self.seconds * factor,
-            independent_sd_s=self.independent_sd_s * factor,
-            batch_sd_s=self.batch_sd_s * factor,
-            method_sd_s=self.method_sd_s * factor,
-            adjustments=tuple(Adjustment(effect, added * factor) for effect, added in self.adjustments),
-        )
+        return self._each(lambda seconds: seconds * factor)
 
     def over(self, parts: float) -> Cost:
         """One of so many equal parts of it."""
+        return self._each(lambda seconds: seconds / parts)
+
+    def _each(self, change: Callable[[float], float]) -> Cost:
         return self._replace(
-            seconds=self.seconds / parts,
-            independent_sd_s=self.independent_sd_s / parts,
-            batch_sd_s=self.batch_sd_s / parts,
-            method_sd_s=self.method_sd_s / parts,
-            adjustments=tuple(Adjustment(effect, added / parts) for effect, added in self.adjustments),
+            seconds=change(self.seconds),
+            independent_sd_s=change(self.independent_sd_s),
+            batch_sd_s=change(self.batch_sd_s),
+            method_sd_s=change(self.method_sd_s),
+            adjustments=tuple(Adjustment(effect, change(added)) for effect, added in self.adjustments),
         )
 
 

@@ -78,7 +78,7 @@ class ClosedForm:
         exposed_s = exposed_exchange_seconds(ready, phases.exchange_s, backward_s, wait_free=self._wait_free)
         computed_s = phases.forward_s + backward_s + exposed_s + phases.update_s
         io_s, h2d_s = map(float, seconds[self._works :])
-        return phases.timing(exposed_s, **input_wait(self._fetch, io_s, h2d_s, computed_s)._asdict())
+        return phases.timing(exposed_s, *input_wait(self._fetch, io_s, h2d_s, computed_s))
 
     def ledger(self, priced: PricedPlan, terms: InputTerms) -> tuple[RoleLedger, ...]:
         """Its terms, those of the input included."""

@@ -30,7 +30,6 @@ from predict.closed_forms.shared_closed_form import sharing_axis, terms
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Floats, Remark
-from predict.simulation.exposure import names_of_layer_communication
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
@@ -78,7 +77,7 @@ def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> 
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
         times[term.phase][builder.works[term.work]] += term.times
-    names = np.array(names_of_layer_communication(plan.works))
+    names = np.array([work.name_in_breakdowns for work in plan.works])
 
     def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         return _add_up(times, names, np.asarray(seconds))

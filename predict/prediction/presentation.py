@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -16,22 +16,6 @@ from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling import Sweep
-
-
-class HasMemory(Protocol):
-    """What says how much memory its ranks need: of a prediction, or a what-if."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The largest peak of any rank."""
-
-    @property
-    def memory_interval_bytes(self) -> tuple[int, int] | None:
-        """Its interval; None where nothing was fitted to measured peaks."""
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether a rank has as much; None where nobody said how much it has."""
 
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
@@ -141,11 +125,11 @@ def interval_cell(prediction: Prediction) -> str:
     return format_around(prediction.time.interval_s, prediction.iteration_s)
 
 
-def memory_cell(row: HasMemory) -> str:
+def memory_cell(peak_bytes: int, interval_bytes: tuple[int, int] | None, fits: bool | None) -> str:
     """The peak, its interval in percent of it, and whether that is more than a rank has."""
-    low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
-    around = f" {format_around((low, high), row.memory_bytes)}" if low < high else ""
-    return format_bytes(row.memory_bytes) + around + (" (too much)" if row.fits is False else "")
+    low, high = interval_bytes or (peak_bytes, peak_bytes)
+    around = f" {format_around((low, high), peak_bytes)}" if low < high else ""
+    return format_bytes(peak_bytes) + around + (" (too much)" if fits is False else "")
 
 
 def _of_layers_s(prediction: Prediction) -> float:
@@ -201,13 +185,14 @@ def _configuration(prediction: Prediction) -> dict[str, str]:
 
 def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
     """By column."""
+    memory = prediction.memory
     return _configuration(prediction) | {
         "iteration": format_seconds(prediction.iteration_s),
         "90%": interval_cell(prediction),
         "epoch": "" if prediction.time.epoch_s is None else format_seconds(prediction.time.epoch_s),
         "samples/s": f"{prediction.time.samples_per_s:.4g}",
         "efficiency": _efficiency_cell(prediction, with_band),
-        "memory": memory_cell(prediction.memory),
+        "memory": memory_cell(memory.memory_bytes, memory.memory_interval_bytes, memory.fits),
         "measured": f"{prediction.provenance.sources['measured']:.0%}"
         + (" of layers" if lacks_parts(prediction) else ""),
     }

@@ -17,6 +17,7 @@ from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import AS_GIVEN, PlanSettings, library_blocks
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
+from paradl_bench.records.slow_rank import SlowRank, parse_slow_rank
 from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
@@ -26,7 +27,6 @@ from predict.prediction.points import expand_points, left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling_band import Timed
 from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
-from predict.simulation.slow_rank import slow_rank_option
 from predict.workload import Configuration, Evaluator, evaluator_named
 
 _MEASURED = "measured"
@@ -171,3 +171,12 @@ def _measured_choices(profile: Profile, network: ModelGraph, options: Mapping[st
         dtype,
         choose_label(given, [time.kernel_settings for time in measured], network.name),
     )
+
+
+def slow_rank_option(evaluator_name: str, text: str | None) -> SlowRank | None:
+    """What ``--slow-rank FACTOR[@RANK]`` says, if given; a UserError of another evaluator than ``simulate``."""
+    if text is None:
+        return None
+    if evaluator_name != "simulate":
+        raise UserError(f"--slow-rank is for --evaluator simulate; {evaluator_name} takes all ranks as equally fast")
+    return parse_slow_rank(text)

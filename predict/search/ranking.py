@@ -124,7 +124,7 @@ class Ranker:
         Raises:
             UserError: nothing fits; the message says what needs least.
         """
-        self._rule_out_by_bound()
+        self._rule_out(self._bounds > self._within)
         tried = self._most - min(self._rows, self._most // 2)
         # What estimates leave out may favour settings next to those that they do: the best ones' are gone through.
         while len(self._done) < tried - tried // _REFINING and self._next(predictor, self._unlike_any()):
@@ -132,8 +132,8 @@ class Ranker:
         while len(self._done) < tried and (self._refine(predictor) or self._next(predictor, self._may_be_best())):
             advance()
         self._done.sort(key=lambda each: each.timed.iteration_s)
-        while len(self._done) < self._most and self._strategies() < self._rows:
-            if not self._next(predictor, self._of_other_strategies()):
+        while len(self._done) < self._most and len(self._strategies()) < self._rows:
+            if not self._next(predictor, self._waiting & ~np.isin(self._space.strategy, list(self._strategies()))):
                 break
             advance()
         if not self._done:
@@ -144,9 +144,6 @@ class Ranker:
             advance()
         return self._finish()
 
-    def _rule_out_by_bound(self) -> None:
-        self._rule_out(self._waiting & (self._bounds > self._within))
-
     def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
         self._result.too_large += int((too_large & self._waiting).sum())
         self._waiting &= ~too_large
@@ -155,9 +152,9 @@ class Ranker:
         best = min((each.timed.iteration_s for each in self._done), default=np.inf)
         return np.asarray(self._waiting & (self._estimates < best))
 
-    def _of_other_strategies(self) -> NDArray[np.bool_]:
-        known = {int(self._space.strategy[each.candidate]) for each in self._done}
-        return np.asarray(self._waiting & ~np.isin(self._space.strategy, list(known)))
+    def _strategies(self) -> set[int]:
+        """Those of the candidates that were predicted."""
+        return {int(self._space.strategy[each.candidate]) for each in self._done}
 
     def _unlike_any(self) -> NDArray[np.bool_]:
         """Those that may be the best and differ from all predictions in more than the size of buckets."""
@@ -179,9 +176,6 @@ class Ranker:
             if self._next(predictor, chosen & may_be_best):
                 return True
         return False
-
-    def _strategies(self) -> int:
-        return len({int(self._space.strategy[each.candidate]) for each in self._done})
 
     def _next(self, predictor: Predictor, chosen: NDArray[np.bool_]) -> bool:
         """Predict the first of the chosen that fits; false where there is none, or too many were looked at."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Work
 from predict.costs.sourced import Floats
 from predict.simulation.simulator import Timeline
 
@@ -43,11 +42,6 @@ class StreamTimes(NamedTuple):
     def busy_s(self) -> float:
         """Seconds of all tasks."""
         return float(np.sum(self.end_s - self.start_s))
-
-
-def names_of_layer_communication(works: Sequence[Work]) -> tuple[str, ...]:
-    """Per work, what it is called in breakdowns; empty for all else, a pipeline's transfers and buffers included."""
-    return tuple(work.name_in_breakdowns for work in works)
 
 
 def exposed_seconds(

@@ -32,7 +32,6 @@ from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
 from predict.simulation.role_straggler import role_straggler, straggler_of_works
 from predict.simulation.simulated_ledger import simulated_ledger
-from predict.simulation.slow_rank import remark_on
 from predict.workload import Configuration, PreparedEvaluation
 
 
@@ -55,11 +54,13 @@ def _priced(costs: CostModel, point: Configuration, plan: Plan, notes: Sequence[
     priced = costs.price(plan)
     priced.remarks.add(*notes)
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
-    if costs.slow_rank is not None:
-        role = costs.slow_rank.role_in(plan)
-        priced.remarks.add(remark_on(costs.slow_rank))
-        if costs.slow_rank.factor > 1:
-            slower = tuple(costs.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
+    slow = costs.slow_rank
+    if slow is not None:
+        role = slow.role_in(plan)
+        text = f"rank {slow.rank} computes {slow.factor:g} times as long as measured (--slow-rank)"
+        priced.remarks.add(Remark(text, False))
+        if slow.factor > 1:
+            slower = tuple(slow.factor if index == role else 1.0 for index in range(len(plan.roles)))
             priced = dataclasses.replace(priced, slower=slower)
     if degree_of(point.strategy, Trait.STAGES) <= 1:
         return priced

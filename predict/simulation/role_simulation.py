@@ -9,7 +9,6 @@ import numpy as np
 from paradl_bench.plan.tasks import Plan, Role, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.phases import PhasedTasks, timing_in_turn
 from predict.simulation.role_meetings import meetings
 from predict.simulation.role_straggler import RoleStraggler
@@ -30,7 +29,7 @@ class RoleSimulation:
         self._phased = PhasedTasks(
             phase=self._coalesced.phase,
             computes=self._computes[self._coalesced.first],
-            names=names_of_layer_communication([priced.plan.works[work] for work in self._segment_work.tolist()]),
+            names=tuple(priced.plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
             stage=np.zeros(len(self._segment_work), np.int32),
         )
 

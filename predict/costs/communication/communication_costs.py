@@ -219,7 +219,8 @@ class CommunicationCosts:
         found = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
             return found
-        level, _ = self.level(_message(1, work.axes), strategy)
+        message = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
+        level, _ = self.level(message, strategy)
         return self._after_compute(
             found,
             operation,
@@ -239,7 +240,7 @@ class CommunicationCosts:
         key = size_bytes, axes, strategy, operation
         if key not in self._message_costs:
             ranks = _ranks_of_message(operation, axes, strategy)
-            message = msgspec.structs.replace(_message(size_bytes, axes), operation=operation, ranks=ranks)
+            message = Collective(operation=operation, message_bytes=size_bytes, ranks=ranks, axes=axes)
             self._message_costs[key] = self.cost(message, strategy)
         return self._message_costs[key]
 
@@ -346,10 +347,6 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
-
-
-def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
-    return Collective(operation="send_recv", message_bytes=message_bytes, ranks=2, axes=axes)
 
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:

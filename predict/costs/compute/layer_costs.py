@@ -180,7 +180,8 @@ class LayerCosts:
         if key in self._isolated:
             cost = self._own(self._isolated[key], batch, ranks_on_host)
             return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
-        parts = [(operation, part, shard) for part in _parts_of(phase) if (operation, part, shard) in self._isolated]
+        halves: tuple[Key, ...] = ((operation, "BW_input", shard), (operation, "BW_weight", shard))
+        parts = [half for half in halves if phase == "BW" and half in self._isolated]
         if parts:
             cost = added_up([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
             return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
@@ -369,7 +370,3 @@ class LayerCosts:
             if measured_s and bound_s:
                 excess.append(measured_s / bound_s - 1)
         return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
-
-
-def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
-    return ("BW_input", "BW_weight") if phase == "BW" else ()

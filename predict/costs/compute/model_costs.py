@@ -21,7 +21,7 @@ from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
-from predict.costs.compute.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
+from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
@@ -255,8 +255,8 @@ class ModelCosts:
         per_unit = []
         for model in sorted({time.model for time in times} & self._networks.keys()):
             of_model = [time for time in times if time.model == model]
-            estimate = _estimate(of_model, summary, batch, ranks_on_host)
-            per_unit.append(estimate.seconds / max(units(self._networks[model]), 1))
+            cost = self._own(of_model, summary, batch, ranks_on_host, what)
+            per_unit.append(cost.seconds / max(units(self._networks[model]), 1))
         if not per_unit:
             raise UserError(f"the profile holds no {what} of a model whose network it knows: fit it anew")
         middle = median(per_unit)
@@ -273,13 +273,6 @@ def _common_sd(time: ModelTime) -> float:
 
 def _of_phase(time: ModelTime, phase: Literal["FW", "BW", "WU"]) -> float:
     return {"FW": time.fw_between, "BW": time.bw_between, "WU": time.wu}[phase].typical_s
-
-
-def _estimate(
-    times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary], batch: int, ranks_on_host: int
-) -> BatchEstimate:
-    measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
-    return at_batch(_knots([t for t in times if t.ranks_on_host == measured], summary), batch, proportional=False)
 
 
 def _knots(times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary]) -> list[Knot]:

@@ -7,8 +7,9 @@ since it cuts the halos of every rank: shares and halos follow from extents, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -160,14 +161,7 @@ class _Blocks:
 
 
 class SharedWorks:
-    """Parts of one network by axis, each found once."""
+    """Parts of one network by axis (:func:`shared_work`), each found once."""
 
     def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
-        self._network, self._settings = network, settings
-        self._found: dict[Axis | None, SharedWork] = {}
-
-    def of(self, axis: Axis | None) -> SharedWork:
-        """See :func:`shared_work`."""
-        if axis not in self._found:
-            self._found[axis] = shared_work(self._network, axis, self._settings)
-        return self._found[axis]
+        self.of: Callable[[Axis | None], SharedWork] = cache(lambda axis: shared_work(network, axis, settings))

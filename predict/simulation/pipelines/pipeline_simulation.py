@@ -24,7 +24,6 @@ from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
-from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
@@ -166,11 +165,10 @@ class _Line:
         )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
-        names = names_of_layer_communication(plan.works)
         self._phased = PhasedTasks(
             phase=np.concatenate([each.phase for each in coalesced]),
             computes=self._on_compute,
-            names=tuple(names[work] for work in self._segment_work.tolist()),
+            names=tuple(plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
             stage=self._role,
         )
 

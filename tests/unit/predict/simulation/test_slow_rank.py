@@ -14,11 +14,12 @@ from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.slow_rank import SlowRank
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.costs.spread.stragglers import RankSpread
 from predict.prediction.prediction import Prediction, Predictor
-from predict.simulation.slow_rank import SlowRank, slow_rank_option
+from predict.prediction.request import slow_rank_option
 from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network((64, 128, 256, 32))
