@@ -33,9 +33,9 @@ from predict.costs.files import of_kernel_settings
 from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.input.input_terms import InputOptions
-from predict.costs.kinds.catalog import demand_of
-from predict.costs.kinds.kind_costs import PricingContext
-from predict.costs.kinds.work_costs import WorkCosts, known_costs
+from predict.costs.kinds.catalog import costs_of, demand_of
+from predict.costs.kinds.kind_costs import KnownCosts, PricingContext
+from predict.costs.kinds.work_costs import computing_parts_of, counts_between, parts_of, relative_spreads
 from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
@@ -83,7 +83,7 @@ class CostModel:
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
-    _works: WorkCosts = field(init=False)
+    _known: KnownCosts = field(init=False)
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
@@ -99,10 +99,18 @@ class CostModel:
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
-        known = known_costs(
-            self.profile, self.network.name, self._serial, self._layers, self._model, self.communication
+        serial = self._serial
+        times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()
+        self._known = KnownCosts(
+            profile=self.profile,
+            model_name=self.network.name,
+            layers=self._layers,
+            model=self._model,
+            communication=self.communication,
+            operations=counts_between(serial, times),
+            updated_elements=sum(work.elements for work in serial.of_kind(WeightUpdate).values()),
+            proportional=self.proportional,
         )
-        self._works = WorkCosts(known=known, proportional=self.proportional)
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
@@ -161,7 +169,7 @@ class CostModel:
             parts=priced,
             rank_spread=rank_spread,
             slow_copies=self.device.computes,
-            own_relative_sd=self._works.relative_spreads(plan.works, costs.total_s, place),
+            own_relative_sd=relative_spreads(self._known, plan.works, costs.total_s, place),
             spread=spread,
             blocking=frozenset(index for index, part in enumerate(priced) if part.blocking),
             remarks=remarks,
@@ -178,7 +186,7 @@ class CostModel:
         if self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
         for index, work in enumerate(plan.works):
-            ratios[index], sds[index] = self._works.alone_on_host(work, place)
+            ratios[index], sds[index] = costs_of(work).alone_on_host(work, self._known, place)
         return ratios, sds
 
     @property
@@ -256,7 +264,7 @@ class CostModel:
 
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
-        priced = self._works.of_plan(plan, place, as_swept=as_swept)
+        priced = parts_of(self._known, plan, place, as_swept=as_swept)
         return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
@@ -273,7 +281,7 @@ class CostModel:
         for index, part in parts.items():
             total_s[index] = part.cost.seconds * part.occurrences
         spread = self.rank_spread(place)
-        own = spread.own_deviation(self._works.relative_spreads(plan.works, total_s, place))
+        own = spread.own_deviation(relative_spreads(self._known, plan.works, total_s, place))
         return spread, {index: float(own[index]) for index in parts}
 
     def _place_of(self, plan: Plan) -> PricingContext:
@@ -283,7 +291,7 @@ class CostModel:
         """Parts of what computes, by index of the plan's works."""
         self._layers.learn(plan.sharded)
         place = self._place_of(plan)
-        of_plan = self._works.of_computing(plan, place)
+        of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
         parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
         return dict(zip(of_plan, parts, strict=True))
@@ -303,7 +311,7 @@ class CostModel:
             return spread
         key = measured.batch, measured.ranks_on_host
         if key not in self._remainders:
-            parts = self._works.of_plan(self._serial, PricingContext(measured.batch, 1, measured.ranks_on_host))
+            parts = parts_of(self._known, self._serial, PricingContext(measured.batch, 1, measured.ranks_on_host))
             added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
             self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))

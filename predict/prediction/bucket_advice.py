@@ -107,17 +107,17 @@ def _of_point(
     as_ddp = dataclasses.replace(costs, fusion=Fusion(rule="ddp"))
     timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
     default = timed[0][1]
-    grid = [_with_gain(advice, time, default) for advice, time in timed]
+    grid = [
+        msgspec.structs.replace(
+            advice, gain=default.iteration_s / time.iteration_s - 1, gain_interval=gain_band(time, default)
+        )
+        for advice, time in timed
+    ]
     # Of caps that make the same buckets the first is named, torch's default before all.
     best = min(range(len(grid)), key=lambda index: (_seconds(grid[index]), index))
     grid[best] = msgspec.structs.replace(grid[best], best=True)
     rules: tuple[tuple[Rule, str], ...] = (("none", "layer by layer"), ("ada", "adaFusion"), ("mg-wfbp", "MG-WFBP"))
     return [*grid, *(_of_rule(costs, evaluator, point, rule, name) for rule, name in rules)]
-
-
-def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvice:
-    gain = default.iteration_s / timed.iteration_s - 1
-    return msgspec.structs.replace(advice, gain=gain, gain_interval=gain_band(timed, default))
 
 
 def _of_cap(
@@ -131,9 +131,9 @@ def _of_cap(
     overlapped = workload_of(as_ddp, point, buffers)
     workload = overlapped if evaluator.name == "osf" else evaluator.prepare(as_ddp, point)
     timed = Timed(workload.timing().iteration_s, interval(workload))
+    grouping = _DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}"
     advice = msgspec.structs.replace(
-        _advice(evaluator, point, buffers, workload, overlapped),
-        grouping=_DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}",
+        _advice(evaluator, point, grouping, buffers, (workload, overlapped)),
         bucket_cap_mb=cap_mb,
         iteration_s=timed.iteration_s,
         interval_s=(timed.bounds.low_s, timed.bounds.high_s),
@@ -146,26 +146,26 @@ def _of_rule(costs: CostModel, evaluator: Evaluator, point: Configuration, rule:
     by_rule = dataclasses.replace(costs, fusion=fusion)
     buffers = by_rule.buffers(fusion, point.strategy, point.settings)
     overlapped = workload_of(by_rule, point, buffers)
-    return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)
+    return _advice(evaluator, point, name, buffers, (overlapped,))
 
 
 def _advice(
     evaluator: Evaluator,
     point: Configuration,
+    grouping: str,
     buffers: Buffers,
-    workload: PreparedEvaluation,
-    overlapped: PreparedEvaluation,
+    workloads: Sequence[PreparedEvaluation],
 ) -> BucketAdvice:
-    """Without its name; remarks are those of both workloads, equal ones once."""
-    remarks = workload.remarks, overlapped.remarks
+    """Remarks are those of all workloads, equal ones once; the last of these is osf's."""
+    remarks = [workload.remarks for workload in workloads]
     return BucketAdvice(
         strategy=str(point.strategy),
         batch=point.settings.batch,
         evaluator=evaluator.name,
-        grouping="",
+        grouping=grouping,
         all_reduces=len(buffers.bytes),
         largest_bytes=max(buffers.bytes, default=0),
-        overlap_s=overlapped.timing().iteration_s,
+        overlap_s=workloads[-1].timing().iteration_s,
         extrapolated=tuple(dict.fromkeys(line for own in remarks for line in own.extrapolated())),
         notes=tuple(dict.fromkeys(line for own in remarks for line in own.notes())),
     )

@@ -226,6 +226,7 @@ class Predictor:
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
         parts, memory = workload.costs, workload.memory()
+        limit = self.costs.communication.cluster.memory_bytes_per_rank
         prediction = Prediction(
             strategy=str(point.strategy),
             ranks=point.strategy.ranks,
@@ -258,14 +259,14 @@ class Predictor:
                 memory_interval_bytes=memory.interval_bytes,
                 memory_of=memory.measured,
                 memory_parts_bytes=memory.parts_bytes,
-                fits=self._fits(memory),
+                fits=None if limit is None else memory.peak_bytes <= limit,
             ),
             use=self._use(point, timed, epoch_s, reference, speedup),
             provenance=Provenance(
                 limits=workload.limits,
                 sources=parts.source_shares(),
                 extrapolated=(*unlike_parts(self.costs.profile), *workload.remarks.extrapolated()),
-                notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._measured()),
+                notes=(*workload.remarks.notes(), *notes, *_memory_notes(memory, limit), *self._measured()),
                 spread_s=bounds.spread_s,
             ),
         )
@@ -298,10 +299,6 @@ class Predictor:
             return efficiency, efficiency
         return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
 
-    def _fits(self, memory: EstimatedMemory) -> bool | None:
-        limit = self.costs.communication.cluster.memory_bytes_per_rank
-        return None if limit is None else memory.peak_bytes <= limit
-
     def _measured(self) -> tuple[str, ...]:
         """What the profile's measurements emulated, or had simulated, and compiled."""
         found = {
@@ -313,30 +310,27 @@ class Predictor:
         emulated = tuple(sorted(found))
         return (*emulated, *_compiled_notes(self.costs.kernel_settings))
 
-    def _memory_notes(self, memory: EstimatedMemory) -> tuple[str, ...]:
-        limit, bounds = self.costs.communication.cluster.memory_bytes_per_rank, memory.interval_bytes
-        if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
-            return ()
-        held = " to ".join(map(format_bytes, bounds))
-        return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
-
-    @property
-    def _without_slow_rank(self) -> CostModel:
-        """What the speed-up is against: one rank that is as fast as measured."""
-        return self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
-
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
     ) -> tuple[float, tuple[str, ...]]:
         key = _alone_on(reference, settings)
         if key not in self._serial:
             serial = Configuration(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
-            workload = self.evaluator.prepare(self._without_slow_rank, serial)
+            even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
+            workload = self.evaluator.prepare(even, serial)
             timed = Timed(workload.timing().iteration_s, interval(workload))
             self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _memory_notes(memory: EstimatedMemory, limit: float | None) -> tuple[str, ...]:
+    bounds = memory.interval_bytes
+    if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
+        return ()
+    held = " to ".join(map(format_bytes, bounds))
+    return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
 
 
 def _compiled_notes(label: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from predict.costs.cost_model import CostModel
+from predict.costs.input.input_terms import OF_INPUT
 from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import read_model, settings_of
@@ -28,15 +29,6 @@ from predict.workload import evaluator_named
 
 _PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
-_INPUT_SIDE = {
-    "preset": "preset",
-    "prefetch": "prefetch",
-    "io_seconds": "io-seconds",
-    "h2d_seconds": "h2d-seconds",
-    "io_workers": "io-workers",
-    "input_source": "input",
-}
-"""Options of the input side, which runs know nothing of, by their names; beside the flag --from-disk."""
 _NOT_OF_RUNS = ("network", "cluster", "dataset_samples", "price")
 
 
@@ -274,9 +266,10 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
 
 
 def _input_flags(options: Mapping[str, Any]) -> list[str]:
-    given = {flag: options[name] for name, flag in _INPUT_SIDE.items() if options[name] is not None}
-    words = [word for flag, value in given.items() for word in (f"--{flag}", str(value))]
-    return [*words, "--from-disk"] if options["from_disk"] else words
+    """Of the input side, which runs know nothing of."""
+    flags = {name: flag for name, flag in OF_INPUT.items() if name != "from_disk" and options[name] is not None}
+    words = [word for name, flag in flags.items() for word in (flag, str(options[name]))]
+    return [*words, OF_INPUT["from_disk"]] if options["from_disk"] else words
 
 
 def _kernel_flags(program: str, prediction: Prediction, options: Mapping[str, Any]) -> list[str]:

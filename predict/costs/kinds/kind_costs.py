@@ -33,6 +33,7 @@ class KnownCosts:
     Attributes:
         operations: of the whole model, per phase, how many there is time between.
         updated_elements: parameters of the whole model.
+        proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
     """
 
     profile: Profile
@@ -42,6 +43,7 @@ class KnownCosts:
     communication: CommunicationCosts
     operations: Mapping[str, int]
     updated_elements: int
+    proportional: bool = False
 
 
 class PlanContext(NamedTuple):
