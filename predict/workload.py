@@ -129,14 +129,13 @@ class Evaluator:
     """A way from costs to an iteration.
 
     Attributes:
-        name: as ``--evaluator`` takes it. summary: one line for help.
+        name: as ``--evaluator`` takes it.
         prepare: raises UserError where it has nothing to say on the point's strategy.
         covers: whether it has something to say on a strategy.
         knows: whether it does under these settings, of a strategy that it covers.
     """
 
     name: str
-    summary: str
     prepare: Callable[[CostModel, Configuration], PreparedEvaluation]
     covers: Callable[[Strategy], bool] = lambda strategy: True
     knows: Callable[[PlanSettings], bool] = lambda settings: True

@@ -94,7 +94,7 @@ def prepare_closed_form(
     remarks = Remarks()
     remarks.add(*sums.remarks, *exchange_remarks, *flat_exchange(point.settings))
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         forward, backward, exchanged, update = map(float, form(np.asarray(seconds)))
         return Timing(forward, backward, exchanged, update, exposed_communication_s=exchanged, overlap_s=0.0)
 

@@ -225,12 +225,12 @@ class Remarks:
 
     def _lines(self, *, beyond: bool) -> tuple[str, ...]:
         return tuple(
-            text + (f": {_named_few(list(names))}" if names else "")
+            text + (f": {_first_few(list(names))}" if names else "")
             for (text, is_beyond), names in self._names.items()
             if is_beyond == beyond
         )
 
 
-def _named_few(names: list[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _first_few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

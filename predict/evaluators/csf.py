@@ -21,7 +21,6 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
 
 EVALUATOR = Evaluator(
     name="csf",
-    summary="no overlap: all of compute, then one all-reduce of everything",
     prepare=prepare,
     covers=has_closed_form,
     knows=has_closed_settings,

@@ -97,7 +97,6 @@ class ClosedForm:
 
 EVALUATOR = Evaluator(
     name="dag",
-    summary="S-SGD's DAG: reading and copying the input, an exchange for every layer, overlap for free",
     prepare=prepare,
     covers=has_closed_form,
     knows=has_closed_settings,

@@ -47,7 +47,6 @@ def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers
 
 EVALUATOR = Evaluator(
     name="osf",
-    summary="OSF: exchanges beside backward, layer by layer or fused; scaling factor",
     prepare=prepare,
     covers=has_closed_form,
     knows=has_closed_settings,

@@ -79,7 +79,7 @@ def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         times[term.phase][builder.works[term.work]] += term.times
     names = np.array([work.name_in_breakdowns for work in plan.works])
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         return _add_up(times, names, np.asarray(seconds))
 
     return PreparedEvaluation(
@@ -121,7 +121,7 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
     priced, form = costs.price(plan, as_swept=True), PipelineClosedForm(plan)
     share = plan.micro_batches / (len(plan.roles) + plan.micro_batches - 1)
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         step = form(np.asarray(seconds))
         forward, backward = step.fw_s * share, step.bw_s * share
         idle = step.iteration_s - forward - backward - step.wu_s
@@ -147,7 +147,6 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
 
 EVALUATOR = Evaluator(
     name="paradl",
-    summary="ParaDL's closed forms: layers' times shared out, communication in series, no overlap",
     prepare=prepare,
     covers=_covers,
     knows=has_closed_settings,

@@ -27,7 +27,6 @@ def _shares_layers(strategy: Strategy) -> bool:
 
 EVALUATOR = Evaluator(
     name="proportional",
-    summary="as simulate, with a shard taken as its share (1/p) of the whole layer's time",
     prepare=prepare,
     covers=_shares_layers,
 )

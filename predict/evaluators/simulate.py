@@ -10,6 +10,5 @@ from predict.workload import Evaluator
 
 EVALUATOR = Evaluator(
     name="simulate",
-    summary="the plan's tasks with overlap, interference and the slowest rank",
     prepare=prepare,
 )

@@ -15,8 +15,6 @@ from paradl_bench.plan.strategy import Strategy, parse_strategy
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling_band import Timed, efficiency_band
 
-DEFAULT_FRACTION = 0.8
-
 
 class Sweep(NamedTuple):
     """One strategy over rank counts.
@@ -57,7 +55,7 @@ def check_fraction(fraction: float) -> None:
 
 
 def with_knees(
-    predictions: Sequence[Prediction], timed: Sequence[Timed], *, strong: bool, fraction: float = DEFAULT_FRACTION
+    predictions: Sequence[Prediction], timed: Sequence[Timed], *, strong: bool, fraction: float
 ) -> tuple[tuple[Prediction, ...], tuple[Sweep, ...]]:
     """Predictions with ``knee_ranks`` where they are part of a sweep, and the sweeps.
 

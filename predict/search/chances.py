@@ -24,7 +24,7 @@ _LEAST_RATIO = 1e-3
 """Of the lower end of an interval to the prediction: an interval may reach 0, of which there is no logarithm."""
 
 
-def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: int = DRAWS) -> Floats:
+def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Floats:
     """The share of draws in which each is the shortest; those that tie share a draw. Adds up to 1.
 
     Args:
@@ -32,10 +32,10 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: i
     """
     generator = np.random.default_rng(_SEED)
     modes = sorted({name for each in timed for name in each.bounds.moved_s})
-    of_modes = {name: generator.standard_normal(draws) for name in modes}
-    of_layers = {name: generator.standard_normal(draws) for name in dict.fromkeys(layers)}
-    unexplained = generator.random(draws)
-    drawn = np.empty((len(timed), draws))
+    of_modes = {name: generator.standard_normal(DRAWS) for name in modes}
+    of_layers = {name: generator.standard_normal(DRAWS) for name in dict.fromkeys(layers)}
+    unexplained = generator.random(DRAWS)
+    drawn = np.empty((len(timed), DRAWS))
     for row, each, name in zip(drawn, timed, layers, strict=True):
         bounds = each.bounds
         row[:] = of_layers[name] * bounds.own_s / each.iteration_s

@@ -10,7 +10,8 @@ from paradl_bench.core.units import counted, format_bytes, format_difference, fo
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
-from predict.search.search import Answer, Row, Searched
+from predict.search.ranking import Searched
+from predict.search.search import Answer, Row
 
 _REASONS = 8
 _SURE = 0.0005

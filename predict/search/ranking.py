@@ -9,9 +9,9 @@ were asked for. Then come some that hold less than any so far, from the fastest 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,30 +60,33 @@ class Exact(NamedTuple):
     layers: Hashable
 
 
-@dataclass(slots=True)
-class Ranking:
-    """What a search of one number of ranks found.
+class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of the candidates of one number of ranks.
 
     Attributes:
-        exact: every candidate that was predicted, the fastest first.
-        estimated: candidates with an estimate: all that are possible but for memory.
-        too_slow: those whose estimate is not below the best prediction. open: those below it that were not predicted.
-        below_s: the lowest estimate of the latter. too_large: those that do not fit.
-        off: by how much predictions are longer than their estimates, relatively: the least and the most.
-        uncompared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
-        sweep: the command that measures what is lacking.
+        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
+        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
+        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
+        estimates_off: predictions over estimates less 1, the least and the most.
+        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
+            that there are, and of which no candidate was made.
+        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
+        measure_command: that measures what is lacking; null where nothing is.
     """
 
-    space: Space
-    exact: list[Exact] = field(default_factory=list)
-    estimated: int = 0
-    too_slow: int = 0
-    open: int = 0
-    below_s: float | None = None
-    too_large: int = 0
-    off: tuple[float, float] = (0.0, 0.0)
-    uncompared: dict[str, str] = field(default_factory=dict)
-    sweep: str = ""
+    ranks: int
+    candidates: int
+    strategies: int
+    predicted: int
+    too_slow: int
+    too_large: int
+    open: int
+    open_from_s: float | None
+    estimates_off: tuple[float, float]
+    impossible: dict[str, int]
+    not_searched: tuple[str, ...]
+    not_compared: dict[str, str] = {}
+    measure_command: str | None = None
 
 
 class Ranker:
@@ -108,15 +111,13 @@ class Ranker:
         self._corrections = Corrections(space)
         _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
         self._memory: dict[int, EstimatedMemory] = {}
-        self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
+        self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()
-        self._result.uncompared = space.impossible.uncompared(space.strategies[index] for index in compared)
-        communication = costs.communication
-        self._result.sweep = sweep_command(communication.measured_operations, communication.backend)
+        self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
         self._done: list[Exact] = []
 
-    def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> Ranking:
-        """Predict until none is left that may be the best, or enough were.
+    def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
+        """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.
 
         Args:
             advance: called after each prediction.
@@ -142,10 +143,10 @@ class Ranker:
         for candidate in self._leaner():
             self._predict(predictor, candidate)
             advance()
-        return self._finish()
+        return sorted(self._done, key=lambda each: each.timed.iteration_s)
 
     def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
-        self._result.too_large += int((too_large & self._waiting).sum())
+        self._too_large += int((too_large & self._waiting).sum())
         self._waiting &= ~too_large
 
     def _may_be_best(self) -> NDArray[np.bool_]:
@@ -200,7 +201,7 @@ class Ranker:
             prediction, timed = predictor.predict_timed(point)
         except UserError as error:
             self._waiting[candidate] = False
-            self._result.estimated -= 1
+            self._estimated -= 1
             space.impossible.add_settings(str(error), str(point.strategy))
             return False
         self._waiting[candidate] = False
@@ -226,16 +227,28 @@ class Ranker:
             self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
-    def _finish(self) -> Ranking:
-        found = self._result
-        found.exact = sorted(self._done, key=lambda each: each.timed.iteration_s)
+    def account(self) -> Searched:
+        """What became of all candidates, when they are ranked."""
+        space, communication = self._space, self._costs.communication
         still = self._may_be_best()
-        found.open = int(still.sum())
-        found.below_s = float(self._estimates[still].min()) if found.open else None
-        found.too_slow = int(self._waiting.sum()) - found.open
-        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in found.exact]
-        found.off = min(ratios), max(ratios)
-        return found
+        left_open = int(still.sum())
+        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in self._done]
+        sweep = sweep_command(communication.measured_operations, communication.backend)
+        return Searched(
+            ranks=space.strategies[0].ranks,
+            candidates=self._estimated,
+            strategies=len(space.strategies),
+            predicted=len(self._done),
+            too_slow=int(self._waiting.sum()) - left_open,
+            too_large=self._too_large,
+            open=left_open,
+            open_from_s=float(self._estimates[still].min()) if left_open else None,
+            estimates_off=(min(ratios), max(ratios)),
+            impossible=dict(space.impossible.counts.most_common()),
+            not_searched=space.not_searched,
+            not_compared=self._not_compared,
+            measure_command=sweep if self._not_compared else None,
+        )
 
     def _leaner(self) -> list[int]:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
@@ -269,7 +282,7 @@ class Ranker:
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared
-        self._result.estimated += int(spared.sum())
+        self._estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
         seen: set[int] = set()
         for candidate in np.argsort(self._bounds, kind="stable").tolist():

@@ -22,9 +22,9 @@ from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import read_model, settings_of
 from predict.search.candidates.mirrored import mirrored_dims
-from predict.search.candidates.space import Space, find_space, held_choices
+from predict.search.candidates.space import find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
-from predict.search.ranking import Exact, Ranker, Ranking
+from predict.search.ranking import Exact, Ranker, Searched
 from predict.workload import evaluator_named
 
 _PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
@@ -58,35 +58,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def record(self) -> dict[str, Any]:
         """The fields, as JSON and CSV hold them."""
         return {**msgspec.structs.asdict(self), "prediction": self.prediction.record()}
-
-
-class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of the candidates of one number of ranks.
-
-    Attributes:
-        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
-        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
-        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
-        estimates_off: predictions over estimates less 1, the least and the most.
-        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
-            that there are, and of which no candidate was made.
-        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
-        measure_command: that measures what is lacking; null where nothing is.
-    """
-
-    ranks: int
-    candidates: int
-    strategies: int
-    predicted: int
-    too_slow: int
-    too_large: int
-    open: int
-    open_from_s: float | None
-    estimates_off: tuple[float, float]
-    impossible: dict[str, int]
-    not_searched: tuple[str, ...]
-    not_compared: dict[str, str] = {}
-    measure_command: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,7 +103,8 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
     held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
     like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
-    rankings: list[Ranking] = []
+    exact: list[Exact] = []
+    searched: list[Searched] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
@@ -150,19 +122,20 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
                 price_per_rank_hour=options["price"],
             )
             ranker = Ranker(costs, space, limit, most=options["predictions"], rows=options["top"])
-            rankings.append(ranker.rank(predictor, advance))
+            exact += ranker.rank(predictor, advance)
+            searched.append(ranker.account())
         except UserError as error:
             refused.append(error)
-    if not rankings:
+    if not searched:
         raise refused[0]
-    rows, others = _rows([each for ranking in rankings for each in ranking.exact], options)
+    rows, others = _rows(exact, options)
     return Answer(
         model=costs.network.name,
         batch=batches[0],
         memory_bytes_per_rank=limit,
         rows=rows,
         probability_of_others=others,
-        searched=tuple(map(_searched, rankings)),
+        searched=tuple(searched),
     )
 
 
@@ -173,25 +146,6 @@ def _limit_memory(costs: CostModel, text: str | None) -> float | None:
         limit = parse_memory(text, "--memory")
         communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
     return communication.cluster.memory_bytes_per_rank
-
-
-def _searched(ranking: Ranking) -> Searched:
-    space: Space = ranking.space
-    return Searched(
-        ranks=space.strategies[0].ranks,
-        candidates=ranking.estimated,
-        strategies=len(space.strategies),
-        predicted=len(ranking.exact),
-        too_slow=ranking.too_slow,
-        too_large=ranking.too_large,
-        open=ranking.open,
-        open_from_s=ranking.below_s,
-        estimates_off=ranking.off,
-        impossible=dict(space.impossible.counts.most_common()),
-        not_searched=space.not_searched,
-        not_compared=ranking.uncompared,
-        measure_command=ranking.sweep if ranking.uncompared else None,
-    )
 
 
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:

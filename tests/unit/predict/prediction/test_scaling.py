@@ -119,7 +119,7 @@ def test_the_knees_range_comes_from_independent_errors_of_points() -> None:
         each if index == 0 else each._replace(bounds=each.bounds._replace(own_s=0.15 * each.iteration_s))
         for index, each in enumerate(timed)
     ]
-    (sweep,) = with_knees(points, loose, strong=False)[1]
+    (sweep,) = with_knees(points, loose, strong=False, fraction=0.8)[1]
     assert (sweep.knee_ranks, sweep.knee_range) == (4, (2, 8))
     assert "2 to 8 by the ends of its band" in str(sweep)
 
@@ -132,7 +132,7 @@ def test_errors_shared_by_all_points_leave_the_knee_unmoved() -> None:
         )
         for each in certain(points)
     ]
-    (sweep,) = with_knees(points, shared, strong=False)[1]
+    (sweep,) = with_knees(points, shared, strong=False, fraction=0.8)[1]
     assert sweep.knee_range == (sweep.knee_ranks,) * 2 == (4, 4)
 
 
