@@ -18,9 +18,8 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_lim
 from predict.closed_forms.osf import workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
-from predict.prediction.interval import interval
+from predict.prediction.interval import Timed, gain_band, interval
 from predict.prediction.request import Request, read_request
-from predict.prediction.scaling_band import Timed, gain_band
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, evaluator_named
 
 _DEFAULT = "torch's default"

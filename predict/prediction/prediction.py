@@ -22,8 +22,7 @@ from paradl_bench.strategies.passes.lower_precision import check_dtype, check_ke
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.ledger.ledger import Ledger
-from predict.prediction.interval import interval
-from predict.prediction.scaling_band import Timed, efficiency_band
+from predict.prediction.interval import Timed, efficiency_band, interval
 from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 

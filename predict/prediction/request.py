@@ -23,9 +23,9 @@ from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
 from predict.costs.input.input_terms import input_options
 from predict.ledger.ledger import Ledger
+from predict.prediction.interval import Timed
 from predict.prediction.points import expand_points, left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.scaling_band import Timed
 from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
 from predict.workload import Configuration, Evaluator, evaluator_named
 

@@ -12,8 +12,8 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import Strategy, parse_strategy
+from predict.prediction.interval import Timed, efficiency_band
 from predict.prediction.prediction import Prediction
-from predict.prediction.scaling_band import Timed, efficiency_band
 
 
 class Sweep(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from paradl_bench.core.statistics import Z90
 from predict.costs.sourced import Floats, Ints
-from predict.prediction.scaling_band import Timed
+from predict.prediction.interval import Timed
 
 DRAWS = 8192
 _SEED = 20240229

@@ -19,9 +19,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.scaling_band import Timed
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.candidates.ruled_out import sweep_command
 from predict.search.candidates.space import Space
 from predict.search.chances import steps

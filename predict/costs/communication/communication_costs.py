@@ -31,11 +31,10 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
-from predict.costs.communication.collective_times import CollectiveTimes
+from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks
 from predict.costs.communication.contention_costs import ContentionCosts
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
-from predict.costs.communication.fit_range import beyond_remarks
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
 

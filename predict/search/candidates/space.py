@@ -36,8 +36,7 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from predict.costs.sourced import Ints
-from predict.search.candidates.factorings import divisors, factorings, placements
-from predict.search.candidates.mesh import Mesh, axis_along
+from predict.search.candidates.mesh import Mesh, axis_along, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 

@@ -36,8 +36,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import Group, GroupCosts, group_along

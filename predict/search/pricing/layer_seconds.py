@@ -16,8 +16,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
 from predict.costs.spread.stragglers import RankSpread
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 
 
 class LayerSeconds(NamedTuple):

@@ -26,8 +26,7 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Held, Space
 from predict.search.pricing.shared_work import SharedWorks
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.pricing.groups import Group, GroupCosts
 from predict.search.pricing.shared_work import SharedWork
 

@@ -20,10 +20,9 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
-from predict.prediction.interval import Interval
+from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling import Sweep, with_knees
-from predict.prediction.scaling_band import Timed
 from predict.prediction.utilisation import check_price, model_flops
 from predict.workload import Configuration, evaluator_named
 

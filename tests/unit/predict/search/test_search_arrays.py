@@ -18,7 +18,7 @@ from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
