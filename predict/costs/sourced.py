@@ -44,11 +44,7 @@ class Source(IntEnum):
 
 
 class UnmeasuredCollective(UserError):
-    """The profile holds no fit of a collective that a strategy issues.
-
-    Attributes:
-        operation: the collective.
-    """
+    """The profile holds no fit of a collective that a strategy issues."""
 
     def __init__(self, operation: str, backend: str) -> None:
         command = f"paradl-bench collectives --ranks 2 --backend {backend} --ops {operation} -o DIR"

@@ -33,11 +33,9 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bucket_cap_mb: MiB, as DistributedDataParallel takes it; None for its default and for what DDP cannot be told.
         all_reduces: of an iteration. largest_bytes: of one of them.
         iteration_s, interval_s: by the evaluator that was asked; None where it knows DDP's buckets alone.
-        gain: torch's default's iteration over this one's, less 1. gain_interval: its 90% interval, errors that both
-            share left out. Both None where ``iteration_s`` is.
+        gain: torch's default's iteration over this one's, less 1, with its 90% interval; None where ``iteration_s`` is.
         overlap_s: the iteration by ``osf``, for which overlap and copies are free: the one number all groupings have.
         best: the shortest iteration of the grid.
-        extrapolated: what lies beyond measurement. notes: all else that the evaluator and osf have to say.
     """
 
     strategy: str
@@ -59,9 +57,6 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[str, ...]]:
     """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why.
-
-    Args:
-        options: of the command line, by the names of its parameters.
 
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line; an evaluator that knows no buckets.

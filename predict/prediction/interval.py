@@ -47,8 +47,7 @@ def interval(workload: PreparedEvaluation) -> Interval:
     and loses are added in quadrature over the modes, each side by itself, and errors of communication lose no more than
     it takes. Parts' own spreads are taken at full weight, as if nothing hid them. What the parts left unexplained of
     the iteration that they were measured in moves the end on its side, by itself. Where nothing was measured of
-    overlap, what is hidden may cost any part of itself: two things side by side take at least as long as the longer of
-    them, and as a rule at most as long as both in turn.
+    overlap, what is hidden may cost any part of itself.
 
     Raises:
         UserError: the profile's parts explain nothing of its iterations.
@@ -135,10 +134,9 @@ class Timed(NamedTuple):
 def efficiency_band(point: Timed, reference: Timed, efficiency: float) -> tuple[float, float]:
     """90% interval of ``efficiency``, which goes as the reference's iteration over the point's.
 
-    An error that both share moves both at once (a slow spell of the machine takes nothing from efficiency), so each
-    mode is moved in both and the ratio taken anew; gains and losses are added in quadrature, each side by itself, as in
-    the interval of an iteration. Layers' own errors are taken as independent between the two, which is on the safe
-    side. What parts left unexplained counts in both.
+    An error that both share moves both at once, so each mode is moved in both and the ratio taken anew. Layers' own
+    errors are taken as independent between the two, which is on the safe side. What parts left unexplained counts in
+    both.
     """
     own = efficiency * math.hypot(
         point.bounds.own_s / point.iteration_s, reference.bounds.own_s / reference.iteration_s

@@ -50,7 +50,6 @@ def expand_points(
         batches: global mini-batches. In weak scaling a kind's batch is that of the smallest rank count and grows with
             the ranks; serial and fixed strategies take it as it is.
         network: sets the limits beyond which a point is left out.
-        settings_of: a plan's settings for a global mini-batch.
 
     Raises:
         UserError: a part does not parse, kinds have no ranks or ranks no kinds, or no point of all is possible.

@@ -109,10 +109,7 @@ class Predicted(NamedTuple):
 def predict_request(
     options: Mapping[str, Any], *, price_per_rank_hour: float | None = None, explain: bool = False
 ) -> Predicted:
-    """Predictions of every strategy, rank count and batch.
-
-    Args:
-        options: of the command line, by the names of its parameters. explain: whether ledgers are asked for.
+    """Predictions of every strategy, rank count and batch; ``options`` by the names of the command's parameters.
 
     Raises:
         UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.

@@ -83,11 +83,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: None) -> Answer:
-    """Search every number of ranks that the options ask for.
-
-    Args:
-        options: of the command line, by the names of its parameters.
-        advance: called after each exact prediction.
+    """Search every number of ranks that the options ask for; ``advance`` is called after each exact prediction.
 
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.

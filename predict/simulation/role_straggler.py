@@ -46,8 +46,7 @@ class RoleStraggler:
     Args:
         own_relative_sd: per work of the plan, how an event spreads by itself.
         end_s: per task of the role, when it ends where nobody is late.
-        slower: how many times longer than the others the rank computes, and copies, that is simulated.
-        slow_copies: false where it copies as fast as the others.
+        slower: how many times longer the simulated rank computes, and, with ``slow_copies``, copies.
     """
 
     def __init__(

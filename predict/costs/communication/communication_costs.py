@@ -70,7 +70,6 @@ class CommunicationCosts:
     Args:
         cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
         backend: library; None takes the one that suits the profile's device.
-        hardware: factors on the links that were measured or stated.
 
     Raises:
         UserError: the library was not measured, or the cluster lacks a level of ``hardware``.

@@ -32,11 +32,7 @@ ALONE = Sharing(1.0, 0.0, ())
 
 
 class ContentionCosts:
-    """phi from a cluster file, else from the profile, else 1 with a remark.
-
-    Args:
-        given: whether a person stated the cluster; the profile's own says nothing of contention.
-    """
+    """phi from a cluster that a person gave, else from the profile, else 1 with a remark."""
 
     def __init__(self, contexts: ContextCosts, cluster: Cluster, *, given: bool) -> None:
         self._contexts = contexts

@@ -71,9 +71,7 @@ class OtherDevice:
     """Prices of works on a device with other rates than the one that was measured.
 
     Args:
-        demand_of: what a work asks of the device; None for what takes as long on any.
-        hardware: factors on the rates.
-        cluster: where it states another device than the profile's, the factors are on that one's rates.
+        hardware: factors on the rates: on those of the cluster's device, where that is another one than the profile's.
 
     A device that is the same leaves every price as it is, and needs no rates.
 

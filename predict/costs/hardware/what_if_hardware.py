@@ -1,7 +1,6 @@
 """Hardware that nobody has measured: what ``predict what-if`` changes of the links and the device that were.
 
-Factors are on what was measured: bandwidth 2 halves beta, latency 2 doubles alpha, peak FLOP/s and memory bandwidth 2
-double the rates that a roofline stands on.
+Factors are on what was measured: bandwidth 2 halves beta, latency 2 doubles alpha.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ class KindCosts(Generic[W]):
 
     Attributes:
         price: seconds, source and spread.
-        alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's
-            standard deviation.
+        alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's sd.
         spread_of_event: standard deviation of one event over its median; 0 where it was not measured.
         demand: FLOPs and bytes that a roofline scales it by on another device; None for what stays as it is.
     """

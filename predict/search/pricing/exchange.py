@@ -24,8 +24,8 @@ class Exchanges(NamedTuple):
 
     Attributes:
         bounds: index of the first layer of each rank's first stage, and of that behind the last.
-        filled: the layer whose backward fills the first bucket, or ends the stage. every, last: seconds of all buckets
-            of the stage, and of the last of them. All of shape (numbers of what they need, bucket sizes, ranks).
+        filled: the layer whose backward fills the first bucket, or ends the stage. every, last: seconds of all
+            buckets, and of the last. All of shape (numbers of what they need, bucket sizes, ranks).
     """
 
     bounds: Ints

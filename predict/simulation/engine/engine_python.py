@@ -57,15 +57,14 @@ def run_events(
     communication: int,
     blocking: int,
 ) -> int:
-    """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when.
+    """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when; how many of them ended.
+
+    Fewer than all do where they wait for each other in a circle.
 
     Args:
         start_s, end_s: written, per task. overlap_s, exposed_s: written, per role.
         lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. blocking: the
             one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
-
-    Returns:
-        How many tasks ended: fewer than all where they wait for each other in a circle.
     """
     lanes = compute, communication, blocking
     run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes)

@@ -44,11 +44,10 @@ class PipelineSimulation:
     """A pipeline's plan, coalesced and joined once, to be run under many costs of its works.
 
     Args:
-        straggler: per work, how much longer the slowest rank takes.
-        overlapped: false lets a rank compute nothing while it sends.
-        merge: false keeps every task a segment of its own.
-        slower: per role, how many times longer its rank computes; empty for all alike. slow_copies: whether it copies
-            gradients as much longer.
+        straggler: per work, how much longer the slowest rank takes. overlapped: false lets a rank compute nothing
+            while it sends. merge: false keeps every task a segment of its own.
+        slower: per role, how many times longer its rank computes, and, with ``slow_copies``, copies; empty for all
+            alike.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class PipelineSimulation:
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
 
-        ``bw_s`` and ``ge_s`` follow the last forward in no fixed order: what a rank waits for is ``idle_s``.
         Communication for layers is a part of forward and backward, as in a run.
         """
         timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self._lines]
