@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 import msgspec
@@ -20,13 +20,6 @@ from predict.prediction.command_options import OutputOptions, output_options, po
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.what_if.command import what_if_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from predict.ledger.ledger import Ledger
-    from predict.prediction.prediction import Prediction
-    from predict.prediction.scaling import Sweep
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --json or -o all, instead."
@@ -85,6 +78,8 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import say
+    from predict.ledger.presentation import ledgers_json, print_ledger
+    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
     from predict.prediction.request import predict_request
     from predict.prediction.scaling import check_fraction, with_knees
     from predict.prediction.utilisation import check_price
@@ -104,21 +99,8 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
     predictions, sweeps = with_knees(
         predicted.predictions, predicted.timed, strong=asked["scaling"] == "strong", fraction=shown.knee
     )
-    _write(predictions, sweeps, predicted.ledgers, shown, written)
-
-
-def _write(
-    predictions: Sequence[Prediction],
-    sweeps: Sequence[Sweep],
-    ledgers: Sequence[Ledger],
-    shown: ShownOptions,
-    written: OutputOptions,
-) -> None:
-    from predict.ledger.presentation import ledgers_json, print_ledger
-    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
-
     if shown.explain:
-        content = ledgers_json(ledgers)
+        content = ledgers_json(predicted.ledgers)
     else:
         content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
     if not written.write(content):
@@ -126,7 +108,7 @@ def _write(
     print_table(predictions, sweeps)
     if shown.wide or shown.price is not None:
         print_use(predictions)
-    for ledger in ledgers:
+    for ledger in predicted.ledgers:
         print_ledger(ledger)
 
 

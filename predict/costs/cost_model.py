@@ -84,7 +84,7 @@ class CostModel:
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
     _known: KnownCosts = field(init=False)
-    _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
+    _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
@@ -134,8 +134,7 @@ class CostModel:
 
     def place(self, strategy: Strategy, local_batch: int) -> PricingContext:
         """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""
-        ranks = strategy.ranks
-        return PricingContext(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
+        return PricingContext(local_batch, min(strategy.ranks, self.communication.cluster.ranks_per_node))
 
     @property
     def missing_layers(self) -> tuple[Remark, ...]:
@@ -202,29 +201,27 @@ class CostModel:
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
         """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
-        batch, on_host = place.local_batch, place.ranks_on_host
         works: dict[tuple[str, PhaseName], Work] = {
             (operation, phase): Compute(layer=name, operation=operation, phase=phase)
             for operation, name in self._layer_of.items()
             for phase in _PHASES
         }
-        priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
+        priced = [Priced(self._layers.cost(*key, "", *place), 1, key) for key in works]
         (update,) = self._serial.of_kind(WeightUpdate).values()
-        priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
-        parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        priced.append(Priced(self._model.weight_update(*place), 1, update))
+        parts = self.device.parts((*works.values(), update), priced, (), *place)
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
 
     def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""
-        return self._model.rank_spread(place.local_batch, place.ranks_on_host)
+        return self._model.rank_spread(*place)
 
     def sums(self, place: PricingContext) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
-        key = place.local_batch, place.ranks_on_host
-        if key not in self._sums:
-            self._sums[key] = self._sum_up(place)
-        return self._sums[key]
+        if place not in self._sums:
+            self._sums[place] = self._sum_up(place)
+        return self._sums[place]
 
     def collective(self, work: Collective, strategy: Strategy) -> tuple[Costs, tuple[Remark, ...]]:
         """Costs of one collective that no compute runs beside."""
@@ -265,7 +262,7 @@ class CostModel:
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = parts_of(self._known, plan, place, as_swept=as_swept)
-        return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        return self.device.parts(plan.works, priced, plan.sharded, *place)
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
         """What computes of a plan's works (layers, time between them, weight update), by its index."""
@@ -293,7 +290,7 @@ class CostModel:
         place = self._place_of(plan)
         of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
-        parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        parts = self.device.parts(works, priced, plan.sharded, *place)
         return dict(zip(of_plan, parts, strict=True))
 
     @property
@@ -305,13 +302,13 @@ class CostModel:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
         if not self.device.computes:
             return NO_SPREAD
-        spread = self._model.spread(place.local_batch, place.ranks_on_host)
-        measured = self._model.nearest(place.local_batch, place.ranks_on_host)
+        spread = self._model.spread(*place)
+        measured = self._model.nearest(*place)
         if measured is None or not measured.iteration.median_s:
             return spread
         key = measured.batch, measured.ranks_on_host
         if key not in self._remainders:
-            parts = parts_of(self._known, self._serial, PricingContext(measured.batch, 1, measured.ranks_on_host))
+            parts = parts_of(self._known, self._serial, PricingContext(measured.batch, measured.ranks_on_host))
             added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
             self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))

@@ -22,7 +22,6 @@ class PricingContext(NamedTuple):
     """What, besides the work itself, decides its seconds."""
 
     local_batch: int
-    ranks: int
     ranks_on_host: int
 
 

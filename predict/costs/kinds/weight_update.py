@@ -21,11 +21,10 @@ def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Price
 
 def _cost(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Cost:
     plan = context.plan
-    batch, on_host = plan.place.local_batch, plan.place.ranks_on_host
-    of_shard = known.model.shard_update(batch, on_host, plan.shard)
+    of_shard = known.model.shard_update(*plan.place, plan.shard)
     if of_shard is not None:
         return of_shard.over(plan.updated_elements / max(work.elements, 1))
-    return known.model.weight_update(batch, on_host).over(known.updated_elements / max(work.elements, 1))
+    return known.model.weight_update(*plan.place).over(known.updated_elements / max(work.elements, 1))
 
 
 def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
@@ -33,7 +32,7 @@ def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext)
 
 
 def _spread_of_event(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> float:
-    return known.model.relative_spread_of_update(place.local_batch, place.ranks_on_host)
+    return known.model.relative_spread_of_update(*place)
 
 
 def _demand(work: WeightUpdate, context: DemandContext) -> Demand:

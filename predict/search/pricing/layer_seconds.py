@@ -91,7 +91,7 @@ class WholeLayers:
             alone: also as a stage runs them, which may compute while the other ranks of its host wait.
         """
         for number in samples:
-            for place in (self._place(number), *((PricingContext(number, 1, 1),) if alone else ())):
+            for place in (self._place(number), *((PricingContext(number, 1),) if alone else ())):
                 if place not in self._rows:
                     self._rows[place] = layer_seconds(self._costs, place)
 
@@ -105,7 +105,7 @@ class WholeLayers:
         rows = [self._rows[self._place(number)] for number in distinct.tolist()]
         if alone:
             rows = [
-                least_of(row, self._rows[PricingContext(number, 1, 1)])
+                least_of(row, self._rows[PricingContext(number, 1)])
                 for row, number in zip(rows, distinct.tolist(), strict=True)
             ]
         forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
@@ -120,7 +120,7 @@ class WholeLayers:
         return np.array(found)[kind]
 
     def _place(self, samples: int) -> PricingContext:
-        return PricingContext(samples, self._ranks, self._on_host)
+        return PricingContext(samples, self._on_host)
 
 
 def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:

@@ -67,8 +67,8 @@ def run_events(
             one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
     """
     lanes = compute, communication, blocking
-    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes)
-    run.prepare(seconds, compute_slowdown, communication_slowdown)
+    costs = seconds.tolist(), compute_slowdown.tolist(), communication_slowdown.tolist()
+    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes, costs)
     finished = run.to_the_end()
     start_s[:], end_s[:], overlap_s[:], exposed_s[:] = run.start, run.end, run.overlap, run.exposed
     return finished
@@ -86,7 +86,9 @@ class _Run:
         followers: Ints,
         lanes_per_role: int,
         slowed: tuple[int, int, int],
+        costs: tuple[list[float], list[float], list[float]],
     ) -> None:
+        self._seconds, self._slow_compute, self._slow_communication = costs
         self._queue, self._waits_for = queue.tolist(), waits_for.tolist()
         self._follower_start, self._followers = follower_start.tolist(), followers.tolist()
         bounds = lane_start.tolist()
@@ -102,11 +104,6 @@ class _Run:
         # When lanes end; an entry that is no longer true stays until it comes up.
         self._ends: list[tuple[float, int]] = []
         self._now = 0.0
-
-    def prepare(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> None:
-        """Costs, per task."""
-        self._seconds = seconds.tolist()
-        self._slow_compute, self._slow_communication = compute_slowdown.tolist(), communication_slowdown.tolist()
 
     def to_the_end(self) -> int:
         """Until nothing is active; returns how many tasks ended."""
