@@ -22,9 +22,9 @@ Phases = tuple[float, float, float, float]
 
 def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Prediction:
     """The prediction that a run is held against."""
-    model = CostModel(profile=PROFILE, network=CHAIN)
+    costs = CostModel(profile=PROFILE, network=CHAIN)
     settings = PlanSettings(batch=batch)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 

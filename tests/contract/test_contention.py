@@ -36,9 +36,9 @@ def predicted(profile: Profile, text: str, evaluator: str, *, stated: float | No
     wanted = {"batch": 16, "first_bucket_bytes": ONE_BUCKET, "bucket_cap_bytes": ONE_BUCKET} | how
     levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096, contention=stated))
     cluster = None if stated is None else Cluster(name="given", levels=levels, memory_bytes_per_rank=8e9)
-    model = CostModel(profile=profile, network=NETWORK, cluster=cluster)
+    costs = CostModel(profile=profile, network=NETWORK, cluster=cluster)
     point = Configuration(strategy=parse_strategy(text), settings=plan_settings(**wanted))  # type: ignore[arg-type]
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 @pytest.mark.parametrize("phi", [1.0, 1.7, 4.0])

@@ -77,7 +77,7 @@ def predicted(
     slow_rank: SlowRank | None = None,
     **options: object,
 ) -> Prediction:
-    model = CostModel(
+    costs = CostModel(
         profile=profile,
         network=network,
         cluster=cluster,
@@ -87,7 +87,7 @@ def predicted(
     settings = plan_settings(
         batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes, schedule=schedule
     )
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
@@ -313,11 +313,11 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
 @pytest.mark.parametrize("preset", ["naive", "pytorch", "caffe-mpi"])
 def test_the_timeline_has_a_lane_of_each(strategy: str, preset: str) -> None:
     options = InputOptions(io_s=0.01, h2d_s=2e-3, preset=preset)
-    model = CostModel(profile=LATE, network=CNN, input_options=options)
+    costs = CostModel(profile=LATE, network=CNN, input_options=options)
     point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=16, schedule="1f1b"))
-    priced = price(model, point)
+    priced = price(costs, point)
     drawn = timeline_of(priced, "1f1b")
-    iteration_s = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
+    iteration_s = Predictor(costs, evaluator_named("simulate")).predict(point).iteration_s
     assert drawn.iteration_s == pytest.approx(iteration_s, rel=1e-9)
     first = drawn.roles[0]
     reading, copying = first.on(Stream.INPUT, Phase.IO), first.on(Stream.COPY_ENGINE, Phase.H2D)

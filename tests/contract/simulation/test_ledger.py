@@ -128,9 +128,9 @@ CLOSED = (
 
 
 def prepared(case: Case, batch: int = 32, profile: Profile = VARIED) -> PreparedEvaluation:
-    model = CostModel(profile=profile, network=CNN, **case.model)
+    costs = CostModel(profile=profile, network=CNN, **case.model)
     point = Configuration(strategy=parse_strategy(case.strategy), settings=plan_settings(batch=batch, **case.settings))
-    return evaluator_named(case.evaluator).prepare(model, point)
+    return evaluator_named(case.evaluator).prepare(costs, point)
 
 
 def test_every_evaluator_has_a_case() -> None:

@@ -158,9 +158,9 @@ def predicted(
     fusion: Fusion | None = None,
 ) -> Prediction:
     wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
-    model = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
+    costs = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 @settings(max_examples=25)

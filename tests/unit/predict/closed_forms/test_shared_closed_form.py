@@ -37,9 +37,9 @@ def profile_of(network: ModelGraph) -> Profile:
 
 
 def predicted(network: ModelGraph, strategy: str, evaluator: str = "paradl", **settings: object) -> Prediction:
-    model = CostModel(profile=profile_of(network), network=network)
+    costs = CostModel(profile=profile_of(network), network=network)
     point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=BATCH, **settings))
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 def convolutional() -> ModelGraph:
@@ -200,7 +200,7 @@ def test_the_tool_s_projections_are_reproduced() -> None:
             Level(name=name, ranks=ranks, alpha_s=alpha, beta_s_per_byte=beta) for name, ranks, alpha, beta in LEVELS
         ),
     )
-    model = CostModel(profile=profile, network=network, cluster=cluster)
+    costs = CostModel(profile=profile, network=network, cluster=cluster)
     for kinds, batch_text, ranks, memory, compute, communication in rows:
         batch = int(batch_text)
         iterations = -(-SAMPLES // batch)
@@ -208,7 +208,7 @@ def test_the_tool_s_projections_are_reproduced() -> None:
             strategy = parse_strategy("serial" if kind == "serial" else f"{kind[0]}{ranks}")
             settings = plan_settings(batch=batch, split=("conv*",) if kind in ("filter", "channel") else ())
             point = Configuration(strategy=strategy, settings=settings)
-            found = Predictor(model, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
+            found = Predictor(costs, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
             assert found.time.communication_s * iterations == pytest.approx(float(communication), rel=1e-6), (
                 kind,
                 ranks,

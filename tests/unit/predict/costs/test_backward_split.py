@@ -43,8 +43,8 @@ def profile_with(*shares: float) -> Profile:
 
 
 def priced(profile: Profile) -> PricedPlan:
-    model = CostModel(profile=profile, network=CHAIN)
-    return model.price(planner_for(parse_strategy("p2")).plan(CHAIN, parse_strategy("p2"), SETTINGS))
+    costs = CostModel(profile=profile, network=CHAIN)
+    return costs.price(planner_for(parse_strategy("p2")).plan(CHAIN, parse_strategy("p2"), SETTINGS))
 
 
 def parts(plan: Plan) -> dict[tuple[str, str], int]:

@@ -135,9 +135,9 @@ def profile_of(*entries: InContext) -> Profile:
 
 
 def predicted(strategy: str, *entries: InContext, batch: int = 8, evaluator: str = "simulate") -> Prediction:
-    model = CostModel(profile=profile_of(*entries), network=NETWORK)
+    costs = CostModel(profile=profile_of(*entries), network=NETWORK)
     asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
-    return Predictor(model, evaluator_named(evaluator)).predict(asked)
+    return Predictor(costs, evaluator_named(evaluator)).predict(asked)
 
 
 @pytest.mark.parametrize(

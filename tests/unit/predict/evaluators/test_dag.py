@@ -47,9 +47,9 @@ def predicted(
     **options: object,
 ) -> Prediction:
     wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
-    model = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
+    costs = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 def profile_of(network: ModelGraph, **changes: object) -> Profile:

@@ -55,8 +55,8 @@ def predict(
     settings = plan_settings(batch=batch, micro_batches=micro_batches, schedule=schedule)
     copies = free_copies(beta_s_per_byte=beta_s_per_byte, directions=("into", "out", "add"))
     profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=copies)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
@@ -88,10 +88,10 @@ def test_replicas_of_stages_exchange_their_gradients() -> None:
 
 
 def test_a_send_takes_its_messages_time_and_a_receive_none() -> None:
-    model = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
+    costs = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
     strategy = parse_strategy("p2")
     plan = planner_for(strategy).plan(CHAIN, strategy, plan_settings(batch=16, micro_batches=4))
-    seconds = model.price(plan).costs.seconds
+    seconds = costs.price(plan).costs.seconds
     for work, found in zip(plan.works, seconds, strict=True):
         if isinstance(work, Transfer):
             expected = sum(50e-6 + size * 1e-9 for size in work.message_bytes)

@@ -45,8 +45,8 @@ def point(strategy: str, batch: int = BATCH) -> Configuration:
 
 
 def predicted(strategy: str, profile: Profile | None = None, network: ModelGraph = NETWORK) -> Prediction:
-    model = CostModel(profile=profile or profile_of(network), network=network)
-    return Predictor(model, evaluator_named("simulate")).predict(point(strategy))
+    costs = CostModel(profile=profile or profile_of(network), network=network)
+    return Predictor(costs, evaluator_named("simulate")).predict(point(strategy))
 
 
 def shards_of(strategy: str, network: ModelGraph = NETWORK) -> list[Layer]:
@@ -75,9 +75,9 @@ def test_unmeasured_shards_are_scaled_from_their_neighbour_with_notice(strategy:
 def test_a_shard_is_scaled_from_its_whole_layer(strategy: str) -> None:
     """Half the work of a layer whose time is proportional to it takes half its time; another's settings differ."""
     profile = profile_of(layer_times=layer_times(NETWORK, seconds=by_work))
-    model = CostModel(profile=profile, network=NETWORK)
+    costs = CostModel(profile=profile, network=NETWORK)
     plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
-    priced = model.price(plan)
+    priced = costs.price(plan)
     whole = next(layer for layer in NETWORK.layers if layer.name == "conv2")
     (forward,) = [
         seconds
@@ -230,9 +230,9 @@ def test_synchronised_batch_norm_costs_its_all_reduces() -> None:
     factory.loss()
     network = factory.network("normalised")
     profile = profile_of(network, communication=fits("all_reduce", "broadcast"))
-    model = CostModel(profile=profile, network=network)
+    costs = CostModel(profile=profile, network=network)
     local, sync = (
-        Predictor(model, evaluator_named("simulate")).predict(
+        Predictor(costs, evaluator_named("simulate")).predict(
             Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
         )
         for of in ("local", "sync")
@@ -247,9 +247,9 @@ def test_shards_measured_for_all_layers_serve_chosen_ones() -> None:
         msgspec.structs.replace(time, shard="f2")
         for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: 7e-3)
     )
-    model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
+    costs = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
     settings = plan_settings(batch=BATCH, split=("fc",))
-    found = Predictor(model, evaluator_named("simulate")).predict(
+    found = Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("f2"), settings=settings)
     )
     assert not [line for line in found.provenance.extrapolated if "nearest operation" in line]
@@ -270,9 +270,9 @@ def shard_profile() -> Profile:
 def test_a_measured_shard_gives_weight_update_and_time_between_operations(
     strategy: str, between_s: float, wu_s: float | None
 ) -> None:
-    model = CostModel(profile=shard_profile(), network=NETWORK)
+    costs = CostModel(profile=shard_profile(), network=NETWORK)
     plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
-    priced = model.price(plan)
+    priced = costs.price(plan)
     counts = np.bincount(plan.roles[0].work, minlength=len(plan.works))
     totals = {
         (type(work).__name__, getattr(work, "phase", "")): seconds * count
@@ -300,9 +300,9 @@ def test_proportional_takes_a_layers_share_and_ignores_measured_shards() -> None
         if time.operation == of
     ]
     profile = profile_of(layer_times=(*times, *shards))
-    model = CostModel(profile=profile, network=NETWORK)
+    costs = CostModel(profile=profile, network=NETWORK)
     simulated, shared = (
-        Predictor(model, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
+        Predictor(costs, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
     )
     of_split = sum(
         linear_seconds(layer, phase, BATCH)

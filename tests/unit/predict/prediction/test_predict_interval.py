@@ -35,8 +35,8 @@ COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for ph
 
 def predict(profile: Profile, strategy: str = "serial", batch: int = 4, evaluator: str = "simulate") -> Prediction:
     settings = plan_settings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
@@ -112,8 +112,8 @@ def test_drift_of_communication_counts_where_it_is_exposed() -> None:
 
 def hidden(profile: Profile) -> Prediction:
     settings = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named("simulate")).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("d2"), settings=settings)
     )
 
@@ -171,8 +171,8 @@ def test_a_published_mean_of_interference_spans_none_to_most() -> None:
     )
 
     def of(profile: Profile, evaluator: str) -> Prediction:
-        model = CostModel(profile=profile, network=CHAIN, backend="gloo")
-        return Predictor(model, evaluator_named(evaluator)).predict(point)
+        costs = CostModel(profile=profile, network=CHAIN, backend="gloo")
+        return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
     free, assumed = of(cpu, "simulate"), of(gpu, "simulate")
     # All that is exchanged is hidden but the last of it: compute beside it takes 1.189 times as long.

@@ -41,9 +41,9 @@ def profile_with(*copies: CopyTime, **changes: object) -> Profile:
 
 def predict(profile: Profile, strategy: str = "serial", evaluator: str = "simulate", **settings: object) -> Prediction:
     asked = PlanSettings(batch=16, **settings)  # type: ignore[arg-type]
-    model = CostModel(profile=profile, network=CHAIN)
+    costs = CostModel(profile=profile, network=CHAIN)
     point = Configuration(strategy=parse_strategy(strategy), settings=asked)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 @pytest.mark.parametrize("strategy", ["serial", "d2"])

@@ -39,8 +39,8 @@ def predict(
     **options: object,
 ) -> list[Prediction]:
     """Predictions with so many samples a rank."""
-    model = CostModel(profile=profile, network=network, hardware=hardware or Hardware())
-    predictor = Predictor(model, evaluator_named(evaluator), **options)  # type: ignore[arg-type]
+    costs = CostModel(profile=profile, network=network, hardware=hardware or Hardware())
+    predictor = Predictor(costs, evaluator_named(evaluator), **options)  # type: ignore[arg-type]
     return [
         predictor.predict(Configuration(strategy=strategy, settings=PlanSettings(batch=batch * strategy.ranks)))
         for strategy in map(parse_strategy, strategies)

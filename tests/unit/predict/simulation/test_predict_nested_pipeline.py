@@ -53,8 +53,8 @@ def point(strategy: str, batch: int = 8, **changes: object) -> Configuration:
 
 
 def predicted(strategy: str, batch: int = 8, **changes: object) -> Prediction:
-    model = CostModel(profile=PROFILE, network=NETWORK)
-    return Predictor(model, evaluator_named("simulate")).predict(point(strategy, batch, **changes))
+    costs = CostModel(profile=PROFILE, network=NETWORK)
+    return Predictor(costs, evaluator_named("simulate")).predict(point(strategy, batch, **changes))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def profile_of(**model: object) -> Profile:
 def predicted(profile: Profile, text: str, slow: SlowRank | None, batch: int = 16, **settings: object) -> Prediction:
     one_bucket = {"first_bucket_bytes": 1 << 40, "bucket_cap_bytes": 1 << 40}
     wanted = plan_settings(batch=batch, **(one_bucket | settings))  # type: ignore[arg-type]
-    model = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
-    return Predictor(model, evaluator_named("simulate")).predict(
+    costs = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
+    return Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy(text), settings=wanted)
     )
 
