@@ -220,12 +220,10 @@ class Predictor:
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch
         timed = Timed(iteration_s, interval(workload))
-        bounds = timed.bounds
         reference = batch if self.strong_scaling else point.local_batch
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
-        parts, memory = workload.costs, workload.memory()
-        limit = self.costs.communication.cluster.memory_bytes_per_rank
+        memory, limit = workload.memory(), self.costs.communication.cluster.memory_bytes_per_rank
         prediction = Prediction(
             strategy=str(point.strategy),
             ranks=point.strategy.ranks,
@@ -240,33 +238,15 @@ class Predictor:
             backend=self.costs.communication.backend,
             bucket_cap_bytes=point.settings.of(ExchangeOptions).bucket_cap_bytes,
             options=point.settings.options,
-            time=PredictedTime(
-                iteration_s=iteration_s,
-                interval_s=(bounds.low_s, bounds.high_s),
-                epoch_s=epoch_s,
-                samples_per_s=batch / iteration_s,
-                phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
-                pipeline_stage=timing.stage,
-                breakdown_s=_breakdown(timing),
-                compute_s=parts.compute_s,
-                communication_s=parts.communication_s,
-                overlap_s=timing.overlap_s,
-                straggler=workload.straggler,
-            ),
-            memory=PredictedMemory(
-                memory_bytes=memory.peak_bytes,
-                memory_interval_bytes=memory.interval_bytes,
-                memory_of=memory.measured,
-                memory_parts_bytes=memory.parts_bytes,
-                fits=None if limit is None else memory.peak_bytes <= limit,
-            ),
+            time=_time(workload, timing, timed, batch, epoch_s),
+            memory=_memory(memory, limit),
             use=self._use(point, timed, epoch_s, reference, speedup),
             provenance=Provenance(
                 limits=workload.limits,
-                sources=parts.source_shares(),
+                sources=workload.costs.source_shares(),
                 extrapolated=(*unlike_parts(self.costs.profile), *workload.remarks.extrapolated()),
                 notes=(*workload.remarks.notes(), *notes, *_memory_notes(memory, limit), *self._measured()),
-                spread_s=bounds.spread_s,
+                spread_s=timed.bounds.spread_s,
             ),
         )
         return prediction, timed
@@ -322,6 +302,34 @@ class Predictor:
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _time(
+    workload: PreparedEvaluation, timing: Timing, timed: Timed, batch: int, epoch_s: float | None
+) -> PredictedTime:
+    return PredictedTime(
+        iteration_s=timed.iteration_s,
+        interval_s=(timed.bounds.low_s, timed.bounds.high_s),
+        epoch_s=epoch_s,
+        samples_per_s=batch / timed.iteration_s,
+        phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
+        pipeline_stage=timing.stage,
+        breakdown_s=_breakdown(timing),
+        compute_s=workload.costs.compute_s,
+        communication_s=workload.costs.communication_s,
+        overlap_s=timing.overlap_s,
+        straggler=workload.straggler,
+    )
+
+
+def _memory(memory: EstimatedMemory, limit: float | None) -> PredictedMemory:
+    return PredictedMemory(
+        memory_bytes=memory.peak_bytes,
+        memory_interval_bytes=memory.interval_bytes,
+        memory_of=memory.measured,
+        memory_parts_bytes=memory.parts_bytes,
+        fits=None if limit is None else memory.peak_bytes <= limit,
+    )
 
 
 def _memory_notes(memory: EstimatedMemory, limit: float | None) -> tuple[str, ...]:
