@@ -58,17 +58,16 @@ def read_request(options: Mapping[str, Any]) -> Request:
     evaluator = evaluator_named(options["evaluator"])
     costs = read_model(options, evaluator)
     settings = settings_of(costs, options)
-    chosen = expand_points(
+    points, left_out = expand_points(
         costs.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
     refuse_unused(
-        settings(1), [point.strategy for point in chosen.points], *(("split",) if options["split"] is not None else ())
+        settings(1), [point.strategy for point in points], *(("split",) if options["split"] is not None else ())
     )
-    refuse_without_pipeline(options["stages"], chosen.points)
-    points = chosen.points
+    refuse_without_pipeline(options["stages"], points)
     if options["stages"] == _MEASURED:
         points = tuple(with_balanced_stages(costs, point) for point in points)
-    return Request(costs=costs, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
+    return Request(costs=costs, evaluator=evaluator, settings=settings, points=points, left_out=left_out)
 
 
 def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:

@@ -263,11 +263,11 @@ class CommunicationCosts:
         if work.scope == "node":
             members = members_of(strategy, work, 0)
             span = members[-1] - members[0] + 1
-        outermost = self.cluster.levels[-1]
-        if span > outermost.ranks and not self._given:
-            text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
-            return outermost, (Remark(text, True),)
-        return self.level_of_span(span), ()
+        level = self.level_of_span(span)
+        if span <= level.ranks:
+            return level, ()
+        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} goes on"
+        return level, (Remark(text, True),)
 
     def _on_links(
         self, level: Level, fits: list[CommunicationFit]

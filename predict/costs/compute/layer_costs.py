@@ -28,7 +28,7 @@ from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
-from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
+from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
 from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
 from predict.costs.compute.layer_spread import (
@@ -193,9 +193,8 @@ class LayerCosts:
             Knot(at, time.time.typical_s, time.time.typical_s * own_sd(time))
             for at, time in sorted(series[measured].items())
         ]
-        estimate = at_batch(knots, batch, proportional=True)
-        remarks = (*batch_remark("compute", knots, batch), *of_single_samples(series[measured]))
-        cost = estimate.cost._replace(remarks=remarks)
+        cost = at_batch(knots, batch, proportional=True)
+        cost = cost._replace(remarks=(*cost.remarks, *of_single_samples(series[measured])))
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
     def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:

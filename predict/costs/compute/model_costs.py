@@ -21,7 +21,7 @@ from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
-from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
+from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
@@ -234,14 +234,11 @@ class ModelCosts:
     ) -> Cost:
         measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
         knots = _knots([time for time in times if time.ranks_on_host == measured], summary)
-        estimate = at_batch(knots, batch, proportional=False)
-        remarks = batch_remark(what, knots, batch)
-        source = estimate.source
-        if measured != ranks_on_host:
-            source = Source.SCALED
-            text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
-            remarks = (*remarks, Remark(text, True))
-        return estimate.cost._replace(source=source, remarks=remarks)
+        cost = at_batch(knots, batch, proportional=False, what=what)
+        if measured == ranks_on_host:
+            return cost
+        text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
+        return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
 
     def _from_others(
         self,

@@ -89,14 +89,6 @@ class _Rows(NamedTuple):
         return _Rows(*(column[chosen] for column in self))
 
 
-class _Links(NamedTuple):
-    """Of a strategy, by number: links that activations and gradients go over, and what compute waits for."""
-
-    sent: int
-    exchanged: int
-    waits: int
-
-
 class _Work(NamedTuple):
     """Seconds of layers: arrays of shape (rows, layers), and of the weight update by rows."""
 
@@ -190,7 +182,7 @@ class Estimates:
         )
         return found, row
 
-    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[_Links]:
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int]]:
         """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
         space = self._space
         self._possible = np.zeros(len(space.strategies), bool)
@@ -210,26 +202,21 @@ class Estimates:
                 space.impossible.add(str(error))
                 if isinstance(error, UnmeasuredCollective):
                     space.impossible.lacks(each, error.operation)
-                found[index:] = [_Links(0, 0, 0)]
+                found[index:] = [(0, 0, 0)]
         return found
 
-    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
+    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
+        """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault(mesh.shared, len(self._numbers))
         group = group_along(strategy, *group_axes(strategy, Trait.SHARES_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
-        sent = (
-            self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
-            if mesh.stages > 1
-            else 0
-        )
-        exchanges = mesh.exchanges and mesh.zero < 2
-        reduced = (
-            self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
-            if exchanges
-            else 0
-        )
-        return _Links(sent, reduced, waits)
+        sent = reduced = 0
+        if mesh.stages > 1:
+            sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
+        if mesh.exchanges and mesh.zero < 2:
+            reduced = self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
+        return sent, reduced, waits
 
     def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
         """Of the chosen rows, whose pipelines are all cut so, some at a time."""

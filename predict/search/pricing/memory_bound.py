@@ -7,8 +7,6 @@ an axis of p shares counts as 1/p of it, and what else memory goes to is left ou
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
 
@@ -34,17 +32,6 @@ _ENOUGH = 4
 """A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
 
 
-class _OfStages(NamedTuple):
-    """Bytes of a pipeline's ranks; one without a pipeline is the first.
-
-    Attributes:
-        parameters: of every rank. kept: what the first stage keeps of a sample from forward to backward.
-    """
-
-    parameters: Floats
-    kept: float
-
-
 class MemoryBounds:
     """Bytes of tensors on the rank that is looked at, at least.
 
@@ -57,7 +44,7 @@ class MemoryBounds:
         self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
         self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
-        self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
+        self._stages: dict[tuple[Axis | None, int, int], tuple[Floats, float]] = {}
         self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
@@ -106,14 +93,15 @@ class MemoryBounds:
             return (1 + states) / mesh.replicas
         return 1 + states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
 
-    def _of_stages(self, mesh: Mesh, schedule: str) -> _OfStages:
+    def _of_stages(self, mesh: Mesh, schedule: str) -> tuple[Floats, float]:
+        """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
         key = mesh.shared, mesh.stages, stages_per_rank
         if key not in self._stages:
             gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
             bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank)
             of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
-            self._stages[key] = _OfStages(of_stages.sum(axis=0).astype(float), kept)
+            self._stages[key] = of_stages.sum(axis=0).astype(float), kept
         return self._stages[key]
 
     def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int) -> tuple[Ints, float]:
