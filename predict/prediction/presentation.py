@@ -132,12 +132,6 @@ def memory_cell(peak_bytes: int, interval_bytes: tuple[int, int] | None, fits: b
     return format_bytes(peak_bytes) + around + (" (too much)" if fits is False else "")
 
 
-def _of_layers_s(prediction: Prediction) -> float:
-    """Seconds of the iteration that compute waits for communication for layers."""
-    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
-    return sum(seconds for name, seconds in prediction.time.breakdown_s.items() if name not in others)
-
-
 def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
     """In percent, with how many of them the band reaches down and up."""
     low, high = (100 * (end - prediction.use.efficiency) for end in prediction.use.efficiency_interval)
@@ -200,7 +194,9 @@ def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
 
 def _phases(prediction: Prediction) -> dict[str, str]:
     """By column."""
-    parts, for_layers_s = prediction.time.breakdown_s, _of_layers_s(prediction)
+    parts = prediction.time.breakdown_s
+    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
+    for_layers_s = sum(seconds for name, seconds in parts.items() if name not in others)
 
     def where_there(seconds: float) -> str:
         return format_seconds(seconds) if seconds else ""

@@ -63,11 +63,12 @@ class RoleStraggler:
         self._slower = slower
         self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
         stretched = slower != 1.0 and slow_copies
-        self._copying = copies_beside_compute(plan, role) if stretched else np.zeros(0, np.int64)
+        copies = plan.of_sort(Sort.COPY)[role.work]
+        beside = (role.stream != Stream.COMPUTE) & copies & stretched
+        self._copying = np.flatnonzero(beside)
         self._longer = np.full(len(self._computing), slower)
         if slower != 1.0 and not slow_copies:
-            copies = plan.of_sort(Sort.COPY)
-            self._longer[copies[role.work[self._computing]]] = 1.0
+            self._longer[copies[self._computing]] = 1.0
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.common_variance
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
@@ -105,12 +106,6 @@ class RoleStraggler:
         before = self._tied * since(done[:-1], done) ** 2 + since(squares[:-1], squares)
         # Differences of sums may come out a rounding below nothing.
         return np.asarray(np.sqrt(np.maximum(after, 0.0)) - np.sqrt(np.maximum(before, 0.0)))
-
-
-def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
-    """Tasks of a role that copy gradients or parameters on another stream than that of compute."""
-    copies = plan.of_sort(Sort.COPY)
-    return np.flatnonzero((role.stream != Stream.COMPUTE) & copies[role.work])
 
 
 def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:

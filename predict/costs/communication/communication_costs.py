@@ -304,7 +304,9 @@ class CommunicationCosts:
         work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
         wanted = Wanted("with-compute", work.operation, level.name, ranks=work.ranks, message_bytes=work.message_bytes)
-        return self._contexts.with_compute(wanted, idle_s, of_gpu=self._on_gpu)
+        devices = self._profile.devices
+        on_gpu = devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
+        return self._contexts.with_compute(wanted, idle_s, of_gpu=on_gpu)
 
     def with_all_reduce(
         self, work: Collective, beside: Collective, strategy: Strategy, idle_s: float
@@ -316,11 +318,6 @@ class CommunicationCosts:
         level, spanned = (self.level(each, strategy)[0].name for each in (work, beside))
         entry, remarks = self._contexts.likest(Wanted("with-all-reduce", work.operation, level, spanned))
         return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
-
-    @property
-    def _on_gpu(self) -> bool:
-        devices = self._profile.devices
-        return devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
 
     def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.

@@ -7,7 +7,7 @@ of a collective hold multiprocessors, and what they move goes through the memory
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
@@ -167,9 +167,5 @@ def between_them(entry: InContext, swept_s: Callable[[int, int], float]) -> Size
             ratios.setdefault(point.message_bytes, []).append(math.log(point.idle_s / swept))
     sizes = sorted(ratios)
     raw = [median(ratios[size]) for size in sizes]
-    return SizeRatios(tuple(math.log(size) for size in sizes), _smoothed(raw))
-
-
-def _smoothed(raw: Sequence[float]) -> tuple[float, ...]:
     inner = [median(raw[index - 1 : index + 2]) for index in range(1, len(raw) - 1)]
-    return (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :])
+    return SizeRatios(tuple(map(math.log, sizes)), (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :]))

@@ -38,16 +38,12 @@ def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = Non
     Shards that were measured, layers of networks that are not square, and regressors of kernels have a block of 4x8
     take other seconds than one of 8x4.
     """
-    oblong = any(_is_oblong(known) for known in profile.network.values())
+    oblong = any(len(known.input_shape) > 2 and len(set(like_dims(known))) > 1 for known in profile.network.values())
     shards = {time.shard for time in profile.layer_times} | {time.shard for time in profile.shard_times}
     of_blocks = any(shard.startswith(kind.letter) for shard in shards for kind in kinds_with(Trait.CUTS_POSITIONS))
     if oblong or of_blocks or profile.kernel_models:
         return tuple(range(len(network.input_shape) - 1))
     return like_dims(network, until)
-
-
-def _is_oblong(network: ModelGraph) -> bool:
-    return len(network.input_shape) > 2 and len(set(like_dims(network))) > 1
 
 
 def is_first_written(parts: Sequence[int], like: Sequence[int]) -> bool:
