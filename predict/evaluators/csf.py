@@ -19,9 +19,4 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     return workload
 
 
-EVALUATOR = Evaluator(
-    name="csf",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="csf", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

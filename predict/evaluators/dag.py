@@ -95,9 +95,4 @@ class ClosedForm:
         return ledger_of_ranks(priced.plan.strategy, found)
 
 
-EVALUATOR = Evaluator(
-    name="dag",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="dag", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

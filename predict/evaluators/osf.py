@@ -45,9 +45,4 @@ def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers
     return tuple(Remark(text, False) for text in texts)
 
 
-EVALUATOR = Evaluator(
-    name="osf",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="osf", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

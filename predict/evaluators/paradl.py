@@ -145,9 +145,4 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
     )
 
 
-EVALUATOR = Evaluator(
-    name="paradl",
-    prepare=prepare,
-    covers=_covers,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="paradl", prepare=prepare, covers=_covers, knows=has_closed_settings)

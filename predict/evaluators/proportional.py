@@ -25,8 +25,4 @@ def _shares_layers(strategy: Strategy) -> bool:
     return degree_of(strategy, Trait.SHARES_LAYERS) > 1
 
 
-EVALUATOR = Evaluator(
-    name="proportional",
-    prepare=prepare,
-    covers=_shares_layers,
-)
+EVALUATOR = Evaluator(name="proportional", prepare=prepare, covers=_shares_layers)
