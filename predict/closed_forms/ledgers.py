@@ -24,11 +24,7 @@ def ledger_of_ranks(strategy: Strategy, entries: Iterable[LedgerEntry]) -> tuple
 def ledger_of_sums(
     strategy: Strategy, groups: Sequence[tuple[str, str, Sequence[tuple[Work, Priced]]]], common_relative_sd: float
 ) -> tuple[RoleLedger, ...]:
-    """Of sums over works, one after the other.
-
-    Args:
-        groups: the phase of each sum, its term (a sum without one is not read), and its works.
-    """
+    """Of sums over works, one after the other: the phase of each, its term (without one it is not read), its works."""
     found: list[LedgerEntry] = []
     for phase, term, group in groups:
         if not term:

@@ -48,9 +48,8 @@ def exposed_seconds(ready_s: Floats, wait_s: Floats, exchange_s: Floats, backwar
     """T_update - T_overlap: what the exchanges add behind backward.
 
     Args:
-        ready_s: (buffers,) since the start of backward, when the last gradient of each is there.
-        wait_s, exchange_s: (buffers,) the wait of each before it is sent, and its all-reduce.
-        backward_s: all of backward.
+        ready_s, wait_s, exchange_s: (buffers,) since the start of backward, when the last gradient of each is there;
+            its wait before it is sent; its all-reduce.
     """
     # Eq. 15 unrolled: the last exchange ends at the latest of: buffer k ready, then all from k on without a pause.
     remaining = np.cumsum((wait_s + exchange_s)[::-1])[::-1]
@@ -64,11 +63,7 @@ def scaling_factor(compute_s: float, added_s: float) -> float:
 
 
 class PhaseSeconds(NamedTuple):
-    """Seconds of a plan's phases.
-
-    Attributes:
-        done_s: per task, from the start of backward to when backward is done up to it. exchange_s: of each exchange.
-    """
+    """Seconds of a plan's phases: all of forward, backward up to each task, each exchange, the weight update."""
 
     forward_s: float
     done_s: Floats

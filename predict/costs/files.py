@@ -19,11 +19,7 @@ from paradl_bench.records.kernel_settings import flag_of
 
 
 def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
-    """A cluster file (YAML).
-
-    Raises:
-        UserError: unreadable, no YAML, or a wrong field, named by its path.
-    """
+    """A cluster file (YAML); a UserError of one that is unreadable, or of a wrong field, named by its path."""
     raw = read_yaml(Path(path), "cluster file")
     try:
         cluster = msgspec.convert(raw, ClusterFile, strict=False)

@@ -55,12 +55,7 @@ class UnmeasuredCollective(UserError):
 
 
 class Remark(NamedTuple):
-    """What a prediction has to say of a cost; equal texts are said once, with the names that they hold for.
-
-    Attributes:
-        extrapolated: it lies beyond what was measured, and belongs under ``extrapolated``.
-        name: the operation or layer that it holds for, where that matters.
-    """
+    """What a prediction has to say of a cost; equal texts are said once, with the names (layers) that they hold for."""
 
     text: str
     extrapolated: bool
@@ -78,13 +73,10 @@ class Cost(NamedTuple):
     """Seconds of one work.
 
     Attributes:
-        seconds: with all adjustments in.
-        independent_sd_s: spread of its own.
+        seconds: with all adjustments in. independent_sd_s: spread of its own.
         batch_sd_s: what interpolating or scaling over the batch leaves open, shared by all works that it touched.
-        method_sd_s: what scaling from a neighbour, from another number of ranks on the host, or a roofline leaves open,
-            shared likewise.
-        adjustments: what single effects changed of the seconds, in order.
-        base_source: of the seconds before any adjustment; None for the same.
+        method_sd_s: what another scaling, or a roofline, leaves open, shared likewise.
+        adjustments: what single effects changed of the seconds. base_source: of the seconds before; None for the same.
     """
 
     seconds: float
@@ -144,12 +136,9 @@ class Costs:
     """Parts as arrays, all of length n.
 
     Attributes:
-        seconds: of one occurrence of a part, on an otherwise idle device.
-        counts: how often a part occurs in an iteration.
+        seconds: of one occurrence of a part, on an otherwise idle device. counts: how often it occurs in an iteration.
         source: index of :class:`Source`; parts of mixed origin hold shares, so shape (n, sources), rows adding up to 1.
-        independent_sd_s: of one occurrence.
         measurement: parts with equal numbers share one measurement, whose error they share.
-        is_communication: whether the part is a collective.
         compute_slowdown, communication_slowdown: of the two while this collective runs beside compute; 1 for others.
     """
 

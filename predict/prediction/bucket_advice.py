@@ -56,11 +56,7 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[str, ...]]:
-    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why.
-
-    Raises:
-        UserError: whatever of the options, files or limits is wrong, in one line; an evaluator that knows no buckets.
-    """
+    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why."""
     evaluator = evaluator_named(options["evaluator"])
     if evaluator.name not in ("simulate", "osf"):
         raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")

@@ -98,11 +98,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     force: bool
 
     def check(self) -> None:
-        """Refuse, before any work is done, two forms at once and a file that may not be replaced.
-
-        Raises:
-            UserError: says which.
-        """
+        """Refuse, by a UserError before any work is done, two forms at once and a file that may not be replaced."""
         if self.as_json and self.as_csv:
             raise UserError("--json and --csv exclude each other: give one")
         if self.output:

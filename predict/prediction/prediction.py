@@ -174,7 +174,6 @@ class Predictor:
     """Predicts points of one model with one evaluator.
 
     Args:
-        dataset_samples: D; an epoch has ceil(D/B) iterations.
         strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
         price_per_rank_hour: in any currency; None leaves costs out.
     """

@@ -35,12 +35,7 @@ _MEASURED = "measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the options of ``predict`` and its commands ask for, read and checked.
-
-    Attributes:
-        settings: a plan's settings for a global mini-batch.
-        points: every strategy, rank count and batch. left_out: those of a sweep that are not possible, and why.
-    """
+    """What the options of ``predict`` and its commands ask for, read and checked; and what a sweep leaves out."""
 
     costs: CostModel
     evaluator: Evaluator

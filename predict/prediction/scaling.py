@@ -21,9 +21,7 @@ class Sweep(NamedTuple):
 
     Attributes:
         strategy: the kind of the axis that grows, with what stands inside of it: ``data+f2``.
-        kept: the samples that every point has, in words.
-        knee_ranks: of the efficiencies as predicted. knee_range: of the lower and of the upper ends of the bands of
-            their ratios to that at the smallest count.
+        knee_range: of the lower and of the upper ends of the bands of their ratios to that at the smallest count.
     """
 
     strategy: str

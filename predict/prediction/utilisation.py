@@ -26,11 +26,10 @@ class Effort(NamedTuple):
 
 
 def model_flops(network: ModelGraph, batch: int) -> float:
-    """FLOPs of forward and backward of a mini-batch, each operation once.
+    """FLOPs of forward and backward of a mini-batch, each operation once; what holds no batch counts once.
 
     Recomputation, redundant layers of shards and the weight update are no part of them; nor are gradients that backward
-    has no use for: those of the network's input, and of what no parameter had a part in. What holds no batch counts
-    once.
+    has no use for: those of the network's input, and of what no parameter had a part in.
     """
     learning: set[str] = set()
     found = 0

@@ -47,11 +47,7 @@ _LEAST_TRIED = 12
 
 
 class Exact(NamedTuple):
-    """A candidate, predicted.
-
-    Attributes:
-        estimate_s: what it was chosen by. layers: what its ranks run, for errors that others share.
-    """
+    """A candidate, predicted; ``layers`` are what its ranks run, for errors that others share."""
 
     candidate: int
     prediction: Prediction
@@ -90,10 +86,9 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Ranker:
-    """Ranks the candidates of a space.
+    """Ranks the candidates of a space within a rank's memory, if that is known.
 
     Args:
-        limit_bytes: a rank's memory; None where nobody says.
         most: predictions. rows: strategies to predict at least, where there are so many.
     """
 
@@ -118,9 +113,6 @@ class Ranker:
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
         """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.
-
-        Args:
-            advance: called after each prediction.
 
         Raises:
             UserError: nothing fits; the message says what needs least.
@@ -273,11 +265,7 @@ class Ranker:
         return _spread_out(steps(seconds, np.where(walked, sizes, np.inf), below).tolist(), _LEAN)
 
     def _predict_leanest(self, predictor: Predictor) -> None:
-        """Predict one of those with the lowest bounds that fits.
-
-        Raises:
-            UserError: none does; the message says what needs least.
-        """
+        """Predict one of those with the lowest bounds that fits; where none does, a UserError says what needs least."""
         space, network = self._space, self._costs.network
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)

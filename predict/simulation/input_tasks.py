@@ -61,11 +61,7 @@ def _on_host(costs: CostModel, point: Configuration) -> int:
 
 
 def waits_for_input(line: Timeline, phase: NDArray[np.integer], reads: NDArray[np.bool_]) -> tuple[float, InputWait]:
-    """When computing begins, and what of a simulated iteration it waits for its input before that and at the end.
-
-    Args:
-        phase: per task. reads: per task, whether it is of a role that reads; (0, nothing) where none is fetched.
-    """
+    """When computing begins, and what an iteration waits for input before that and at the end; ``reads`` per task."""
     fetching = np.isin(phase, INPUT_PHASES)
     if not fetching.any():
         return 0.0, InputWait(0.0, 0.0)

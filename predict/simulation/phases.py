@@ -31,9 +31,8 @@ class PhasedTasks:
     """What is to be known of a timeline's tasks, or segments of tasks; arrays of one length.
 
     Attributes:
-        phase: as the plan says. computes: whether it is on the stream that computes.
-        names: of communication for layers, what breakdowns call it; else empty.
-        stage: along a pipeline; 0 for all without one.
+        computes: whether it is on the stream that computes. names: of communication for layers, as in breakdowns; else
+            empty. stage: along a pipeline; 0 for all without one.
     """
 
     phase: Ints

@@ -28,12 +28,7 @@ from predict.simulation.simulator import simulate, task_graph
 
 
 class _Meeting(NamedTuple):
-    """Where groups of one size are level.
-
-    Attributes:
-        since: per compute task, how many were done when the ranks were last level; -1 in the iteration before.
-        at_end: the same of what the next iteration begins with.
-    """
+    """Where groups of one size are level: after how many compute tasks, per task and at the end; or -1."""
 
     ranks: int
     since: NDArray[np.integer]
@@ -76,11 +71,7 @@ class RoleStraggler:
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
 
     def of_tasks(self, seconds: Floats) -> Floats:
-        """Seconds of the role's tasks, late ones included.
-
-        Args:
-            seconds: per task of the role, as a rank in the middle takes.
-        """
+        """Seconds of the role's tasks, late ones included, from those that a rank in the middle takes."""
         if not self._meetings and self._slower == 1.0:
             return seconds
         computed = seconds[self._computing]

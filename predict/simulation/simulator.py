@@ -89,12 +89,10 @@ def _row_starts(row: Ints, rows: int) -> Ints:
 
 
 class Timeline(NamedTuple):
-    """When each task ran, and how long streams were active together.
+    """When each task ran, and how long streams of the role that ends last were active together.
 
     Attributes:
-        start_s, end_s: per task, from the start of the iteration.
-        overlap_s: compute and communication both active; of several roles, on the one that ends last.
-        exposed_communication_s: communication active while compute is not; likewise.
+        overlap_s: compute and communication both active. exposed_communication_s: the latter while the former is not.
     """
 
     start_s: Floats
@@ -112,12 +110,8 @@ class Timeline(NamedTuple):
 class Condensed:
     """A graph in which runs of compute tasks that nothing outside waits in between for are one segment each.
 
-    Simulating the segments gives the same times at their borders as simulating all tasks.
-
     Attributes:
-        graph: of the segments.
-        segment: per task of the role, the segment that holds it.
-        first: per segment, its first task.
+        segment: per task of the role, the segment that holds it. first: per segment, its first task.
         phase: per segment, the phase of its first task; of all of its tasks, unless phases were joined.
     """
 
@@ -206,11 +200,7 @@ def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDAr
 
 
 def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
-    """One graph of several roles; tasks are numbered role after role.
-
-    Args:
-        edges: (role, tasks) that are waited for, and (role, tasks) that wait, one for one.
-    """
+    """One graph of several roles; each edge: (role, tasks) waited for, (role, tasks) that wait, one for one."""
     start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
     lanes = [graph.lane + index * LANES for index, graph in enumerate(graphs)]
     sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))

@@ -18,21 +18,13 @@ from predict.costs.sourced import Remark
 
 
 class CollectiveTimes(NamedTuple):
-    """A collective through one library at one level, under so much contention.
-
-    Attributes:
-        residuals: none where a cluster file states alpha or beta.
-    """
+    """A collective through one library at one level, under so much contention; stated ones have no residuals."""
 
     pieces: tuple[Piece, ...]
     residuals: Residuals = Residuals()
 
     def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike, per_node: ArrayLike) -> Floats:
-        """Of shape (messages, points), or of what its arguments broadcast to.
-
-        Args:
-            ranks: of the group. per_node: how many of them share a node.
-        """
+        """Of groups of so many ranks, ``per_node`` of which share a node; of the arguments' common shape."""
         return np.asarray(
             fitted_seconds(self.pieces, ranks, message_bytes, per_node) * self.residuals.factor(ranks, message_bytes)
         )

@@ -245,11 +245,7 @@ class CommunicationCosts:
         return _times(lookup(operations(), operation, "collective"), fits, level, contention)
 
     def level_of_span(self, span: int) -> Level:
-        """The level that so many ranks side by side span; the outermost goes on where nobody gave a cluster.
-
-        Raises:
-            UserError: the cluster given holds fewer ranks.
-        """
+        """The level that so many ranks side by side span; a UserError where the cluster that was given holds fewer."""
         outermost = self.cluster.levels[-1]
         return outermost if span > outermost.ranks and not self._given else self.cluster.level_of(span)
 

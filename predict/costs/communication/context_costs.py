@@ -37,11 +37,7 @@ def measure_with(context: str) -> str:
 
 
 class Wanted(NamedTuple):
-    """A call in a context, as it is looked for.
-
-    Attributes:
-        spanned: level of the all-reduces in flight, of that context. ranks, message_bytes: 0 where any will do.
-    """
+    """A call in a context, as it is looked for; ``spanned``: the level of the all-reduces in flight. 0: any will do."""
 
     context: Context
     operation: str

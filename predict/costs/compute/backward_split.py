@@ -61,8 +61,8 @@ class BackwardSplit:
     """Shares of backward.
 
     Args:
-        parts: measures of an operation's two parts, None where it was not measured in both.
-        known: layers that may have been measured so, to compare FLOPs with; asked for once, where FLOPs are needed.
+        parts: measures of an operation's two parts. known: layers that may have been measured so, to compare FLOPs
+            with.
     """
 
     def __init__(

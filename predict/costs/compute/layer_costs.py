@@ -225,8 +225,7 @@ class LayerCosts:
         """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
 
         Args:
-            kind, phase: of these operations alone; all of them where they are empty.
-            own: of this network's operations alone. batch: at this local batch alone.
+            kind, phase, own, batch: of these operations alone, of this network's own, at this local batch alone.
 
         Returns:
             None where no such operation was measured with both, on one local batch.

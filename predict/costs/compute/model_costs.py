@@ -34,9 +34,8 @@ class Spread(NamedTuple):
 
     Attributes:
         common_relative_sd: what all layers share, of a further block of time.
-        remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up
-            against the median iteration of the same measurement, where this model was measured. Medians do not add up
-            where noise falls on one layer at a time.
+        remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up,
+            where this model was measured. Medians do not add up where noise falls on one layer at a time.
     """
 
     common_relative_sd: float
@@ -81,11 +80,7 @@ class ModelCosts:
         return UnmeasuredCosts(self._profile, self._network, self._dtype)
 
     def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int, shard: str = "") -> Cost:
-        """Seconds between operations in the whole phase: framework, engine, allocator.
-
-        Args:
-            shard: what a rank runs of the model; where that was not measured the whole model stands for it.
-        """
+        """Seconds between operations in the whole phase (framework, engine, allocator), of a shard if measured."""
 
         if not self._times:
             return none_known("time between operations")

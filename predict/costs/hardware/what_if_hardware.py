@@ -28,15 +28,12 @@ class LinkFactors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Factors on the hardware that was measured; 1 leaves it as it is.
+    """Factors on the hardware that was measured; 1 leaves it as it is. A ValueError of one that is not finite and
+    positive.
 
     Attributes:
-        bandwidth, latency: of the links of every level.
-        bandwidth_at, latency_at: of single levels, by name; on top of the former.
-        peak_flops, memory_bandwidth: of the device.
-
-    Raises:
-        ValueError: a factor is not finite and positive.
+        bandwidth, latency: of the links of every level; bandwidth_at, latency_at: of single levels, on top of the
+            former.
     """
 
     bandwidth: float = 1.0

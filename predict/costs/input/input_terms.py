@@ -29,11 +29,9 @@ class InputOptions:
     """What the command line says of the input side; None where it leaves it to the profile.
 
     Attributes:
-        preset: the framework whose way of reading and copying is modelled.
-        prefetch: mini-batches that are fetched ahead.
+        prefetch: mini-batches that are fetched ahead. source: which of the profile's sources.
         io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
         workers: that load for all ranks of one host. from_disk: past the page cache.
-        source: which of the profile's sources.
     """
 
     preset: str = "pytorch"
@@ -81,10 +79,7 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
 
 
 def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
-    """What the options let be fetched ahead: without workers, as a DataLoader of 0 has it, nothing.
-
-    Args:
-        in_process: whether what was measured has no workers either.
+    """What the options let be fetched ahead: without workers (``in_process``), as a DataLoader of 0 has it, nothing.
 
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
@@ -105,14 +100,11 @@ def _preset(options: InputOptions) -> Preset:
 
 
 class InputTerms(NamedTuple):
-    """t_io and t_h2d as two parts of a prediction's costs, in this order, and what is to be said of them.
-
-    They count neither as compute nor as communication: both occur 0 times in sums over parts.
+    """t_io and t_h2d as two parts of a prediction's costs, in this order; both occur 0 times in sums over parts.
 
     Attributes:
-        works: what the two parts are of. parts: what their costs are made of.
-        known: whether either was measured or stated.
-        fetch: what of it is done ahead.
+        works: what the two parts are of. parts: what their costs are made of. known: whether either was measured or
+            stated.
     """
 
     costs: Costs

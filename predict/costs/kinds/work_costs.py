@@ -42,11 +42,7 @@ def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> 
 
 
 def relative_spreads(known: KnownCosts, works: Sequence[Work], total_s: Floats, place: PricingContext) -> Floats:
-    """Per work, the standard deviation of one event over its median; where not measured, the mean of what was.
-
-    Args:
-        total_s: per work, seconds of all its occurrences; the mean weighs by them.
-    """
+    """Per work, the deviation of one event over its median; where not measured, the mean by ``total_s``."""
     spreads = np.array([costs_of(work).spread_of_event(work, known, place) for work in works], float)
     weights = total_s * (spreads > 0)
     usual = float(weights @ spreads / weights.sum()) if weights.sum() else 1.0

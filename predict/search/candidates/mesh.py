@@ -19,8 +19,8 @@ class Mesh(NamedTuple):
     """What a rank works on, wherever it stands.
 
     Attributes:
-        shared: the axis that shares layers; None without one.
-        stages: ranks along the pipeline, 1 without one. replicas: along data. zero: the stage of that.
+        shared: the axis that shares layers. stages: ranks along the pipeline. replicas: along data. zero: the stage of
+            that.
     """
 
     shared: Axis | None
@@ -54,8 +54,7 @@ def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:
 def alike(*columns: Ints) -> tuple[Ints, Ints]:
     """Which entries of columns of whole numbers from 0 on are equal in all of them.
 
-    Returns:
-        The first of each kind, ordered by the columns, and the kind of each entry.
+    The first of each kind, ordered by the columns, and the kind of each entry.
     """
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:

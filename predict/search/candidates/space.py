@@ -104,11 +104,7 @@ class Space:
         )
 
     def unneeded(self, may_fit: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Candidates with a choice that is made within a limit alone, which may fit without it.
-
-        Args:
-            may_fit: per candidate.
-        """
+        """Candidates with a choice that is made within a limit alone, which may fit without it."""
         chosen = np.zeros(len(self.held), bool)
         for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
             if len({choice.get(name) for choice in self.held}) > 1:
@@ -201,11 +197,7 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
 
 
 def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[Held, ...]:
-    """Every choice of what a device keeps.
-
-    Args:
-        given: choices that are not to be searched. limited: whether anything says how much memory there is.
-    """
+    """Every choice of what a device keeps, but for what is given; ``limited``: whether its memory is known."""
     values = {**MEMORY_CHOICES, **(CHOICES_WITHIN_A_LIMIT if limited else {})}
     values.update((name, (value,)) for name, value in (given or {}).items())
     return tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))

@@ -54,8 +54,7 @@ class Cut(NamedTuple):
     """Stages of a pipeline over so many ranks.
 
     Attributes:
-        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end.
-        sent_bytes: a sample, behind each stage.
+        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end. sent_bytes: a sample.
     """
 
     key: tuple[int, int]

@@ -34,11 +34,7 @@ class Exchanges(NamedTuple):
     last: Floats
 
     def seconds(self, backward: Floats, which: Ints) -> Floats:
-        """Of shape (candidates, bucket sizes, ranks).
-
-        Args:
-            backward: seconds of layers, of shape (candidates, layers). which: numbers of what each of them needs.
-        """
+        """Of shape (candidates, bucket sizes, ranks); ``backward`` (candidates, layers), ``which`` each needs."""
         before = np.concatenate([np.zeros((len(backward), 1)), np.cumsum(backward, axis=1)], axis=1)
         ends = before[:, None, self.bounds[1:]]
         found = ends - before[:, None, self.bounds[:-1]] + self.last[which]
@@ -47,11 +43,7 @@ class Exchanges(NamedTuple):
 
 
 class Buckets:
-    """Buckets of gradients, of any size and for any part of a network.
-
-    Args:
-        gradient_bytes: by layer, of each part; of shape (parts, layers). caps_mb: of ``bucket_cap_mb``.
-    """
+    """Buckets of gradients, of any size and for any part of a network, whose bytes are of shape (parts, layers)."""
 
     def __init__(self, groups: GroupCosts, gradient_bytes: Ints, caps_mb: Sequence[float | None]) -> None:
         self._groups, self._gradient_bytes = groups, gradient_bytes

@@ -46,7 +46,7 @@ class GroupCosts:
     """Collectives of groups, unhindered by compute.
 
     A *link* is what decides the seconds of a group's collective of so many bytes: its fit at a level, how many ranks
-    take part, and how many of them share a node. Groups that stand in many places have few links between them.
+    take part, and how many of them share a node.
     """
 
     def __init__(self, communication: CommunicationCosts) -> None:

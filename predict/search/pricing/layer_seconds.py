@@ -85,22 +85,14 @@ class WholeLayers:
         self._rows: dict[PricingContext, LayerSeconds] = {}
 
     def learn(self, samples: Sequence[int], *, alone: bool) -> None:
-        """Look up as many samples.
-
-        Args:
-            alone: also as a stage runs them, which may compute while the other ranks of its host wait.
-        """
+        """Look up as many samples; ``alone``: also as a stage runs them, while the other ranks of its host may wait."""
         for number in samples:
             for place in (self._place(number), *((PricingContext(number, 1),) if alone else ())):
                 if place not in self._rows:
                     self._rows[place] = layer_seconds(self._costs, place)
 
     def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
-        """Forward and backward, of shape (numbers of samples, layers), and weight update; all of them known.
-
-        Args:
-            alone: the least of what they are, and what they are on a rank whose host has no other.
-        """
+        """Forward and backward, (numbers of samples, layers), and update; ``alone``: or as a host's only rank."""
         distinct, place = np.unique(samples, return_inverse=True)
         rows = [self._rows[self._place(number)] for number in distinct.tolist()]
         if alone:

@@ -36,8 +36,8 @@ class MemoryBounds:
     """Bytes of tensors on the rank that is looked at, at least.
 
     Attributes:
-        plan_of: a number for each candidate: those with the same one hold the same, whatever bound or walk finds it.
-            Neither the order of axes nor buckets change it.
+        plan_of: a number for each candidate: those with the same one hold the same, since they differ in the order of
+            axes or in buckets alone.
     """
 
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:

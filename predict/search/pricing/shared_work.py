@@ -40,11 +40,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWork:
-    """A rank's part of a network, by layer.
-
-    Attributes:
-        share: of a layer's seconds. gradient_bytes: of the parameters whose gradient its backward completes.
-    """
+    """A rank's part of a network, by layer: of its seconds, and bytes of the gradients that its backward completes."""
 
     share: Floats
     gradient_bytes: Ints

@@ -74,11 +74,7 @@ def ranks_beside(plan: Plan, ranks_on_host: int) -> Floats:
 
 
 def busy_beside(plan: Plan, computing: list[Computing], beside: Floats) -> Floats:
-    """Per work, the mean share of the other ranks of the host that compute while it runs; 1 for what never does.
-
-    Args:
-        computing: of each line of stages. beside: of :func:`ranks_beside`.
-    """
+    """Per work, the mean share of the other ranks of the host that compute while it runs; 1 for what never does."""
     lines = lines_of_stages(plan)
     clocks: dict[int, StreamTimes] = {}
     for line, of_line in zip(lines, computing, strict=True):
