@@ -87,7 +87,7 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
             roles,
             np.split(line.start_s, borders),
             np.split(line.end_s, borders),
-            np.split(simulation.task_seconds(number, costs.seconds), borders),
+            np.split(simulation.lines[number].task_seconds(costs.seconds), borders),
             strict=True,
         )
         found.append(

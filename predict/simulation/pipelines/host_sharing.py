@@ -48,8 +48,9 @@ def on_shared_host(costs: CostModel, priced: PricedPlan) -> PricedPlan:
     shared = priced.costs
     idle = np.zeros(len(plan.works))
     for number in range(_MOST_ROUNDS):
-        found = simulation.computing(shared.seconds, shared.compute_slowdown, shared.communication_slowdown)
-        moved = 1 - busy_beside(plan, found, beside) - idle
+        of_works = shared.seconds, shared.compute_slowdown, shared.communication_slowdown
+        computing = [line.computing(*of_works) for line in simulation.lines]
+        moved = 1 - busy_beside(plan, computing, beside) - idle
         idle = idle + (moved / 2 if number else moved)
         shared = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
         if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:

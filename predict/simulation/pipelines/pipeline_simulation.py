@@ -60,8 +60,8 @@ class PipelineSimulation:
         slower: Sequence[float] = (),
         slow_copies: bool = True,
     ) -> None:
-        self._lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
-        for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
+        self.lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
+        for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
 
@@ -70,33 +70,16 @@ class PipelineSimulation:
 
         Communication for layers is a part of forward and backward, as in a run.
         """
-        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self._lines]
+        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self.lines]
         return max(timings, key=lambda timing: timing.iteration_s)
 
     def iteration_s(self, *costs: Floats) -> float:
         """When the last role ends."""
-        return max(line.run(*costs).iteration_s for line in self._lines)
-
-    def computing(self, *costs: Floats) -> list[Computing]:
-        """When ranks compute, of each of :func:`lines_of_stages`."""
-        return [line.computing(*costs) for line in self._lines]
-
-    def tasks_of(self, line: int) -> tuple[Ints, Places, NDArray[np.bool_]]:
-        """Per task of a line of stages: its stage, its work, and whether it computes."""
-        own = self._lines[line]
-        return own.task_stage, own.task_work, own.task_computes
-
-    def task_seconds(self, line: int, seconds: Floats) -> Floats:
-        """Per task of a line of stages, its seconds from those per work: late, and on a slow rank longer."""
-        return self._lines[line].task_seconds(seconds)
-
-    def line_s(self, line: int, costs: Sequence[Floats], added_s: Floats | None = None) -> float:
-        """When the last role of a line ends; ``added_s``: per task of it, seconds more than its work takes."""
-        return self._lines[line].run(*costs, added_s=added_s).iteration_s
+        return max(line.run(*costs).iteration_s for line in self.lines)
 
     def timelines(self, *costs: Floats) -> list[Timeline]:
         """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
-        return [line.run(*costs) for line in self._lines]
+        return [line.run(*costs) for line in self.lines]
 
 
 class Computing(NamedTuple):
@@ -116,17 +99,17 @@ class Computing(NamedTuple):
 
 # What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan.
 @functools.lru_cache(maxsize=1)
-def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
+def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
     plan = same.thing
     transfers = _Transfers(plan)
     return tuple(
-        _Line(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
+        StageLine(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
         for line in lines_of_stages(plan)
     )
 
 
-class _Line:
+class StageLine:
     """Roles that send to each other, from the first stage to the last."""
 
     def __init__(
@@ -170,7 +153,7 @@ class _Line:
             stage=self._role,
         )
 
-    def with_straggler(self, straggler: Floats) -> _Line:
+    def with_straggler(self, straggler: Floats) -> StageLine:
         """The same line, whose works take so much longer each."""
         other = copy.copy(self)
         other._task_straggler = straggler[self.task_work]
