@@ -175,7 +175,7 @@ class ClosedFormTables:
         key = kind, samples, on_host
         if key not in self._rows:
             if key[1:] not in self._compute:
-                self._compute[key[1:]] = self._model.compute_seconds(PricingContext(samples, on_host, on_host))
+                self._compute[key[1:]] = self._model.compute_seconds(PricingContext(samples, on_host))
             (seconds, update), form = self._compute[key[1:]], self._forms[kind]
             split, rest = (
                 sum(count * seconds[operation] for operation, count in own.items()) for own in (form.split, form.rest)

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
+import msgspec
 
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets_command import buckets
-from predict.prediction.command_options import point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
 from predict.what_if.command import what_if_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from predict.ledger.ledger import Ledger
-    from predict.prediction.prediction import Prediction
-    from predict.prediction.scaling import Sweep
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --json or -o all, instead."
@@ -34,6 +29,15 @@ _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): co
 _SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of predictions."""
+
+    price: float | None
+    wide: bool
+    explain: bool
+    knee: float
 
 
 @click.group(
@@ -50,80 +54,63 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
 @click.option("--spread", is_flag=True, help=_SPREAD_HELP)
 @click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
-@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
-@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@output_options
 @click.pass_context
-def group(ctx: click.Context, /, **options: Any) -> None:
+@collected(shown=ShownOptions, written=OutputOptions)
+def group(ctx: click.Context, /, shown: ShownOptions, written: OutputOptions, **asked: Any) -> None:
     """Predict iteration time, memory and scaling from a profile. Add --debug to any command for tracebacks.
 
     \b
     predict --from-profile p.json --model resnet50 --strategy data --ranks 2:1024:x2 --batch 64
     predict --from-profile p.json --model resnet50 --strategy serial,d2,d4 --batch 64 --evaluator paradl
     """
-    given = [name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if ctx.invoked_subcommand is not None:
         if given:
             raise click.UsageError(f"options go behind {ctx.invoked_subcommand}, not before it")
         return
     if not given:
         raise click.exceptions.NoArgsIsHelpError(ctx)
-    refuse_missing(options, "profile", "model", "strategy", "batch")
-    _predict(options)
+    refuse_missing(asked, "profile", "model", "strategy", "batch")
+    _predict(asked, shown, written)
 
 
-def _predict(options: dict[str, Any]) -> None:
+def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
-    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
+    from paradl_bench.core.terminal.command_line import say
+    from predict.ledger.presentation import ledgers_json, print_ledger
+    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
     from predict.prediction.request import predict_request
     from predict.prediction.scaling import check_fraction, with_knees
     from predict.prediction.utilisation import check_price
 
-    check_price(options["price"])
-    if options["spread"] and options["dilate"] is None:
+    check_price(shown.price)
+    if asked["spread"] and asked["dilate"] is None:
         raise UserError(
             "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
         )
-    check_fraction(options["knee"])
-    if options["as_json"] and options["as_csv"]:
-        raise UserError("--json and --csv exclude each other: give one")
-    if options["explain"] and options["as_csv"]:
+    check_fraction(shown.knee)
+    written.check()
+    if shown.explain and written.as_csv:
         raise UserError("--explain is a table or JSON: leave --csv out")
-    if options["output"]:
-        refuse_overwrite(options["output"], force=options["force"])
-    found = predict_request(options)
-    for line in found.left_out:
+    predicted = predict_request(asked, price_per_rank_hour=shown.price, explain=shown.explain)
+    for line in predicted.left_out:
         say(f"predict: left out: {line}")
     predictions, sweeps = with_knees(
-        found.predictions, found.timed, strong=options["scaling"] == "strong", fraction=options["knee"]
+        predicted.predictions, predicted.timed, strong=asked["scaling"] == "strong", fraction=shown.knee
     )
-    _write(predictions, sweeps, found.ledgers, options)
-
-
-def _write(
-    predictions: Sequence[Prediction], sweeps: Sequence[Sweep], ledgers: Sequence[Ledger], options: dict[str, Any]
-) -> None:
-    from paradl_bench.core.terminal.command_line import write_output
-    from predict.ledger.presentation import ledgers_json, print_ledger
-    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
-
-    output, as_csv = options["output"], options["as_csv"]
-    content = predictions_csv(predictions) if as_csv else predictions_json(predictions)
-    if options["explain"]:
-        content = ledgers_json(ledgers)
-    if output:
-        write_output(output, content, force=options["force"])
-    if as_csv or options["as_json"]:
-        if output is None:
-            write_output("-", content)
-    elif output != "-":
-        print_table(predictions, sweeps)
-        if options["wide"] or options["price"] is not None:
-            print_use(predictions)
-        for ledger in ledgers:
-            print_ledger(ledger)
+    if shown.explain:
+        content = ledgers_json(predicted.ledgers)
+    else:
+        content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
+    if not written.write(content):
+        return
+    print_table(predictions, sweeps)
+    if shown.wide or shown.price is not None:
+        print_use(predictions)
+    for ledger in predicted.ledgers:
+        print_ledger(ledger)
 
 
 @group.command("validate", context_settings=_CONTEXT)

@@ -1,7 +1,7 @@
 """What an evaluator makes of a point: costs, and how they add up to an iteration.
 
 An evaluator is one file under :mod:`predict.evaluators` that declares ``EVALUATOR``. It prepares a workload once; the
-interval then asks the workload for its time under costs that are shifted by each mode of error.
+interval then asks for its time under costs that are shifted by each mode of error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from predict.ledger.ledger import RoleLedger
 class Timing(NamedTuple):
     """One iteration on the slowest rank, in seconds.
 
-    ``fw_s``, ``bw_s``, ``ge_s`` and ``wu_s`` follow each other and add up to the iteration: forward; backward until
-    the last gradient is there; what is left of the gradient exchange after it; the rest. In a pipeline forward and
-    backward take turns, and ``idle_s`` adds to the sum, as ``input_s`` does.
+    ``fw_s``, ``bw_s``, ``ge_s`` and ``wu_s`` follow each other: forward; backward until the last gradient is there;
+    what is left of the gradient exchange after it; the rest. With ``idle_s`` and ``input_s`` they add up to the
+    iteration.
 
     Attributes:
         fw_of_layers_s, bw_of_layers_s: inside of forward and of backward, communication for layers while compute is
@@ -37,8 +37,7 @@ class Timing(NamedTuple):
         overlap_s: both active.
         idle_s: waiting for other stages of a pipeline.
         input_s: waiting for the next mini-batch to be read and copied. h2d_s: that part of it while it is copied.
-        stage: of a pipeline, the one whose phases these are, from 0; None without a pipeline, and where a closed form
-            takes the slowest stage of each phase.
+        stage: of a pipeline, the one whose phases these are; None where a closed form takes the slowest of each phase.
     """
 
     fw_s: float
@@ -62,11 +61,7 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A configuration to predict: a strategy and a global batch.
-
-    Raises:
-        UserError: the batch does not part into equal local batches.
-    """
+    """A configuration to predict: a strategy and a global batch; a UserError where that has no equal local batches."""
 
     strategy: Strategy
     settings: PlanSettings
@@ -101,11 +96,10 @@ class PreparedEvaluation:
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
-        ledger: what every second is made of, role by role; asked for where it is shown.
-        memory: of the rank that needs most; asked for where it is shown, since that takes longer than the time does.
+        ledger: what every second is made of, role by role. memory: of the rank that needs most. Both take longer than
+            the time does, and are asked for where they are shown.
         straggler: how much longer the slowest rank computes than a median one.
-        overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed for want
-            of a measurement.
+        overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed.
     """
 
     costs: Costs
@@ -129,14 +123,11 @@ class Evaluator:
     """A way from costs to an iteration.
 
     Attributes:
-        name: as ``--evaluator`` takes it. summary: one line for help.
-        prepare: raises UserError where it has nothing to say on the point's strategy.
-        covers: whether it has something to say on a strategy.
-        knows: whether it does under these settings, of a strategy that it covers.
+        prepare: raises UserError where it has nothing to say on the point's strategy or settings.
+        covers: whether it has something to say on a strategy. knows: whether it does under these settings.
     """
 
     name: str
-    summary: str
     prepare: Callable[[CostModel, Configuration], PreparedEvaluation]
     covers: Callable[[Strategy], bool] = lambda strategy: True
     knows: Callable[[PlanSettings], bool] = lambda settings: True
@@ -148,9 +139,5 @@ def evaluators() -> dict[str, Evaluator]:
 
 
 def evaluator_named(name: str) -> Evaluator:
-    """The evaluator of a name.
-
-    Raises:
-        UserError: there is none; the message names the choices.
-    """
+    """The evaluator of a name; a UserError, which names the choices, if there is none."""
     return lookup(evaluators(), name, "evaluator")

@@ -1,4 +1,14 @@
-"""What the closed forms share: sums, one all-reduce, and the limits of serial and data."""
+"""Closed forms per iteration: ParaDL's rows for serial and data, and compute followed by one exchange (CSF).
+
+Each reads the same six sums and is written for arrays: ``sums[..., i]`` are the seconds of one point's part i, for the
+local batch and the ranks of that point.
+
+    serial    B FB + WU                       ParaDL, Table 3 of the paper
+    data      (B/p) FB + WU + AR(p, W e)
+
+FB is the sum of the layers' forward and backward; time between operations is no part of the paper's model. CSF (OSF's
+paper) has it in, then one all-reduce of all gradients.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +18,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import divides_batch_alone, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.iteration import TERMS, ClosedForm, gradient_exchange
 from predict.closed_forms.ledgers import ledger_of_sums
 from predict.costs.cost_model import SUMS, CostModel
 from predict.costs.memory_estimate import EstimatedMemory
@@ -23,6 +34,35 @@ from predict.costs.spread.assembly import Priced, join
 from predict.ledger.ledger import RoleLedger
 from predict.workload import Configuration, PreparedEvaluation, Timing
 
+FW, BW, FW_BETWEEN, BW_BETWEEN, WU, ALL_REDUCE = range(6)
+
+ClosedForm = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
+"""From sums of shape (..., 6): seconds of FW, BW, GE and WU, each of shape (...); their sum is the iteration."""
+
+
+def paradl(sums: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """ParaDL's serial and data rows; serial is the case without an all-reduce."""
+    return sums[..., FW], sums[..., BW], sums[..., ALL_REDUCE], sums[..., WU]
+
+
+def csf(sums: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """All of compute, then one all-reduce of everything."""
+    forward = np.asarray(sums[..., FW] + sums[..., FW_BETWEEN])
+    backward = np.asarray(sums[..., BW] + sums[..., BW_BETWEEN])
+    return forward, backward, sums[..., ALL_REDUCE], sums[..., WU]
+
+
+TERMS: dict[ClosedForm, tuple[str, ...]] = {
+    paradl: ("(B/p) FB", "(B/p) FB", "", "", "WU", "AR(p, W e)"),
+    csf: ("T_comp", "T_comp", "T_comp", "T_comp", "WU", "t(sum of g)"),
+}
+"""Of each form, the terms that its sums are in, in the papers' letters; empty where it reads none."""
+
+
+def gradient_exchange(network: ModelGraph, ranks: int) -> Collective:
+    """AR(p, W e): one all-reduce of all gradients."""
+    return Collective(operation="all_reduce", message_bytes=network.parameter_bytes, ranks=ranks)
+
 
 def has_closed_form(strategy: Strategy) -> bool:
     """Serial and data, without ZeRO stages."""
@@ -30,59 +70,53 @@ def has_closed_form(strategy: Strategy) -> bool:
 
 
 def has_closed_settings(settings: PlanSettings) -> bool:
-    """Neither accumulated gradients nor activations that are computed again: closed forms have none of these."""
+    """Whether closed forms have all of the settings."""
     return not settings.simulated_alone
 
 
 def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
-    """Raises:
-    UserError: gradients are to be accumulated, or activations to be computed again, which no closed form has.
-    """
+    """Raise a UserError where a setting is asked for that no closed form has."""
     for option, text in settings.simulated_alone.items():
         raise UserError(f"{name} knows no --{option} {text}: take --evaluator simulate")
 
 
 def prepare_closed_form(
-    name: str, form: ClosedForm, model: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
+    name: str, form: ClosedForm, costs: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
 ) -> PreparedEvaluation:
-    """A workload of six sums.
-
-    Raises:
-        UserError: the strategy is neither serial nor data.
-    """
+    """A workload of six sums; a UserError of strategies and settings that have no closed form."""
     if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated(name, point.settings)
-    sums = model.sums(model.place(point.strategy, point.local_batch))
-    exchange, exchange_remarks = model.collective(
-        gradient_exchange(model.network, point.strategy.ranks), point.strategy
+    sums = costs.sums(costs.place(point.strategy, point.local_batch))
+    exchange, exchange_remarks = costs.collective(
+        gradient_exchange(costs.network, point.strategy.ranks), point.strategy
     )
     remarks = Remarks()
     remarks.add(*sums.remarks, *exchange_remarks, *flat_exchange(point.settings))
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         forward, backward, exchanged, update = map(float, form(np.asarray(seconds)))
         return Timing(forward, backward, exchanged, update, exposed_communication_s=exchanged, overlap_s=0.0)
 
-    costs = join([sums.costs, exchange])
+    parts = join([sums.costs, exchange])
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=_used(form, len(costs.seconds))),
+        costs=dataclasses.replace(parts, counts=_used(form, len(parts.seconds))),
         spread=sums.spread,
         remarks=remarks,
         memory=memory,
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *costs: time(*costs).iteration_s,
-        ledger=lambda: _ledger(model, point.strategy, sums, TERMS[form]),
+        iteration_s=lambda *shifted: time(*shifted).iteration_s,
+        ledger=lambda: _ledger(costs, point.strategy, sums, TERMS[form]),
     )
 
 
-def _ledger(model: CostModel, strategy: Strategy, sums: PricedSums, terms: Sequence[str]) -> tuple[RoleLedger, ...]:
+def _ledger(costs: CostModel, strategy: Strategy, sums: PricedSums, terms: Sequence[str]) -> tuple[RoleLedger, ...]:
     """Works of the sums that are read, and the exchange: nothing hides another."""
     groups = [(name.split()[0], term, group) for name, term, group in zip(SUMS, terms, sums.groups, strict=False)]
     if strategy.ranks > 1:
-        exchange = gradient_exchange(model.network, strategy.ranks)
-        cost, modes = model.communication.cost(exchange, strategy)
+        exchange = gradient_exchange(costs.network, strategy.ranks)
+        cost, modes = costs.communication.cost(exchange, strategy)
         groups.append(("GE", terms[-1], [(exchange, Priced(cost, 1, exchange, True, modes))]))
     return ledger_of_sums(strategy, groups, sums.spread.common_relative_sd)
 

@@ -24,12 +24,7 @@ def ledger_of_ranks(strategy: Strategy, entries: Iterable[LedgerEntry]) -> tuple
 def ledger_of_sums(
     strategy: Strategy, groups: Sequence[tuple[str, str, Sequence[tuple[Work, Priced]]]], common_relative_sd: float
 ) -> tuple[RoleLedger, ...]:
-    """Of sums over works, one after the other.
-
-    Args:
-        groups: the phase of each sum, its term (a sum without one is not read), and its works.
-        common_relative_sd: of all that computes.
-    """
+    """Of sums over works, one after the other: the phase of each, its term (without one it is not read), its works."""
     found: list[LedgerEntry] = []
     for phase, term, group in groups:
         if not term:
@@ -42,11 +37,7 @@ def ledger_of_sums(
 
 
 def ledger_of_terms(priced: PricedPlan, terms: Sequence[Term], index_of: Mapping[Work, int]) -> tuple[RoleLedger, ...]:
-    """Of a sum over works, each in a part or whole.
-
-    Args:
-        index_of: in the plan, of each work.
-    """
+    """Of a sum over works, each in a part or whole; ``index_of`` each work in the plan."""
     works, grouped = PricedWorks.of_plan(priced), dict[tuple[int, str, str], list[float]]()
     for term in terms:
         grouped.setdefault((index_of[term.work], term.phase, term.symbol), []).append(term.times)
@@ -70,12 +61,7 @@ def ledger_of_lock_step(priced: PricedPlan, form: PipelineClosedForm) -> tuple[R
 def entries_beside_backward(
     priced: PricedPlan, exchange_exposed_s: Floats, terms: Mapping[Phase, str]
 ) -> list[LedgerEntry]:
-    """Entries of a plan whose exchanges go on beside backward: all is exposed but what backward hides of these.
-
-    Args:
-        exchange_exposed_s: per exchange of the plan's one role.
-        terms: by phase.
-    """
+    """Entries of a plan whose exchanges go on beside backward: all is exposed but what backward hides of these."""
     (role,) = priced.plan.roles
     exposed = priced.costs.seconds[role.work]
     exposed[role.phase == Phase.GE] = exchange_exposed_s

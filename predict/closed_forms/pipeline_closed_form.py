@@ -43,11 +43,7 @@ def lock_step_settings(settings: PlanSettings) -> PlanSettings:
 
 
 class PipelineClosedForm:
-    """The closed form over seconds of a plan's works.
-
-    Args:
-        plan: of a pipeline with one stage a rank.
-    """
+    """The closed form over seconds of the works of a plan with one stage a rank."""
 
     def __init__(self, plan: Plan) -> None:
         self._ranks, self._micro_batches = len(plan.roles), plan.micro_batches

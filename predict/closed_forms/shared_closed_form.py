@@ -74,11 +74,7 @@ def _before_end(network: ModelGraph, settings: PlanSettings) -> list[Layer]:
 
 
 def terms(network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> list[Term]:
-    """The closed form as a sum over works; layers' seconds are of a group's samples, whole.
-
-    Args:
-        strategy: for which :func:`sharing_axis` is not None.
-    """
+    """The closed form, where :func:`sharing_axis` finds one, as a sum over works; layers are of a group's samples."""
     axis = sharing_axis(strategy)
     assert axis is not None
     form = _Form(network, strategy, settings, axis, DTYPE_BYTES[dtype])

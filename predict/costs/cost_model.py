@@ -1,7 +1,7 @@
 """The cost model: seconds, sources and spread of every distinct work of a plan, and of a model's sums.
 
-Works are priced once per (local batch, ranks on the host); the closed forms read sums over the same prices, so that
-they and the simulation differ by what they assume, never by what they read.
+The closed forms read sums over the same prices, so that they and the simulation differ by what they assume, never by
+what they read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from predict.costs.files import of_kernel_settings
 from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.input.input_terms import InputOptions
-from predict.costs.kinds.catalog import demand_of
-from predict.costs.kinds.kind_costs import PricingContext
-from predict.costs.kinds.work_costs import WorkCosts, known_costs
+from predict.costs.kinds.catalog import costs_of, demand_of
+from predict.costs.kinds.kind_costs import KnownCosts, PricingContext
+from predict.costs.kinds.work_costs import computing_parts_of, counts_between, parts_of, relative_spreads
 from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
@@ -83,8 +83,8 @@ class CostModel:
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
-    _works: WorkCosts = field(init=False)
-    _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
+    _known: KnownCosts = field(init=False)
+    _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
@@ -99,10 +99,18 @@ class CostModel:
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
-        known = known_costs(
-            self.profile, self.network.name, self._serial, self._layers, self._model, self.communication
+        serial = self._serial
+        times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()
+        self._known = KnownCosts(
+            profile=self.profile,
+            model_name=self.network.name,
+            layers=self._layers,
+            model=self._model,
+            communication=self.communication,
+            operations=counts_between(serial, times),
+            updated_elements=sum(work.elements for work in serial.of_kind(WeightUpdate).values()),
+            proportional=self.proportional,
         )
-        self._works = WorkCosts(known=known, proportional=self.proportional)
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
@@ -126,8 +134,7 @@ class CostModel:
 
     def place(self, strategy: Strategy, local_batch: int) -> PricingContext:
         """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""
-        ranks = strategy.ranks
-        return PricingContext(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
+        return PricingContext(local_batch, min(strategy.ranks, self.communication.cluster.ranks_per_node))
 
     @property
     def missing_layers(self) -> tuple[Remark, ...]:
@@ -141,7 +148,7 @@ class CostModel:
             as_swept: communication takes what a sweep measures, as closed forms have it, and nothing surrounds it.
 
         Raises:
-            UserError: a work that the profile has nothing for; the message names the command that would measure it.
+            UserError: the profile has nothing for a work; the message names the command that would measure it.
         """
         self._layers.learn(plan.sharded)
         if self.proportional:
@@ -161,7 +168,7 @@ class CostModel:
             parts=priced,
             rank_spread=rank_spread,
             slow_copies=self.device.computes,
-            own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
+            own_relative_sd=relative_spreads(self._known, plan.works, costs.total_s, place),
             spread=spread,
             blocking=frozenset(index for index, part in enumerate(priced) if part.blocking),
             remarks=remarks,
@@ -170,17 +177,15 @@ class CostModel:
     def alone_on_host(self, plan: Plan, place: PricingContext) -> tuple[Floats, Floats] | None:
         """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
 
-        Returns:
-            Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
-            both ways, or the device does not compute.
+        1 and 0 for what does not compute; None where nothing was measured both ways, or the device does not compute.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
-        if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
+        if place.ranks_on_host <= 1 or not self.device.computes:
             return None
-        if not self.device.computes:
+        if self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
         for index, work in enumerate(plan.works):
-            ratios[index], sds[index] = self._works.alone_on_host(work, place)
+            ratios[index], sds[index] = costs_of(work).alone_on_host(work, self._known, place)
         return ratios, sds
 
     @property
@@ -195,38 +200,28 @@ class CostModel:
         return found
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
-        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update.
-
-        Raises:
-            UserError: the profile has nothing for an operation, or no update by the optimizer.
-        """
-        batch, on_host = place.local_batch, place.ranks_on_host
+        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
         works: dict[tuple[str, PhaseName], Work] = {
             (operation, phase): Compute(layer=name, operation=operation, phase=phase)
             for operation, name in self._layer_of.items()
             for phase in _PHASES
         }
-        priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
+        priced = [Priced(self._layers.cost(*key, "", *place), 1, key) for key in works]
         (update,) = self._serial.of_kind(WeightUpdate).values()
-        priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
-        parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        priced.append(Priced(self._model.weight_update(*place), 1, update))
+        parts = self.device.parts((*works.values(), update), priced, (), *place)
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
 
     def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""
-        return self._model.rank_spread(place.local_batch, place.ranks_on_host)
-
-    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
-        """Per work, how an event of it spreads by itself."""
-        return self._works.relative_spreads(plan.works, total_s, place)
+        return self._model.rank_spread(*place)
 
     def sums(self, place: PricingContext) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
-        key = place.local_batch, place.ranks_on_host
-        if key not in self._sums:
-            self._sums[key] = self._sum_up(place)
-        return self._sums[key]
+        if place not in self._sums:
+            self._sums[place] = self._sum_up(place)
+        return self._sums[place]
 
     def collective(self, work: Collective, strategy: Strategy) -> tuple[Costs, tuple[Remark, ...]]:
         """Costs of one collective that no compute runs beside."""
@@ -235,11 +230,7 @@ class CostModel:
         return assemble([part], 0.0), found.cost.remarks
 
     def buffers(self, fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> Buffers:
-        """Which gradients a rule of fusion sends together, of the times at which they are ready and all-reduces take.
-
-        Raises:
-            UserError: the profile lacks a part.
-        """
+        """Which gradients a rule of fusion sends together, by when they are ready and what all-reduces take."""
         if fusion.rule == "ddp":
             return fused_as_ddp(self.network, settings)
         compute = layerwise_plan(self.network, strategy, settings, {})
@@ -270,29 +261,24 @@ class CostModel:
 
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
-        priced = self._works.of_plan(plan, place, as_swept=as_swept)
-        return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        priced = parts_of(self._known, plan, place, as_swept=as_swept)
+        return self.device.parts(plan.works, priced, plan.sharded, *place)
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
-        """What computes of a plan's works (layers, time between them, weight update), by its index.
-
-        Raises:
-            UserError: the profile has nothing for a layer; the message names the command that would measure it.
-        """
+        """What computes of a plan's works (layers, time between them, weight update), by its index."""
         return {index: part.cost for index, part in self._computing(plan).items()}
 
     def own_deviations(self, plan: Plan) -> tuple[RankSpread, dict[int, float]]:
         """How a rank's iterations spread, and by index of what computes of a plan's works how one event of it does.
 
-        Returns:
-            The spread, and standard deviations relative to the event's seconds, of what falls on it by itself alone.
+        The latter are standard deviations relative to the event's seconds, of what falls on it by itself alone.
         """
         place = self._place_of(plan)
         parts, total_s = self._computing(plan), np.zeros(len(plan.works))
         for index, part in parts.items():
             total_s[index] = part.cost.seconds * part.occurrences
         spread = self.rank_spread(place)
-        own = spread.own_deviation(self._own_relative_sd(plan, total_s, place))
+        own = spread.own_deviation(relative_spreads(self._known, plan.works, total_s, place))
         return spread, {index: float(own[index]) for index in parts}
 
     def _place_of(self, plan: Plan) -> PricingContext:
@@ -302,9 +288,9 @@ class CostModel:
         """Parts of what computes, by index of the plan's works."""
         self._layers.learn(plan.sharded)
         place = self._place_of(plan)
-        of_plan = self._works.of_computing(plan, place)
+        of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
-        parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        parts = self.device.parts(works, priced, plan.sharded, *place)
         return dict(zip(of_plan, parts, strict=True))
 
     @property
@@ -316,13 +302,13 @@ class CostModel:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
         if not self.device.computes:
             return NO_SPREAD
-        spread = self._model.spread(place.local_batch, place.ranks_on_host)
-        measured = self._model.nearest(place.local_batch, place.ranks_on_host)
+        spread = self._model.spread(*place)
+        measured = self._model.nearest(*place)
         if measured is None or not measured.iteration.median_s:
             return spread
         key = measured.batch, measured.ranks_on_host
         if key not in self._remainders:
-            parts = self._works.of_plan(self._serial, PricingContext(measured.batch, 1, measured.ranks_on_host))
+            parts = parts_of(self._known, self._serial, PricingContext(measured.batch, measured.ranks_on_host))
             added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
             self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))

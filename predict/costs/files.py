@@ -19,11 +19,7 @@ from paradl_bench.records.kernel_settings import flag_of
 
 
 def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
-    """A cluster file (YAML).
-
-    Raises:
-        UserError: unreadable, no YAML, or a wrong field, named by its path.
-    """
+    """A cluster file (YAML); a UserError of one that is unreadable, or of a wrong field, named by its path."""
     raw = read_yaml(Path(path), "cluster file")
     try:
         cluster = msgspec.convert(raw, ClusterFile, strict=False)
@@ -37,11 +33,8 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
     return cluster
 
 
-def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path | None = None) -> ModelGraph:
+def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path) -> ModelGraph:
     """The network of a model: from a file, else as profiled.
-
-    Args:
-        profile_path: of the profile, for messages.
 
     Raises:
         UserError: the profile does not hold the model (names those it holds), the file describes another one, or a
@@ -53,7 +46,7 @@ def choose_network(profile: Profile, model: str, path: Path | None, profile_path
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
         check_layers(network, f"network {path}")
         return network
-    place = "the profile" if profile_path is None else f"profile {profile_path}"
+    place = f"profile {profile_path}"
     if model not in profile.network:
         known = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
         raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")

@@ -18,7 +18,6 @@ class EstimatedMemory(NamedTuple):
     """Bytes of the rank that needs most, at its peak.
 
     Attributes:
-        parts_bytes: add up to the peak.
         interval_bytes: 90%; None where the profile has no factor for the device.
         measured: whose peak this is: the tensors' own, unless a factor was fitted to more.
     """

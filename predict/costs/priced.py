@@ -22,8 +22,7 @@ class PricedPlan:
 
     Attributes:
         parts: what the costs were made of, one a work; what changed them later is not in them.
-        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
-            where that was not measured, as the measured ones do.
+        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself.
         straggler: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
             slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
@@ -52,11 +51,7 @@ class PricedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedSums:
-    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`.
-
-    Attributes:
-        groups: the works of each sum, with what their seconds are made of.
-    """
+    """Costs of a model's sums on one rank, in the order of :data:`SUMS`; ``groups`` are the works of each."""
 
     costs: Costs
     groups: Sequence[Sequence[tuple[Work, Priced]]]

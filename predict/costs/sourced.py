@@ -1,14 +1,14 @@
 """What every prediction carries beside its seconds: where they come from, and how far they may be off.
 
-A prediction is made of *parts* (the distinct works of a plan, or the sums that a closed form reads). Each part has
-seconds, a source, and a spread of its own that is independent of the other parts'. What several parts share (a slow
-machine, the slope of a communication fit, an interpolation over the batch) is a :class:`CorrelatedError`: one random
-number that moves all of them at once, fully correlated.
+Each *part* (a distinct work of a plan, or a sum that a closed form reads) has seconds, a source, and a spread of its
+own. What several parts share (a slow machine, the slope of a communication fit) is a :class:`CorrelatedError`: one
+random number that moves all of them at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -44,11 +44,7 @@ class Source(IntEnum):
 
 
 class UnmeasuredCollective(UserError):
-    """The profile holds no fit of a collective that a strategy issues.
-
-    Attributes:
-        operation: the collective.
-    """
+    """The profile holds no fit of a collective that a strategy issues."""
 
     def __init__(self, operation: str, backend: str) -> None:
         command = f"paradl-bench collectives --ranks 2 --backend {backend} --ops {operation} -o DIR"
@@ -59,12 +55,7 @@ class UnmeasuredCollective(UserError):
 
 
 class Remark(NamedTuple):
-    """What a prediction has to say of a cost; equal texts are said once, with the names that they hold for.
-
-    Attributes:
-        extrapolated: it lies beyond what was measured, and belongs under ``extrapolated``.
-        name: the operation or layer that it holds for, where that matters.
-    """
+    """What a prediction has to say of a cost; equal texts are said once, with the names (layers) that they hold for."""
 
     text: str
     extrapolated: bool
@@ -82,13 +73,10 @@ class Cost(NamedTuple):
     """Seconds of one work.
 
     Attributes:
-        seconds: with all adjustments in.
-        independent_sd_s: spread of its own.
+        seconds: with all adjustments in. independent_sd_s: spread of its own.
         batch_sd_s: what interpolating or scaling over the batch leaves open, shared by all works that it touched.
-        method_sd_s: what scaling from a neighbour, from another number of ranks on the host, or a roofline leaves open,
-            shared likewise.
-        adjustments: what single effects changed of the seconds, in order.
-        base_source: of the seconds before any adjustment; None for the same.
+        method_sd_s: what another scaling, or a roofline, leaves open, shared likewise.
+        adjustments: what single effects changed of the seconds. base_source: of the seconds before; None for the same.
     """
 
     seconds: float
@@ -118,22 +106,19 @@ class Cost(NamedTuple):
 
     def times(self, factor: float) -> Cost:
         """So many times as much of all of it: seconds, what effects add to them, and what they may be off."""
-        return self._replace(
-            seconds=self.seconds * factor,
-            independent_sd_s=self.independent_sd_s * factor,
-            batch_sd_s=self.batch_sd_s * factor,
-            method_sd_s=self.method_sd_s * factor,
-            adjustments=tuple(Adjustment(effect, added * factor) for effect, added in self.adjustments),
-        )
+        return self._each(lambda seconds: seconds * factor)
 
     def over(self, parts: float) -> Cost:
         """One of so many equal parts of it."""
+        return self._each(lambda seconds: seconds / parts)
+
+    def _each(self, change: Callable[[float], float]) -> Cost:
         return self._replace(
-            seconds=self.seconds / parts,
-            independent_sd_s=self.independent_sd_s / parts,
-            batch_sd_s=self.batch_sd_s / parts,
-            method_sd_s=self.method_sd_s / parts,
-            adjustments=tuple(Adjustment(effect, added / parts) for effect, added in self.adjustments),
+            seconds=change(self.seconds),
+            independent_sd_s=change(self.independent_sd_s),
+            batch_sd_s=change(self.batch_sd_s),
+            method_sd_s=change(self.method_sd_s),
+            adjustments=tuple(Adjustment(effect, change(added)) for effect, added in self.adjustments),
         )
 
 
@@ -151,12 +136,9 @@ class Costs:
     """Parts as arrays, all of length n.
 
     Attributes:
-        seconds: of one occurrence of a part, on an otherwise idle device.
-        counts: how often a part occurs in an iteration.
+        seconds: of one occurrence of a part, on an otherwise idle device. counts: how often it occurs in an iteration.
         source: index of :class:`Source`; parts of mixed origin hold shares, so shape (n, sources), rows adding up to 1.
-        independent_sd_s: of one occurrence.
         measurement: parts with equal numbers share one measurement, whose error they share.
-        is_communication: whether the part is a collective.
         compute_slowdown, communication_slowdown: of the two while this collective runs beside compute; 1 for others.
     """
 
@@ -228,12 +210,12 @@ class Remarks:
 
     def _lines(self, *, beyond: bool) -> tuple[str, ...]:
         return tuple(
-            text + (f": {_named_few(list(names))}" if names else "")
+            text + (f": {_first_few(list(names))}" if names else "")
             for (text, is_beyond), names in self._names.items()
             if is_beyond == beyond
         )
 
 
-def _named_few(names: list[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _first_few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

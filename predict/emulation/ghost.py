@@ -44,7 +44,7 @@ def ghost_table(options: Mapping[str, Any]) -> GhostTable:
             " its degrees (d4) and one --batch"
         )
     (point,) = request.points
-    model = request.model
+    model = request.costs
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     return _written(model, plan, point.settings, options["profile"], spread=bool(options.get("spread")))
 

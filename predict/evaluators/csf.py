@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from predict.closed_forms.closed_form_evaluation import has_closed_form, has_closed_settings, prepare_closed_form
-from predict.closed_forms.iteration import csf
+from predict.closed_forms.closed_form_evaluation import csf, has_closed_form, has_closed_settings, prepare_closed_form
 from predict.closed_forms.osf import scaling_factor
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The sums, time between operations included."""
-    workload = prepare_closed_form("csf", csf, model, point, lambda: model.memory(point.strategy, point.settings))
+    workload = prepare_closed_form("csf", csf, costs, point, lambda: costs.memory(point.strategy, point.settings))
     if point.strategy.ranks > 1:
         timing = workload.timing()
         factor = scaling_factor(timing.fw_s + timing.bw_s, timing.ge_s)
@@ -20,10 +19,4 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     return workload
 
 
-EVALUATOR = Evaluator(
-    name="csf",
-    summary="no overlap: all of compute, then one all-reduce of everything",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="csf", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

@@ -1,8 +1,7 @@
 """``dag``: an iteration with its input, as S-SGD's DAG has it: reading, copying, and an exchange for every layer.
 
-Closed forms of :mod:`predict.costs.input.input_closed_form`. Each layer with parameters has an exchange of its own, as
-soon as its gradient is there, in order. As in the paper overlap is free, and no rank is later than another; what
-``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.
+Closed forms of :mod:`predict.costs.input.input_closed_form`. As in the paper overlap is free, and no rank is later than
+another; what ``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from predict.closed_forms.closed_form_evaluation import (
     refuse_what_is_simulated,
 )
 from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
+from predict.closed_forms.osf import LayerwisePhases
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
@@ -31,22 +31,18 @@ from predict.ledger.ledger import PricedWorks, RoleLedger
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
-    """Plan, price, and add the input.
-
-    Raises:
-        UserError: the strategy is neither serial nor data, or the preset is none.
-    """
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
+    """Plan, price, and add the input."""
     if not has_closed_form(point.strategy):
         raise UserError(f"dag has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)
-    options = model.input_options
+    options = costs.input_options
     planner = planner_for(point.strategy)
-    planner.check(model.network, point.strategy, point.settings)
-    plan = layerwise_plan(model.network, point.strategy, point.settings)
-    priced = model.price(plan)
+    planner.check(costs.network, point.strategy, point.settings)
+    plan = layerwise_plan(costs.network, point.strategy, point.settings)
+    priced = costs.price(plan)
     batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
-    terms = input_terms(model.profile, model.network, model.dtype, batch, options)
+    terms = input_terms(costs.profile, costs.network, costs.dtype, batch, options)
     priced.remarks.add(*terms.remarks, *flat_exchange(point.settings))
     if point.strategy.ranks > 1:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
@@ -56,12 +52,12 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: model.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        memory=lambda: costs.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
+        limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
         ledger=lambda: form.ledger(priced, terms),
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
+        overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
 
 
@@ -72,39 +68,25 @@ class ClosedForm:
     """The closed form over one plan's works; behind them, in the costs, come reading and copying."""
 
     def __init__(self, plan: Plan, fetch: Fetch, *, wait_free: bool) -> None:
-        role = plan.roles[0]
+        self._phases, self._works = LayerwisePhases(plan), len(plan.works)
         self._fetch, self._wait_free = fetch, wait_free
-        self._work, self._works = role.work, len(plan.works)
-        self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
-        self._backward, self._exchange = role.phase == Phase.BW, role.phase == Phase.GE
 
     def timing(self, seconds: Floats) -> Timing:
         """Seconds per work, then of reading and of copying, to where they stand in an iteration."""
-        tasks = seconds[self._work]
+        phases = self._phases.of(seconds)
+        ready, backward_s = phases.done_s[self._phases.exchange], phases.backward_s
+        exposed_s = exposed_exchange_seconds(ready, phases.exchange_s, backward_s, wait_free=self._wait_free)
+        computed_s = phases.forward_s + backward_s + exposed_s + phases.update_s
         io_s, h2d_s = map(float, seconds[self._works :])
-        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
-        forward, backward = float(tasks[self._forward].sum()), float(in_backward[-1])
-        exchange, update = tasks[self._exchange], float(tasks[self._update].sum())
-        exposed = exposed_exchange_seconds(in_backward[self._exchange], exchange, backward, wait_free=self._wait_free)
-        waiting = input_wait(self._fetch, io_s, h2d_s, forward + backward + exposed + update)
-        return Timing(
-            fw_s=forward,
-            bw_s=backward,
-            ge_s=exposed,
-            wu_s=update,
-            exposed_communication_s=exposed,
-            overlap_s=self._beside(exchange, exposed),
-            **waiting._asdict(),
-        )
+        return phases.timing(exposed_s, *input_wait(self._fetch, io_s, h2d_s, computed_s))
 
     def ledger(self, priced: PricedPlan, terms: InputTerms) -> tuple[RoleLedger, ...]:
         """Its terms, those of the input included."""
-        tasks = priced.costs.seconds[self._work]
-        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
-        exposed = exchange = tasks[self._exchange]
+        phases = self._phases.of(priced.costs.seconds)
+        exposed = phases.exchange_s
         if self._wait_free:
-            ready, none = in_backward[self._exchange], np.zeros(len(exchange))
-            exposed = exposed_in_turn(ready, none, exchange, float(in_backward[-1]))[1]
+            ready, none = phases.done_s[self._phases.exchange], np.zeros(len(exposed))
+            exposed = exposed_in_turn(ready, none, exposed, phases.backward_s)[1]
         found = entries_beside_backward(priced, exposed, _TERMS)
         waiting = self.timing(np.concatenate([priced.costs.seconds, terms.costs.seconds]))
         fetched = PricedWorks(strategy=priced.plan.strategy, works=terms.works, parts=terms.parts, costs=terms.costs)
@@ -112,14 +94,5 @@ class ClosedForm:
         found.append(fetched.entry(1, "H2D", 1, exposed_s=waiting.h2d_s, term="t_h2d"))
         return ledger_of_ranks(priced.plan.strategy, found)
 
-    def _beside(self, exchange: Floats, exposed: float) -> float:
-        return max(float(exchange.sum()) - exposed, 0.0)
 
-
-EVALUATOR = Evaluator(
-    name="dag",
-    summary="S-SGD's DAG: reading and copying the input, an exchange for every layer, overlap for free",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="dag", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

@@ -1,7 +1,7 @@
 """``osf``: overlap of backward and exchange, and tensor fusion, as the paper's scaling factor has them.
 
-Closed forms of :mod:`predict.closed_forms.osf`. As in the paper overlap is free, copies into buffers take no time and
-no rank is later than another. Buffers are filled under the costs as they are; the interval keeps them as they are then.
+As in the paper overlap is free, copies into buffers take no time and no rank is later than another. Buffers are filled
+under the costs as they are; the interval keeps them as they are then.
 """
 
 from __future__ import annotations
@@ -9,37 +9,31 @@ from __future__ import annotations
 from paradl_bench.core.errors import UserError
 from paradl_bench.strategies.data.fusion.buffers import Buffers, describe
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.closed_form_evaluation import has_closed_form, has_closed_settings
-from predict.closed_forms.iteration import gradient_exchange
-from predict.closed_forms.osf import scaling_factor
-from predict.closed_forms.osf_evaluation import fusion_of, workload_of
+from predict.closed_forms.closed_form_evaluation import gradient_exchange, has_closed_form, has_closed_settings
+from predict.closed_forms.osf import fusion_of, scaling_factor, workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
-    """Fuse, plan and price; remarks say what the grouping makes of the exchange.
-
-    Raises:
-        UserError: the strategy is neither serial nor data, or a limit is exceeded.
-    """
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
+    """Fuse, plan and price; remarks say what the grouping makes of the exchange."""
     if not has_closed_form(point.strategy):
         raise UserError(f"osf has closed forms of serial and data, not of {point.strategy}: take simulate")
-    planner_for(point.strategy).check(model.network, point.strategy, point.settings)
-    buffers = model.buffers(fusion_of(model), point.strategy, point.settings)
-    workload = workload_of(model, point, buffers)
+    planner_for(point.strategy).check(costs.network, point.strategy, point.settings)
+    buffers = costs.buffers(fusion_of(costs), point.strategy, point.settings)
+    workload = workload_of(costs, point, buffers)
     if point.strategy.ranks > 1:
-        workload.remarks.add(*_of_grouping(model, point, workload.timing(), buffers))
+        workload.remarks.add(*_of_grouping(costs, point, workload.timing(), buffers))
     return workload
 
 
-def _of_grouping(model: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
+def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
     compute_s = timing.fw_s + timing.bw_s
-    in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
+    in_series, _ = costs.collective(gradient_exchange(costs.network, point.strategy.ranks), point.strategy)
     without = scaling_factor(compute_s, float(in_series.seconds.sum()))
     factor = scaling_factor(compute_s, timing.ge_s)
-    fusion = fusion_of(model)
+    fusion = fusion_of(costs)
     texts = [
         f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out",
         describe(fusion, buffers.bytes, len(buffers.layers)),
@@ -51,10 +45,4 @@ def _of_grouping(model: CostModel, point: Configuration, timing: Timing, buffers
     return tuple(Remark(text, False) for text in texts)
 
 
-EVALUATOR = Evaluator(
-    name="osf",
-    summary="OSF: exchanges beside backward, layer by layer or fused; scaling factor",
-    prepare=prepare,
-    covers=has_closed_form,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="osf", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

@@ -20,38 +20,33 @@ from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
     has_closed_form,
     has_closed_settings,
+    paradl,
     prepare_closed_form,
     refuse_what_is_simulated,
 )
-from predict.closed_forms.iteration import paradl
 from predict.closed_forms.ledgers import ledger_of_lock_step, ledger_of_terms
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
 from predict.closed_forms.shared_closed_form import sharing_axis, terms
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Floats, Remark
-from predict.simulation.exposure import names_of_layer_communication
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
-    """The paper's sums, and its memory.
-
-    Raises:
-        UserError: the paper has no closed form of the strategy.
-    """
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
+    """The paper's sums, and its memory."""
     if not _covers(point.strategy):
         raise UserError(
             f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
             f" of pipelines alone, not of {point.strategy}: take simulate"
         )
     refuse_what_is_simulated("paradl", point.settings)
-    memory = model.paradl_memory(point.strategy, point.settings)
+    memory = costs.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
-        return _pipelined(model, point, memory)
+        return _pipelined(costs, point, memory)
     if sharing_axis(point.strategy) is not None:
-        return _shared(model, point, memory)
-    return prepare_closed_form("paradl", paradl, model, point, lambda: memory)
+        return _shared(costs, point, memory)
+    return prepare_closed_form("paradl", paradl, costs, point, lambda: memory)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:
@@ -62,29 +57,29 @@ def _covers(strategy: Strategy) -> bool:
     return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_axis(strategy) is not None
 
 
-def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
+def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """A sum over works: each phase's layers and communication, one after the other."""
     planner = planner_for(point.strategy)
-    planner.check(model.network, point.strategy, point.settings)
-    form = terms(model.network, point.strategy, point.settings, dtype=model.dtype)
+    planner.check(costs.network, point.strategy, point.settings)
+    form = terms(costs.network, point.strategy, point.settings, dtype=costs.dtype)
     builder = RoleBuilder()
     for term in form:
         builder.add(term.work, Phase[term.phase], Stream.COMPUTE)
     plan = Plan(
         strategy=point.strategy,
-        network=model.network.name,
+        network=costs.network.name,
         local_batch=point.local_batch,
         roles=(builder.build("rank", point.strategy.ranks),),
         works=tuple(builder.works),
     )
-    priced = model.price(plan, as_swept=True)
+    priced = costs.price(plan, as_swept=True)
     priced.remarks.add(*flat_exchange(point.settings))
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
         times[term.phase][builder.works[term.work]] += term.times
-    names = np.array(names_of_layer_communication(plan.works))
+    names = np.array([work.name_in_breakdowns for work in plan.works])
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         return _add_up(times, names, np.asarray(seconds))
 
     return PreparedEvaluation(
@@ -92,9 +87,9 @@ def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: memory,
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *costs: time(*costs).iteration_s,
+        iteration_s=lambda *shifted: time(*shifted).iteration_s,
         ledger=lambda: ledger_of_terms(priced, form, builder.works),
     )
 
@@ -118,15 +113,15 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
     )
 
 
-def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
+def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.of(PipelineOptions).schedule)
     settings = lock_step_settings(point.settings)
-    plan = planner.plan(model.network, point.strategy, settings)
-    priced, form = model.price(plan, as_swept=True), PipelineClosedForm(plan)
+    plan = planner.plan(costs.network, point.strategy, settings)
+    priced, form = costs.price(plan, as_swept=True), PipelineClosedForm(plan)
     share = plan.micro_batches / (len(plan.roles) + plan.micro_batches - 1)
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def time(seconds: Floats, *_: Floats) -> Timing:
         step = form(np.asarray(seconds))
         forward, backward = step.fw_s * share, step.bw_s * share
         idle = step.iteration_s - forward - backward - step.wu_s
@@ -136,24 +131,18 @@ def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) 
         priced.remarks.add(
             Remark(f"the closed form knows GPipe's schedule alone, and stands for {schedule.name}", True)
         )
-    costs = priced.costs
+    seconds = priced.costs.seconds
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
+        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda own: float(own @ seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: memory,
-        limits=tuple(map(str, planner.limits(model.network, settings))),
+        limits=tuple(map(str, planner.limits(costs.network, settings))),
         time=time,
-        iteration_s=lambda *costs: form(np.asarray(costs[0])).iteration_s,
+        iteration_s=lambda *shifted: form(np.asarray(shifted[0])).iteration_s,
         ledger=lambda: ledger_of_lock_step(priced, form),
     )
 
 
-EVALUATOR = Evaluator(
-    name="paradl",
-    summary="ParaDL's closed forms: layers' times shared out, communication in series, no overlap",
-    prepare=prepare,
-    covers=_covers,
-    knows=has_closed_settings,
-)
+EVALUATOR = Evaluator(name="paradl", prepare=prepare, covers=_covers, knows=has_closed_settings)

@@ -16,18 +16,13 @@ from predict.simulation import prepared
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The simulation, with layers' times shared out."""
-    return prepared.prepare(dataclasses.replace(model, proportional=True), point)
+    return prepared.prepare(dataclasses.replace(costs, proportional=True), point)
 
 
 def _shares_layers(strategy: Strategy) -> bool:
     return degree_of(strategy, Trait.SHARES_LAYERS) > 1
 
 
-EVALUATOR = Evaluator(
-    name="proportional",
-    summary="as simulate, with a shard taken as its share (1/p) of the whole layer's time",
-    prepare=prepare,
-    covers=_shares_layers,
-)
+EVALUATOR = Evaluator(name="proportional", prepare=prepare, covers=_shares_layers)

@@ -8,8 +8,4 @@ from __future__ import annotations
 from predict.simulation.prepared import prepare
 from predict.workload import Evaluator
 
-EVALUATOR = Evaluator(
-    name="simulate",
-    summary="the plan's tasks with overlap, interference and the slowest rank",
-    prepare=prepare,
-)
+EVALUATOR = Evaluator(name="simulate", prepare=prepare)

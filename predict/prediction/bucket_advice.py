@@ -15,12 +15,11 @@ from paradl_bench.core.units import format_around, format_bytes, format_differen
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused_as_ddp
 from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
-from predict.closed_forms.osf_evaluation import workload_of
+from predict.closed_forms.osf import workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
-from predict.prediction.interval import interval
+from predict.prediction.interval import Timed, gain_band, interval
 from predict.prediction.request import Request, read_request
-from predict.prediction.scaling_band import Timed, gain_band
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, evaluator_named
 
 _DEFAULT = "torch's default"
@@ -34,11 +33,9 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bucket_cap_mb: MiB, as DistributedDataParallel takes it; None for its default and for what DDP cannot be told.
         all_reduces: of an iteration. largest_bytes: of one of them.
         iteration_s, interval_s: by the evaluator that was asked; None where it knows DDP's buckets alone.
-        gain: torch's default's iteration over this one's, less 1. gain_interval: its 90% interval, errors that both
-            share left out. Both None where ``iteration_s`` is.
+        gain: torch's default's iteration over this one's, less 1, with its 90% interval; None where ``iteration_s`` is.
         overlap_s: the iteration by ``osf``, for which overlap and copies are free: the one number all groupings have.
         best: the shortest iteration of the grid.
-        extrapolated: what lies beyond measurement. notes: all else that the evaluator and osf have to say.
     """
 
     strategy: str
@@ -59,14 +56,7 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[str, ...]]:
-    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why.
-
-    Args:
-        options: of the command line, by the names of its parameters.
-
-    Raises:
-        UserError: whatever of the options, files or limits is wrong, in one line; an evaluator that knows no buckets.
-    """
+    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why."""
     evaluator = evaluator_named(options["evaluator"])
     if evaluator.name not in ("simulate", "osf"):
         raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")
@@ -76,16 +66,12 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
     for point in request.points:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
             raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
-        found += _of_point(request.model, evaluator, point, caps)
+        found += _of_point(request.costs, evaluator, point, caps)
     return tuple(found), request.left_out
 
 
 def parse_caps(text: str) -> tuple[float, ...]:
-    """MiB of ``1,2.5,25``, rising and without repeats.
-
-    Raises:
-        UserError: a part is no positive number.
-    """
+    """MiB of ``1,2.5,25``, rising and without repeats; a UserError where a part is no positive number."""
     found = set()
     for part in text.split(","):
         try:
@@ -100,28 +86,28 @@ def parse_caps(text: str) -> tuple[float, ...]:
 
 def _without_input(request: Request) -> Request:
     """Buckets are compared by what they make of the exchange; reading that takes longer would hide it."""
-    if request.model.input_options != InputOptions():
+    if request.costs.input_options != InputOptions():
         raise UserError("predict buckets compares exchanges, whatever the input takes: leave its options out")
-    return dataclasses.replace(request, model=dataclasses.replace(request.model, input_options=NO_INPUT))
+    return dataclasses.replace(request, costs=dataclasses.replace(request.costs, input_options=NO_INPUT))
 
 
 def _of_point(
-    model: CostModel, evaluator: Evaluator, point: Configuration, caps: Sequence[float]
+    costs: CostModel, evaluator: Evaluator, point: Configuration, caps: Sequence[float]
 ) -> list[BucketAdvice]:
-    as_ddp = dataclasses.replace(model, fusion=Fusion(rule="ddp"))
+    as_ddp = dataclasses.replace(costs, fusion=Fusion(rule="ddp"))
     timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
     default = timed[0][1]
-    grid = [_with_gain(advice, time, default) for advice, time in timed]
+    grid = [
+        msgspec.structs.replace(
+            advice, gain=default.iteration_s / time.iteration_s - 1, gain_interval=gain_band(time, default)
+        )
+        for advice, time in timed
+    ]
     # Of caps that make the same buckets the first is named, torch's default before all.
     best = min(range(len(grid)), key=lambda index: (_seconds(grid[index]), index))
     grid[best] = msgspec.structs.replace(grid[best], best=True)
     rules: tuple[tuple[Rule, str], ...] = (("none", "layer by layer"), ("ada", "adaFusion"), ("mg-wfbp", "MG-WFBP"))
-    return [*grid, *(_of_rule(model, evaluator, point, rule, name) for rule, name in rules)]
-
-
-def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvice:
-    gain = default.iteration_s / timed.iteration_s - 1
-    return msgspec.structs.replace(advice, gain=gain, gain_interval=gain_band(timed, default))
+    return [*grid, *(_of_rule(costs, evaluator, point, rule, name) for rule, name in rules)]
 
 
 def _of_cap(
@@ -135,9 +121,9 @@ def _of_cap(
     overlapped = workload_of(as_ddp, point, buffers)
     workload = overlapped if evaluator.name == "osf" else evaluator.prepare(as_ddp, point)
     timed = Timed(workload.timing().iteration_s, interval(workload))
+    grouping = _DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}"
     advice = msgspec.structs.replace(
-        _advice(evaluator, point, buffers, workload, overlapped),
-        grouping=_DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}",
+        _advice(evaluator, point, grouping, buffers, (workload, overlapped)),
         bucket_cap_mb=cap_mb,
         iteration_s=timed.iteration_s,
         interval_s=(timed.bounds.low_s, timed.bounds.high_s),
@@ -145,31 +131,31 @@ def _of_cap(
     return advice, timed
 
 
-def _of_rule(model: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
+def _of_rule(costs: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
     fusion = Fusion(rule=rule)
-    by_rule = dataclasses.replace(model, fusion=fusion)
+    by_rule = dataclasses.replace(costs, fusion=fusion)
     buffers = by_rule.buffers(fusion, point.strategy, point.settings)
     overlapped = workload_of(by_rule, point, buffers)
-    return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)
+    return _advice(evaluator, point, name, buffers, (overlapped,))
 
 
 def _advice(
     evaluator: Evaluator,
     point: Configuration,
+    grouping: str,
     buffers: Buffers,
-    workload: PreparedEvaluation,
-    overlapped: PreparedEvaluation,
+    workloads: Sequence[PreparedEvaluation],
 ) -> BucketAdvice:
-    """Without its name; remarks are those of both workloads, equal ones once."""
-    remarks = workload.remarks, overlapped.remarks
+    """Remarks are those of all workloads, equal ones once; the last of these is osf's."""
+    remarks = [workload.remarks for workload in workloads]
     return BucketAdvice(
         strategy=str(point.strategy),
         batch=point.settings.batch,
         evaluator=evaluator.name,
-        grouping="",
+        grouping=grouping,
         all_reduces=len(buffers.bytes),
         largest_bytes=max(buffers.bytes, default=0),
-        overlap_s=overlapped.timing().iteration_s,
+        overlap_s=workloads[-1].timing().iteration_s,
         extrapolated=tuple(dict.fromkeys(line for own in remarks for line in own.extrapolated())),
         notes=tuple(dict.fromkeys(line for own in remarks for line in own.notes())),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from predict.prediction.command_options import point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
 
 @click.command("buckets", context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +30,7 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     """
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.files.storage import encode_pretty
-    from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
+    from paradl_bench.core.terminal.command_line import say
     from predict.prediction.bucket_advice import advise, print_advice
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
@@ -42,17 +42,10 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     scaled = ctx.get_parameter_source("scaling") is click.core.ParameterSource.COMMANDLINE
     if scaled and options["ranks"] is None:
         raise UserError("--scaling is for the rank counts of --ranks; predict buckets has no other use for it")
-    output = options["output"]
-    if output:
-        refuse_overwrite(output, force=options["force"])
+    written = OutputOptions(output=options["output"], as_json=options["as_json"], force=options["force"])
+    written.check()
     advice, left_out = advise(options)
     for line in left_out:
         say(f"predict: left out: {line}")
-    content = encode_pretty(list(advice))
-    if output:
-        write_output(output, content, force=options["force"])
-    if options["as_json"]:
-        if output is None:
-            write_output("-", content)
-    elif output != "-":
+    if written.write(encode_pretty(list(advice))):
         print_advice(advice)

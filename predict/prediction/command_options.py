@@ -1,4 +1,4 @@
-"""Options of ``predict`` and its commands that say what is predicted. Imports click alone."""
+"""Options that ``predict`` and its commands share: what is predicted, and where it is written. Imports little."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
 from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
@@ -76,13 +79,44 @@ point_options = together(
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
+output_options = together(
+    click.option(
+        "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
+    click.option("--force", is_flag=True, help="Replace an existing output file."),
+)
+
+
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a command writes what it found, and as what."""
+
+    output: str | None
+    as_json: bool
+    as_csv: bool = False
+    force: bool
+
+    def check(self) -> None:
+        """Refuse, by a UserError before any work is done, two forms at once and a file that may not be replaced."""
+        if self.as_json and self.as_csv:
+            raise UserError("--json and --csv exclude each other: give one")
+        if self.output:
+            refuse_overwrite(self.output, force=self.force)
+
+    def write(self, content: bytes) -> bool:
+        """Write what was asked for as JSON or CSV; whether a person is to be shown tables beside it."""
+        if self.output:
+            write_output(self.output, content, force=self.force)
+        if not (self.as_json or self.as_csv):
+            return self.output != "-"
+        if self.output is None:
+            write_output("-", content)
+        return False
+
 
 def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
-    """Refuse a command line without these options.
-
-    Raises:
-        UsageError: the first that is missing.
-    """
+    """Raise a UsageError of the first of these options that is missing."""
     for name in names:
         if options[name] is None:
             context = click.get_current_context()

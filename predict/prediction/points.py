@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
@@ -15,13 +15,6 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.workload import Configuration
 
 Scaling = Literal["weak", "strong"]
-
-
-class Points(NamedTuple):
-    """Points to predict, and why others of a sweep are left out."""
-
-    points: tuple[Configuration, ...]
-    left_out: tuple[str, ...]
 
 
 def left_out_lines(refused: Sequence[tuple[Strategy, UserError]]) -> tuple[str, ...]:
@@ -42,15 +35,14 @@ def expand_points(
     ranks: str | None,
     scaling: Scaling,
     settings_of: Callable[[int], PlanSettings],
-) -> Points:
-    """Every strategy with every batch; kinds at every rank count.
+) -> tuple[tuple[Configuration, ...], tuple[str, ...]]:
+    """Every strategy with every batch; kinds at every rank count; and why others of a sweep are left out.
 
     Args:
         strategies: fixed (``d4``) or kinds (``data``), parted by commas.
         batches: global mini-batches. In weak scaling a kind's batch is that of the smallest rank count and grows with
             the ranks; serial and fixed strategies take it as it is.
         network: sets the limits beyond which a point is left out.
-        settings_of: a plan's settings for a global mini-batch.
 
     Raises:
         UserError: a part does not parse, kinds have no ranks or ranks no kinds, or no point of all is possible.
@@ -74,7 +66,7 @@ def expand_points(
                     refused.append((strategy, error))
     if not points:
         raise refused[0][1]
-    return Points(tuple(dict.fromkeys(points)), left_out_lines(refused))
+    return tuple(dict.fromkeys(points)), left_out_lines(refused)
 
 
 def _configurations(text: str, batch: int, counts: Sequence[int], scaling: Scaling) -> list[tuple[Strategy, int]]:

@@ -22,18 +22,15 @@ from paradl_bench.strategies.passes.lower_precision import check_dtype, check_ke
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.ledger.ledger import Ledger
-from predict.prediction.interval import interval
-from predict.prediction.scaling_band import Timed, efficiency_band
+from predict.prediction.interval import Timed, efficiency_band, interval
 from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One predicted configuration; seconds and bytes.
+class PredictedTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an iteration takes, and what it is made of; seconds.
 
     Attributes:
-        batch: global mini-batch. local_batch: samples a rank computes.
-        options: those of the strategy that are not the defaults, by the name of the setting.
         iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
         phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
             to the iteration, but for a pipeline's waiting.
@@ -45,21 +42,91 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
         overlap_s: both at once.
         straggler: the slowest rank's compute over a median one's.
+    """
+
+    iteration_s: float
+    interval_s: tuple[float, float]
+    epoch_s: float | None
+    samples_per_s: float
+    phases_s: dict[str, float]
+    pipeline_stage: int | None
+    breakdown_s: dict[str, float]
+    compute_s: float
+    communication_s: float
+    overlap_s: float
+    straggler: float
+
+
+class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank that needs most holds.
+
+    Attributes:
+        memory_bytes: its peak. memory_interval_bytes: the 90% interval; null where the profile has no memory factor.
+        memory_of: whose peak: the tensors', or what the factor was fitted to (allocator, device).
+        fits: in the cluster's memory per rank; null where that is not known. ``notes`` say where the limit lies inside
+            of the interval.
+    """
+
+    memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
+    memory_of: MemoryMeasure
+    memory_parts_bytes: dict[str, int]
+    fits: bool | None
+
+
+class PredictedUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the iteration makes of its ranks.
+
+    Attributes:
         speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks, with its
             90% interval. knee_ranks: of the sweep that this is a point of (:mod:`predict.prediction.scaling`); else
             null.
-        memory_bytes: peak of one rank. memory_interval_bytes: its 90% interval; null where the profile has no memory
-            factor. memory_of: whose peak: the tensors', or what the factor was fitted to (allocator, device).
-        fits: in the cluster's memory per rank; null where that is not known. ``notes`` say where the limit lies inside
-            of the interval.
-        sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
-        spread_s: half-width of the interval that each source of error alone would give.
         model_flops: of forward and backward of the mini-batch, each operation once.
         model_flops_utilisation: model_flops / (iteration_s x ranks x peak_flops_per_rank); null where no peak was
             measured or stated. peak_flops_basis: where the peak comes from, or why there is none.
         tokens_per_s_per_rank: of models of token sequences; else null.
         rank_hours_per_epoch, rank_hours_per_million_samples: hours of all ranks together; an epoch's are null where its
             samples were not given. cost_per_epoch, cost_per_million_samples: at the price of a rank-hour, if given.
+    """
+
+    speedup: float
+    efficiency: float
+    speedup_batch: int
+    efficiency_interval: tuple[float, float]
+    knee_ranks: int | None = None
+    samples_per_s_per_rank: float
+    tokens_per_s_per_rank: float | None
+    model_flops: float
+    model_flops_utilisation: float | None
+    peak_flops_per_rank: float | None
+    peak_flops_basis: str
+    rank_hours_per_epoch: float | None
+    rank_hours_per_million_samples: float
+    cost_per_epoch: float | None
+    cost_per_million_samples: float | None
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prediction rests on, and how far it may be off.
+
+    Attributes:
+        sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
+        spread_s: half-width of the interval that each source of error alone would give.
+    """
+
+    limits: tuple[str, ...]
+    sources: dict[str, float]
+    extrapolated: tuple[str, ...]
+    notes: tuple[str, ...]
+    spread_s: dict[str, float]
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One predicted configuration, and what is said of it. Files hold its :meth:`record`.
+
+    Attributes:
+        batch: global mini-batch. local_batch: samples a rank computes.
+        options: those of the strategy that are not the defaults, by the name of the setting.
     """
 
     strategy: str
@@ -75,42 +142,24 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backend: str
     bucket_cap_bytes: int
     options: dict[str, str]
-    iteration_s: float
-    interval_s: tuple[float, float]
-    epoch_s: float | None
-    samples_per_s: float
-    phases_s: dict[str, float]
-    pipeline_stage: int | None
-    breakdown_s: dict[str, float]
-    compute_s: float
-    communication_s: float
-    overlap_s: float
-    straggler: float
-    speedup: float
-    efficiency: float
-    speedup_batch: int
-    memory_bytes: int
-    memory_interval_bytes: tuple[int, int] | None
-    memory_of: MemoryMeasure
-    memory_parts_bytes: dict[str, int]
-    fits: bool | None
-    limits: tuple[str, ...]
-    sources: dict[str, float]
-    extrapolated: tuple[str, ...]
-    notes: tuple[str, ...]
-    spread_s: dict[str, float]
-    efficiency_interval: tuple[float, float]
-    knee_ranks: int | None
-    samples_per_s_per_rank: float
-    tokens_per_s_per_rank: float | None
-    model_flops: float
-    model_flops_utilisation: float | None
-    peak_flops_per_rank: float | None
-    peak_flops_basis: str
-    rank_hours_per_epoch: float | None
-    rank_hours_per_million_samples: float
-    cost_per_epoch: float | None
-    cost_per_million_samples: float | None
+    time: PredictedTime
+    memory: PredictedMemory
+    use: PredictedUse
+    provenance: Provenance
+
+    @property
+    def iteration_s(self) -> float:
+        """Median iteration of the slowest rank, in seconds."""
+        return self.time.iteration_s
+
+    def record(self) -> dict[str, Any]:
+        """All fields on one level, as JSON and CSV hold them, in their order."""
+        configuration = msgspec.structs.asdict(self)
+        time, memory, use, provenance = (
+            msgspec.structs.asdict(configuration.pop(part)) for part in ("time", "memory", "use", "provenance")
+        )
+        compared = {name: use.pop(name) for name in ("speedup", "efficiency", "speedup_batch")}
+        return {**configuration, **time, **compared, **memory, **provenance, **use}
 
 
 class _Alone(NamedTuple):
@@ -125,12 +174,11 @@ class Predictor:
     """Predicts points of one model with one evaluator.
 
     Args:
-        dataset_samples: D; an epoch has ceil(D/B) iterations.
         strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
         price_per_rank_hour: in any currency; None leaves costs out.
     """
 
-    model: CostModel
+    costs: CostModel
     evaluator: Evaluator
     dataset_samples: int | None = None
     strong_scaling: bool = False
@@ -150,7 +198,7 @@ class Predictor:
         workload = self._prepared(point)
         bounds = interval(workload)
         return Ledger(
-            model=self.model.network.name,
+            model=self.costs.network.name,
             strategy=str(point.strategy),
             ranks=point.strategy.ranks,
             batch=point.settings.batch,
@@ -161,9 +209,9 @@ class Predictor:
         )
 
     def _prepared(self, point: Configuration) -> PreparedEvaluation:
-        check_dtype(point.strategy, point.settings, self.model.dtype)
-        check_kernel_settings(point.strategy, point.settings, self.model.kernel_settings)
-        return self.evaluator.prepare(self.model, point)
+        check_dtype(point.strategy, point.settings, self.costs.dtype)
+        check_kernel_settings(point.strategy, point.settings, self.costs.kernel_settings)
+        return self.evaluator.prepare(self.costs, point)
 
     def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
@@ -171,115 +219,74 @@ class Predictor:
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch
         timed = Timed(iteration_s, interval(workload))
-        bounds = timed.bounds
         reference = batch if self.strong_scaling else point.local_batch
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
-        efficiency = speedup / point.strategy.ranks
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
-        costs, memory = workload.costs, workload.memory()
+        memory, limit = workload.memory(), self.costs.communication.cluster.memory_bytes_per_rank
         prediction = Prediction(
-            iteration_s=iteration_s,
-            interval_s=(bounds.low_s, bounds.high_s),
-            epoch_s=epoch_s,
-            samples_per_s=batch / iteration_s,
-            phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
-            pipeline_stage=timing.stage,
-            breakdown_s=_breakdown(timing),
-            compute_s=costs.compute_s,
-            communication_s=costs.communication_s,
-            overlap_s=timing.overlap_s,
-            straggler=workload.straggler,
-            speedup=speedup,
-            efficiency=efficiency,
-            speedup_batch=reference,
-            limits=workload.limits,
-            sources=costs.source_shares(),
-            extrapolated=(*unlike_parts(self.model.profile), *workload.remarks.extrapolated()),
-            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._measured()),
-            spread_s=bounds.spread_s,
-            efficiency_interval=self._band(point, timed, reference, efficiency),
-            knee_ranks=None,
-            **self._configuration(point),
-            **self._memory(memory),
-            **self._use(point, iteration_s, epoch_s),
+            strategy=str(point.strategy),
+            ranks=point.strategy.ranks,
+            batch=batch,
+            evaluator=self.evaluator.name,
+            model=self.costs.network.name,
+            input_shape=self.costs.network.input_shape,
+            local_batch=point.local_batch,
+            dtype=self.costs.dtype,
+            kernel_settings=self.costs.kernel_settings,
+            optimizer=self.costs.optimizer,
+            backend=self.costs.communication.backend,
+            bucket_cap_bytes=point.settings.of(ExchangeOptions).bucket_cap_bytes,
+            options=point.settings.options,
+            time=_time(workload, timing, timed, batch, epoch_s),
+            memory=_memory(memory, limit),
+            use=self._use(point, timed, epoch_s, reference, speedup),
+            provenance=Provenance(
+                limits=workload.limits,
+                sources=workload.costs.source_shares(),
+                extrapolated=(*unlike_parts(self.costs.profile), *workload.remarks.extrapolated()),
+                notes=(*workload.remarks.notes(), *notes, *_memory_notes(memory, limit), *self._measured()),
+                spread_s=timed.bounds.spread_s,
+            ),
         )
         return prediction, timed
 
-    def _configuration(self, point: Configuration) -> dict[str, Any]:
-        """Fields on what was predicted."""
-        return {
-            "strategy": str(point.strategy),
-            "ranks": point.strategy.ranks,
-            "batch": point.settings.batch,
-            "evaluator": self.evaluator.name,
-            "model": self.model.network.name,
-            "input_shape": self.model.network.input_shape,
-            "local_batch": point.local_batch,
-            "dtype": self.model.dtype,
-            "kernel_settings": self.model.kernel_settings,
-            "optimizer": self.model.optimizer,
-            "backend": self.model.communication.backend,
-            "bucket_cap_bytes": point.settings.of(ExchangeOptions).bucket_cap_bytes,
-            "options": point.settings.options,
-        }
-
-    def _memory(self, memory: EstimatedMemory) -> dict[str, Any]:
-        """Fields on what a rank holds."""
-        return {
-            "memory_bytes": memory.peak_bytes,
-            "memory_interval_bytes": memory.interval_bytes,
-            "memory_of": memory.measured,
-            "memory_parts_bytes": memory.parts_bytes,
-            "fits": self._fits(memory),
-        }
-
-    def _use(self, point: Configuration, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
-        """Fields on what the iteration makes of its ranks."""
-        network, ranks = self.model.network, point.strategy.ranks
-        peak = self.model.device.peak(self.model.place(point.strategy, point.local_batch).ranks_on_host)
+    def _use(
+        self, point: Configuration, timed: Timed, epoch_s: float | None, reference: int, speedup: float
+    ) -> PredictedUse:
+        network, ranks = self.costs.network, point.strategy.ranks
+        peak = self.costs.device.peak(self.costs.place(point.strategy, point.local_batch).ranks_on_host)
         tokens = tokens_per_sample(network)
-        per_rank = point.settings.batch / iteration_s / ranks
-        return {
-            "samples_per_s_per_rank": per_rank,
-            "tokens_per_s_per_rank": None if tokens is None else tokens * per_rank,
-            "model_flops": model_flops(network, point.settings.batch),
-            "model_flops_utilisation": utilisation(network, point, iteration_s, peak),
-            "peak_flops_per_rank": peak.flops,
-            "peak_flops_basis": peak.basis,
-            **effort(point, iteration_s, epoch_s, self.price_per_rank_hour)._asdict(),
-        }
+        per_rank = point.settings.batch / timed.iteration_s / ranks
+        efficiency = speedup / ranks
+        return PredictedUse(
+            speedup=speedup,
+            efficiency=efficiency,
+            speedup_batch=reference,
+            efficiency_interval=self._band(point, timed, reference, efficiency),
+            samples_per_s_per_rank=per_rank,
+            tokens_per_s_per_rank=None if tokens is None else tokens * per_rank,
+            model_flops=model_flops(network, point.settings.batch),
+            model_flops_utilisation=utilisation(network, point, timed.iteration_s, peak),
+            peak_flops_per_rank=peak.flops,
+            peak_flops_basis=peak.basis,
+            **effort(point, timed.iteration_s, epoch_s, self.price_per_rank_hour)._asdict(),
+        )
 
     def _band(self, point: Configuration, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
         if point.strategy.ranks == 1 and point.settings.batch == reference:
             return efficiency, efficiency
         return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
 
-    def _fits(self, memory: EstimatedMemory) -> bool | None:
-        limit = self.model.communication.cluster.memory_bytes_per_rank
-        return None if limit is None else memory.peak_bytes <= limit
-
     def _measured(self) -> tuple[str, ...]:
         """What the profile's measurements emulated, or had simulated, and compiled."""
         found = {
             ("not measured" if simulated_messages(each.emulated) else "measured on an emulated cluster")
             + f": {kind_of_emulation(each.emulated)}"
-            for each in self.model.profile.environments
+            for each in self.costs.profile.environments
             if each.emulated
         }
         emulated = tuple(sorted(found))
-        return (*emulated, *_compiled_notes(self.model.kernel_settings))
-
-    def _memory_notes(self, memory: EstimatedMemory) -> tuple[str, ...]:
-        limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, memory.interval_bytes
-        if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
-            return ()
-        held = " to ".join(map(format_bytes, bounds))
-        return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
-
-    @property
-    def _without_slow_rank(self) -> CostModel:
-        """What the speed-up is against: one rank that is as fast as measured."""
-        return self.model if self.model.slow_rank is None else dataclasses.replace(self.model, slow_rank=None)
+        return (*emulated, *_compiled_notes(self.costs.kernel_settings))
 
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
@@ -287,12 +294,49 @@ class Predictor:
         key = _alone_on(reference, settings)
         if key not in self._serial:
             serial = Configuration(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
-            workload = self.evaluator.prepare(self._without_slow_rank, serial)
+            even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
+            workload = self.evaluator.prepare(even, serial)
             timed = Timed(workload.timing().iteration_s, interval(workload))
             self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _time(
+    workload: PreparedEvaluation, timing: Timing, timed: Timed, batch: int, epoch_s: float | None
+) -> PredictedTime:
+    return PredictedTime(
+        iteration_s=timed.iteration_s,
+        interval_s=(timed.bounds.low_s, timed.bounds.high_s),
+        epoch_s=epoch_s,
+        samples_per_s=batch / timed.iteration_s,
+        phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
+        pipeline_stage=timing.stage,
+        breakdown_s=_breakdown(timing),
+        compute_s=workload.costs.compute_s,
+        communication_s=workload.costs.communication_s,
+        overlap_s=timing.overlap_s,
+        straggler=workload.straggler,
+    )
+
+
+def _memory(memory: EstimatedMemory, limit: float | None) -> PredictedMemory:
+    return PredictedMemory(
+        memory_bytes=memory.peak_bytes,
+        memory_interval_bytes=memory.interval_bytes,
+        memory_of=memory.measured,
+        memory_parts_bytes=memory.parts_bytes,
+        fits=None if limit is None else memory.peak_bytes <= limit,
+    )
+
+
+def _memory_notes(memory: EstimatedMemory, limit: float | None) -> tuple[str, ...]:
+    bounds = memory.interval_bytes
+    if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
+        return ()
+    held = " to ".join(map(format_bytes, bounds))
+    return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
 
 
 def _compiled_notes(label: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,40 +17,22 @@ from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling import Sweep
 
-if TYPE_CHECKING:
-    pass
-
-
-class HasMemory(Protocol):
-    """What says how much memory its ranks need: a prediction, or a what-if."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The largest peak of any rank."""
-
-    @property
-    def memory_interval_bytes(self) -> tuple[int, int] | None:
-        """Its interval; None where nothing was fitted to measured peaks."""
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether a rank has as much; None where nobody said how much it has."""
-
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
     """A JSON array of objects."""
-    return encode_pretty(list(predictions))
+    return encode_pretty([prediction.record() for prediction in predictions])
 
 
 def predictions_csv(predictions: Sequence[Prediction]) -> bytes:
     """A row a prediction; nested fields as ``breakdown_s.FW``, lists joined by semicolons."""
-    return rows_csv([flat_row(prediction) for prediction in predictions])
+    return rows_csv([flat_row(prediction.record()) for prediction in predictions])
 
 
-def flat_row(record: msgspec.Struct) -> dict[str, object]:
+def flat_row(record: msgspec.Struct | Mapping[str, Any]) -> dict[str, object]:
     """A record's fields in one level."""
     flat: dict[str, object] = {}
-    for name, value in msgspec.structs.asdict(record).items():
+    fields = record if isinstance(record, Mapping) else msgspec.structs.asdict(record)
+    for name, value in fields.items():
         if name in ("interval_s", "predicted_interval_s", "efficiency_interval") or (
             name.endswith("interval_bytes") and value is not None
         ):
@@ -94,7 +76,7 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     footnotes: dict[str, int] = {}
     rows = []
     for prediction in predictions:
-        lines = (*prediction.extrapolated, *prediction.notes)
+        lines = (*prediction.provenance.extrapolated, *prediction.provenance.notes)
         numbers = {footnotes.setdefault(line, len(footnotes) + 1) for line in lines}
         rows.append(_answer(prediction, with_band=bool(sweeps)) | {"see": _ranges(sorted(numbers))})
     console = open_console()
@@ -115,7 +97,7 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     )
     for sweep in sweeps:
         console.print(f"knee of {sweep}", highlight=False)
-    beyond = {line for prediction in predictions for line in prediction.extrapolated}
+    beyond = {line for prediction in predictions for line in prediction.provenance.extrapolated}
     for line, number in footnotes.items():
         console.print(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}", highlight=False)
 
@@ -133,33 +115,27 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def lacks_parts(prediction: Prediction) -> bool:
     """Whether something that an iteration takes was taken as none, since nothing tells it."""
-    return any(TAKEN_AS_NONE in text for text in prediction.extrapolated)
+    return any(TAKEN_AS_NONE in text for text in prediction.provenance.extrapolated)
 
 
 def interval_cell(prediction: Prediction) -> str:
     """Both ends of the interval in percent; not known where a part of the iteration is not."""
     if lacks_parts(prediction):
         return "not known"
-    return format_around(prediction.interval_s, prediction.iteration_s)
+    return format_around(prediction.time.interval_s, prediction.iteration_s)
 
 
-def memory_cell(row: HasMemory) -> str:
+def memory_cell(peak_bytes: int, interval_bytes: tuple[int, int] | None, fits: bool | None) -> str:
     """The peak, its interval in percent of it, and whether that is more than a rank has."""
-    low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
-    around = f" {format_around((low, high), row.memory_bytes)}" if low < high else ""
-    return format_bytes(row.memory_bytes) + around + (" (too much)" if row.fits is False else "")
-
-
-def _of_layers_s(prediction: Prediction) -> float:
-    """Seconds of the iteration that compute waits for communication for layers."""
-    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
-    return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
+    low, high = interval_bytes or (peak_bytes, peak_bytes)
+    around = f" {format_around((low, high), peak_bytes)}" if low < high else ""
+    return format_bytes(peak_bytes) + around + (" (too much)" if fits is False else "")
 
 
 def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
     """In percent, with how many of them the band reaches down and up."""
-    low, high = (100 * (end - prediction.efficiency) for end in prediction.efficiency_interval)
-    return f"{prediction.efficiency:.1%}" + (f" {low:+.0f} {high:+.0f}" if with_band else "")
+    low, high = (100 * (end - prediction.use.efficiency) for end in prediction.use.efficiency_interval)
+    return f"{prediction.use.efficiency:.1%}" + (f" {low:+.0f} {high:+.0f}" if with_band else "")
 
 
 def print_use(predictions: Sequence[Prediction]) -> None:
@@ -167,7 +143,7 @@ def print_use(predictions: Sequence[Prediction]) -> None:
 
     console = open_console()
     console.print(table_of([_use_cells(prediction) for prediction in predictions]))
-    bases = dict.fromkeys((each.peak_flops_basis, each.peak_flops_per_rank is not None) for each in predictions)
+    bases = dict.fromkeys((each.use.peak_flops_basis, each.use.peak_flops_per_rank is not None) for each in predictions)
     for basis, known in bases:
         text = (
             f"MFU: FLOPs of FW and BW over those of all ranks at their peak, {basis}" if known else f"no MFU: {basis}"
@@ -181,15 +157,15 @@ def _use_cells(prediction: Prediction) -> dict[str, str]:
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"
 
-    busy = prediction.model_flops_utilisation
+    busy = prediction.use.model_flops_utilisation
     return _configuration(prediction) | {
         "MFU": "" if busy is None else f"{busy:.1%}",
-        "samples/s a rank": number(prediction.samples_per_s_per_rank),
-        "tokens/s a rank": number(prediction.tokens_per_s_per_rank),
-        "rank-hours/1e6 samples": number(prediction.rank_hours_per_million_samples),
-        "rank-hours/epoch": number(prediction.rank_hours_per_epoch),
-        "cost/1e6 samples": number(prediction.cost_per_million_samples),
-        "cost/epoch": number(prediction.cost_per_epoch),
+        "samples/s a rank": number(prediction.use.samples_per_s_per_rank),
+        "tokens/s a rank": number(prediction.use.tokens_per_s_per_rank),
+        "rank-hours/1e6 samples": number(prediction.use.rank_hours_per_million_samples),
+        "rank-hours/epoch": number(prediction.use.rank_hours_per_epoch),
+        "cost/1e6 samples": number(prediction.use.cost_per_million_samples),
+        "cost/epoch": number(prediction.use.cost_per_epoch),
     }
 
 
@@ -203,20 +179,24 @@ def _configuration(prediction: Prediction) -> dict[str, str]:
 
 def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
     """By column."""
+    memory = prediction.memory
     return _configuration(prediction) | {
         "iteration": format_seconds(prediction.iteration_s),
         "90%": interval_cell(prediction),
-        "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
-        "samples/s": f"{prediction.samples_per_s:.4g}",
+        "epoch": "" if prediction.time.epoch_s is None else format_seconds(prediction.time.epoch_s),
+        "samples/s": f"{prediction.time.samples_per_s:.4g}",
         "efficiency": _efficiency_cell(prediction, with_band),
-        "memory": memory_cell(prediction),
-        "measured": f"{prediction.sources['measured']:.0%}" + (" of layers" if lacks_parts(prediction) else ""),
+        "memory": memory_cell(memory.memory_bytes, memory.memory_interval_bytes, memory.fits),
+        "measured": f"{prediction.provenance.sources['measured']:.0%}"
+        + (" of layers" if lacks_parts(prediction) else ""),
     }
 
 
 def _phases(prediction: Prediction) -> dict[str, str]:
     """By column."""
-    parts, for_layers_s = prediction.breakdown_s, _of_layers_s(prediction)
+    parts = prediction.time.breakdown_s
+    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
+    for_layers_s = sum(seconds for name, seconds in parts.items() if name not in others)
 
     def where_there(seconds: float) -> str:
         return format_seconds(seconds) if seconds else ""

@@ -19,16 +19,16 @@ from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import AS_GIVEN, PlanSettings, library_blocks
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
+from paradl_bench.records.slow_rank import SlowRank, parse_slow_rank
 from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
 from predict.costs.input.input_terms import input_options
 from predict.ledger.ledger import Ledger
+from predict.prediction.interval import Timed
 from predict.prediction.points import expand_points, left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.scaling_band import Timed
 from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
-from predict.simulation.slow_rank import slow_rank_option
 from predict.workload import Configuration, Evaluator, evaluator_named
 
 MEASURED = "measured"
@@ -37,14 +37,9 @@ MEASURED = "measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the options of ``predict`` and its commands ask for, read and checked.
+    """What the options of ``predict`` and its commands ask for, read and checked; and what a sweep leaves out."""
 
-    Attributes:
-        settings: a plan's settings for a global mini-batch.
-        points: every strategy, rank count and batch. left_out: those of a sweep that are not possible, and why.
-    """
-
-    model: CostModel
+    costs: CostModel
     evaluator: Evaluator
     settings: Callable[[int], PlanSettings]
     points: tuple[Configuration, ...]
@@ -58,19 +53,18 @@ def read_request(options: Mapping[str, Any]) -> Request:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
     evaluator = evaluator_named(options["evaluator"])
-    model = read_model(options, evaluator)
-    settings = settings_of(model, options)
-    chosen = expand_points(
-        model.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
+    costs = read_model(options, evaluator)
+    settings = settings_of(costs, options)
+    points, left_out = expand_points(
+        costs.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
     refuse_unused(
-        settings(1), [point.strategy for point in chosen.points], *(("split",) if options["split"] is not None else ())
+        settings(1), [point.strategy for point in points], *(("split",) if options["split"] is not None else ())
     )
-    refuse_without_pipeline(options["stages"], chosen.points)
-    points = chosen.points
+    refuse_without_pipeline(options["stages"], points)
     if options["stages"] == MEASURED:
-        points = tuple(with_balanced_stages(model, point) for point in points)
-    return Request(model=model, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
+        points = tuple(with_balanced_stages(costs, point) for point in points)
+    return Request(costs=costs, evaluator=evaluator, settings=settings, points=points, left_out=left_out)
 
 
 def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
@@ -121,22 +115,21 @@ class Predicted(NamedTuple):
     ledgers: tuple[Ledger, ...]
 
 
-def predict_request(options: Mapping[str, Any]) -> Predicted:
-    """Predictions of every strategy, rank count and batch.
-
-    Args:
-        options: of the command line, by the names of its parameters.
+def predict_request(
+    options: Mapping[str, Any], *, price_per_rank_hour: float | None = None, explain: bool = False
+) -> Predicted:
+    """Predictions of every strategy, rank count and batch; ``options`` by the names of the command's parameters.
 
     Raises:
         UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
     """
     request = read_request(options)
     predictor = Predictor(
-        request.model,
+        request.costs,
         request.evaluator,
         dataset_samples=options["dataset_samples"],
         strong_scaling=options["scaling"] == "strong",
-        price_per_rank_hour=options.get("price"),
+        price_per_rank_hour=price_per_rank_hour,
     )
     found: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
@@ -144,7 +137,7 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
-            if options.get("explain"):
+            if explain:
                 ledgers.append(predictor.explain(point))
         except UserError as error:
             refused.append((point.strategy, error))
@@ -155,18 +148,18 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
     return Predicted(predictions, timed, left_out, tuple(ledgers))
 
 
-def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
+def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
     """A plan's settings for a global mini-batch."""
-    known = model.communication.cluster.ranks_per_node
+    known = costs.communication.cluster.ranks_per_node
     given = {**options, "stages": None} if options["stages"] == MEASURED else options
     axes = tuple(own.placed(lambda: known) for own in read_options(given)[0])
 
     def settings(batch: int) -> PlanSettings:
         return PlanSettings(
             batch=batch,
-            optimizer=model.optimizer,
+            optimizer=costs.optimizer,
             recompute=parse_recompute(options["recompute"]),
-            blocking=library_blocks(model.communication.backend),
+            blocking=library_blocks(costs.communication.backend),
             axes=axes,
             **{name: options[name] for name in AS_GIVEN if options[name] is not None},
         )
@@ -184,3 +177,12 @@ def _measured_choices(profile: Profile, network: ModelGraph, options: Mapping[st
         dtype,
         choose_label(given, [time.kernel_settings for time in measured], network.name),
     )
+
+
+def slow_rank_option(evaluator_name: str, text: str | None) -> SlowRank | None:
+    """What ``--slow-rank FACTOR[@RANK]`` says, if given; a UserError of another evaluator than ``simulate``."""
+    if text is None:
+        return None
+    if evaluator_name != "simulate":
+        raise UserError(f"--slow-rank is for --evaluator simulate; {evaluator_name} takes all ranks as equally fast")
+    return parse_slow_rank(text)

@@ -1,7 +1,6 @@
-"""Sweeps over rank counts: where efficiency begins to fall off.
+"""Sweeps over rank counts, and the *knee* of each.
 
-The *knee* of a sweep is its largest rank count up to which no point's efficiency falls below a fraction of that at the
-smallest count.
+That is its largest rank count up to which no point's efficiency falls below a fraction of that at the smallest count.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import Strategy, parse_strategy
+from predict.prediction.interval import Timed, efficiency_band
 from predict.prediction.prediction import Prediction
-from predict.prediction.scaling_band import Timed, efficiency_band
-
-DEFAULT_FRACTION = 0.8
 
 
 class Sweep(NamedTuple):
@@ -24,9 +21,7 @@ class Sweep(NamedTuple):
 
     Attributes:
         strategy: the kind of the axis that grows, with what stands inside of it: ``data+f2``.
-        kept: the samples that every point has, in words.
-        knee_ranks: of the efficiencies as predicted. knee_range: of the lower and of the upper ends of the bands of
-            their ratios to that at the smallest count.
+        knee_range: of the lower and of the upper ends of the bands of their ratios to that at the smallest count.
     """
 
     strategy: str
@@ -52,17 +47,13 @@ class _Point(NamedTuple):
 
 
 def check_fraction(fraction: float) -> None:
-    """Refuse a fraction of the efficiency that is none.
-
-    Raises:
-        UserError: it is not above 0 and at most 1.
-    """
+    """Raise a UserError of a fraction of the efficiency that is not above 0 and at most 1."""
     if not 0 < fraction <= 1:
         raise UserError(f"--knee {fraction:g}: a fraction of the efficiency is above 0 and at most 1")
 
 
 def with_knees(
-    predictions: Sequence[Prediction], timed: Sequence[Timed], *, strong: bool, fraction: float = DEFAULT_FRACTION
+    predictions: Sequence[Prediction], timed: Sequence[Timed], *, strong: bool, fraction: float
 ) -> tuple[tuple[Prediction, ...], tuple[Sweep, ...]]:
     """Predictions with ``knee_ranks`` where they are part of a sweep, and the sweeps.
 
@@ -71,10 +62,7 @@ def with_knees(
 
     Args:
         timed: the iteration of each prediction with its interval.
-        fraction: of the efficiency at the smallest rank count, above 0 and at most 1.
-
-    Raises:
-        UserError: the fraction is none.
+        fraction: of the efficiency at the smallest rank count, above 0 and at most 1; a UserError else.
     """
     check_fraction(fraction)
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}
@@ -90,7 +78,8 @@ def with_knees(
         sweep = _sweep(name, kept, points, fraction)
         sweeps.append(sweep)
         for point in points:
-            found[point.position] = msgspec.structs.replace(point.prediction, knee_ranks=sweep.knee_ranks)
+            use = msgspec.structs.replace(point.prediction.use, knee_ranks=sweep.knee_ranks)
+            found[point.position] = msgspec.structs.replace(point.prediction, use=use)
     return tuple(found), tuple(sweeps)
 
 
@@ -115,7 +104,7 @@ def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> S
     smallest, *others = points
     low, found, high = [1.0], [1.0], [1.0]
     for point in others:
-        ratio = point.prediction.efficiency / smallest.prediction.efficiency
+        ratio = point.prediction.use.efficiency / smallest.prediction.use.efficiency
         ends = efficiency_band(point.timed, smallest.timed, ratio)
         for values, value in zip((low, found, high), (ends[0], ratio, ends[1]), strict=True):
             values.append(value)

@@ -20,39 +20,31 @@ from predict.workload import Configuration
 CUT_BY = "seconds of the profile"
 
 
-def with_balanced_stages(model: CostModel, point: Configuration) -> Configuration:
-    """The point with stages that balance the profile's seconds; as it is without a pipeline.
-
-    Raises:
-        UserError: the profile lacks a part, or the network can't be cut.
-    """
+def with_balanced_stages(costs: CostModel, point: Configuration) -> Configuration:
+    """The point with stages that balance the profile's seconds; as it is without a pipeline."""
     if degree_of(point.strategy, Trait.STAGES) == 1:
         return point
-    stages = balanced_stages(model.network, point.strategy, point.settings, layer_seconds(model, point))
+    stages = balanced_stages(costs.network, point.strategy, point.settings, layer_seconds(costs, point))
     settings = point.settings.changed(PipelineOptions, stages=stages, cut_by=CUT_BY)
     return Configuration(strategy=point.strategy, settings=settings)
 
 
-def layer_seconds(model: CostModel, point: Configuration) -> tuple[float, ...]:
+def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
     """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
     # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
     # any cut prices them all, and GPipe's has as few stages as any.
     settings = point.settings.changed(PipelineOptions, schedule="gpipe")
-    plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
-    seconds = model.price(plan).costs.seconds.tolist()
+    plan = planner_for(point.strategy).plan(costs.network, point.strategy, settings)
+    seconds = costs.price(plan).costs.seconds.tolist()
     between = {work.phase: seconds[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
     found: dict[tuple[str, str], float] = {}
     for index, work in plan.of_kind(Compute).items():
         key = work.layer, work.way
         found[key] = max(found.get(key, 0.0), seconds[index] + between[work.way])
-    return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in model.network.layers)
+    return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in costs.network.layers)
 
 
 def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...]) -> None:
-    """Refuse ``--stages`` where nothing has stages.
-
-    Raises:
-        UserError: no point has a pipeline.
-    """
+    """Raise a UserError where ``--stages`` is given and no point has a pipeline."""
     if stages and not any(degree_of(point.strategy, Trait.STAGES) > 1 for point in points):
         raise UserError("--stages is for the stages of a pipeline; none of the strategies has one")

@@ -26,11 +26,10 @@ class Effort(NamedTuple):
 
 
 def model_flops(network: ModelGraph, batch: int) -> float:
-    """FLOPs of forward and backward of a mini-batch, each operation once.
+    """FLOPs of forward and backward of a mini-batch, each operation once; what holds no batch counts once.
 
     Recomputation, redundant layers of shards and the weight update are no part of them; nor are gradients that backward
-    has no use for: those of the network's input, and of what no parameter had a part in. What holds no batch counts
-    once.
+    has no use for: those of the network's input, and of what no parameter had a part in.
     """
     learning: set[str] = set()
     found = 0
@@ -66,9 +65,5 @@ def effort(point: Configuration, iteration_s: float, epoch_s: float | None, pric
 
 
 def check_price(price: float | None) -> None:
-    """Refuse a price that is none.
-
-    Raises:
-        UserError: it is not finite, negative, or beyond what anything costs.
-    """
+    """Raise a UserError of a price that is not finite, negative, or beyond what anything costs."""
     check_bounds(price, "--price", "a rank-hour costs a finite number", most=LARGEST_FACTOR)

@@ -1,9 +1,8 @@
 """How likely each of several predictions is the shortest, errors that they share left to move all of them at once.
 
-An error is drawn once for all: a mode (the slope of a communication fit, a slow spell of the machine) by its name, and
-layers' own errors for all that run the same shards on as many samples, as :mod:`predict.prediction.scaling_band` has
-it. What parts left unexplained counts between none and all of it. Errors multiply, since a time is above 0: a mode that
-reaches the ends of its interval does so exactly.
+An error is drawn once for all: a mode by its name, and layers' own errors for all that run the same shards on as many
+samples. What parts left unexplained counts between none and all of it. Errors multiply, since a time is above 0: a mode
+that reaches the ends of its interval does so exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from paradl_bench.core.statistics import Z90
 from predict.costs.sourced import Floats, Ints
-from predict.prediction.scaling_band import Timed
+from predict.prediction.interval import Timed
 
 DRAWS = 8192
 _SEED = 20240229
@@ -25,7 +24,7 @@ _LEAST_RATIO = 1e-3
 """Of the lower end of an interval to the prediction: an interval may reach 0, of which there is no logarithm."""
 
 
-def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: int = DRAWS) -> Floats:
+def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Floats:
     """The share of draws in which each is the shortest; those that tie share a draw. Adds up to 1.
 
     Args:
@@ -33,10 +32,10 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: i
     """
     generator = np.random.default_rng(_SEED)
     modes = sorted({name for each in timed for name in each.bounds.moved_s})
-    of_modes = {name: generator.standard_normal(draws) for name in modes}
-    of_layers = {name: generator.standard_normal(draws) for name in dict.fromkeys(layers)}
-    unexplained = generator.random(draws)
-    drawn = np.empty((len(timed), draws))
+    of_modes = {name: generator.standard_normal(DRAWS) for name in modes}
+    of_layers = {name: generator.standard_normal(DRAWS) for name in dict.fromkeys(layers)}
+    unexplained = generator.random(DRAWS)
+    drawn = np.empty((len(timed), DRAWS))
     for row, each, name in zip(drawn, timed, layers, strict=True):
         bounds = each.bounds
         row[:] = of_layers[name] * bounds.own_s / each.iteration_s

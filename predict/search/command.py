@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.plan.axes.registry import option_types
-from predict.prediction.command_options import point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
 
 _SEARCHED = {
     **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
@@ -45,12 +46,10 @@ _SEARCHED = {
     help="Values of bucket_cap_mb to try, beside torch's default.",
 )
 @click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
-@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
-@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@output_options
 @click.pass_context
-def search_command(ctx: click.Context, /, **options: Any) -> None:
+@collected(written=OutputOptions)
+def search_command(ctx: click.Context, /, written: OutputOptions, **options: Any) -> None:
     """Find the fastest strategies for a number of ranks that fit in their memory.
 
     Every strategy that the network and the batch allow is tried, in every order of its axes, with every number of
@@ -67,34 +66,24 @@ def search_command(ctx: click.Context, /, **options: Any) -> None:
     for name, why in _SEARCHED.items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"--{name.replace('_', '-')}: {why}")
-    _run(options)
+    _run(options, written)
 
 
-def _run(options: dict[str, Any]) -> None:
-    from paradl_bench.core.errors import UserError
+def _run(options: dict[str, Any], written: OutputOptions) -> None:
     from paradl_bench.core.files.storage import encode_pretty
-    from paradl_bench.core.terminal.command_line import progress, refuse_overwrite, write_output
+    from paradl_bench.core.terminal.command_line import progress
     from predict.prediction.presentation import flat_row, rows_csv
     from predict.prediction.utilisation import check_price
     from predict.search.presentation import print_answer
     from predict.search.search import search
 
     check_price(options["price"])
-    if options["as_json"] and options["as_csv"]:
-        raise UserError("--json and --csv exclude each other: give one")
-    output = options["output"]
-    if output:
-        refuse_overwrite(output, force=options["force"])
+    written.check()
     with progress("candidates predicted", options["predictions"]) as bar:
         answer = search(options, bar.advance)
-    as_csv = options["as_csv"] or bool(output and Path(output).suffix == ".csv")
-    content = rows_csv([flat_row(row) for row in answer.rows]) if as_csv else encode_pretty(answer)
-    if output:
-        write_output(output, content, force=options["force"])
-    if options["as_csv"] or options["as_json"]:
-        if output is None:
-            write_output("-", content)
-    elif output != "-":
+    as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
+    content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
+    if written.write(content):
         print_answer(answer)
 
 

@@ -10,7 +10,8 @@ from paradl_bench.core.units import counted, format_bytes, format_difference, fo
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
-from predict.search.search import Answer, Row, Searched
+from predict.search.ranking import Searched
+from predict.search.search import Answer, Row
 
 _REASONS = 8
 _SURE = 0.0005
@@ -42,7 +43,7 @@ def print_answer(answer: Answer) -> None:
     for searched in answer.searched:
         for text in _account(searched):
             line(text)
-    beyond = dict.fromkeys(text for row in answer.rows for text in row.prediction.extrapolated)
+    beyond = dict.fromkeys(text for row in answer.rows for text in row.prediction.provenance.extrapolated)
     if beyond:
         line(f"extrapolated, in some row ({len(beyond)} ways; --json says which): {next(iter(beyond))}")
 
@@ -89,7 +90,7 @@ def _cells(row: Row) -> Mapping[str, str]:
     settings += [f"{name} {found.options[name]}" for name in SIMULATED_ALONE if name in found.options]
     cap = found.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
-    cost = found.cost_per_epoch if found.cost_per_epoch is not None else found.cost_per_million_samples
+    cost = found.use.cost_per_epoch if found.use.cost_per_epoch is not None else found.use.cost_per_million_samples
     return {
         "": str(row.place),
         "strategy": found.strategy,
@@ -97,11 +98,11 @@ def _cells(row: Row) -> Mapping[str, str]:
         "iteration": format_seconds(found.iteration_s),
         "90%": interval_cell(found),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
-        "memory": format_bytes(found.memory_bytes),
-        "fits": {True: "yes", False: "no", None: ""}[found.fits],
-        "samples/s": f"{found.samples_per_s:.4g}",
-        "efficiency": f"{found.efficiency:.0%}",
-        "rank-h/M": f"{found.rank_hours_per_million_samples:.4g}",
+        "memory": format_bytes(found.memory.memory_bytes),
+        "fits": {True: "yes", False: "no", None: ""}[found.memory.fits],
+        "samples/s": f"{found.time.samples_per_s:.4g}",
+        "efficiency": f"{found.use.efficiency:.0%}",
+        "rank-h/M": f"{found.use.rank_hours_per_million_samples:.4g}",
         "cost": "" if cost is None else f"{cost:.4g}",
         "*": "*" if row.pareto else "",
     }

@@ -1,19 +1,17 @@
 """From estimates of all candidates to exact predictions of those that may be the best.
 
-Candidates are predicted in the order of their estimates, corrected by what others turned out to be over theirs
-(:class:`~predict.search.pricing.corrections.Corrections`), first those that differ in more than the size of buckets,
-then what lies next to the best; a candidate is done with when its estimate, uncorrected, is not below the best
-prediction. Beside those that may be the best, each of the strategies next in order is predicted with its best settings
-by estimate, up to as many rows as were asked for. Then come some that hold less than any so far: of those than which
-none is faster, by estimate, and as small, a few from the fastest to the smallest.
+Candidates are predicted in the order of their corrected estimates, first those that differ in more than the size of
+buckets, then what lies next to the best; one is done with when its estimate, uncorrected, is not below the best
+prediction. Each of the strategies next in order is predicted with its best settings by estimate, up to as many rows as
+were asked for. Then come some that hold less than any so far, from the fastest to the smallest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,9 +19,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.scaling_band import Timed
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.candidates.ruled_out import sweep_command
 from predict.search.candidates.space import Space
 from predict.search.chances import steps
@@ -49,11 +47,7 @@ _LEAST_TRIED = 12
 
 
 class Exact(NamedTuple):
-    """A candidate, predicted.
-
-    Attributes:
-        estimate_s: what it was chosen by. layers: what its ranks run, for errors that others share.
-    """
+    """A candidate, predicted; ``layers`` are what its ranks run, for errors that others share."""
 
     candidate: int
     prediction: Prediction
@@ -62,71 +56,68 @@ class Exact(NamedTuple):
     layers: Hashable
 
 
-@dataclass(slots=True)
-class Ranking:
-    """What a search of one number of ranks found.
+class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of the candidates of one number of ranks.
 
     Attributes:
-        exact: every candidate that was predicted, the fastest first.
-        estimated: candidates with an estimate: all that are possible but for memory.
-        too_slow: those whose estimate is not below the best prediction. open: those below it that were not predicted.
-        below_s: the lowest estimate of the latter. too_large: those that do not fit.
-        off: by how much predictions are longer than their estimates, relatively: the least and the most.
-        uncompared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
-        sweep: the command that measures what is lacking.
+        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
+        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
+        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
+        estimates_off: predictions over estimates less 1, the least and the most.
+        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
+            that there are, and of which no candidate was made.
+        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
+        measure_command: that measures what is lacking; null where nothing is.
     """
 
-    space: Space
-    exact: list[Exact] = field(default_factory=list)
-    estimated: int = 0
-    too_slow: int = 0
-    open: int = 0
-    below_s: float | None = None
-    too_large: int = 0
-    off: tuple[float, float] = (0.0, 0.0)
-    uncompared: dict[str, str] = field(default_factory=dict)
-    sweep: str = ""
+    ranks: int
+    candidates: int
+    strategies: int
+    predicted: int
+    too_slow: int
+    too_large: int
+    open: int
+    open_from_s: float | None
+    estimates_off: tuple[float, float]
+    impossible: dict[str, int]
+    not_searched: tuple[str, ...]
+    not_compared: dict[str, str] = {}
+    measure_command: str | None = None
 
 
 class Ranker:
-    """Ranks the candidates of a space.
+    """Ranks the candidates of a space within a rank's memory, if that is known.
 
     Args:
-        limit_bytes: a rank's memory; None where nobody says.
         most: predictions. rows: strategies to predict at least, where there are so many.
     """
 
-    def __init__(self, model: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
-        self._model, self._space, self._limit = model, space, limit_bytes
+    def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
+        self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared = SharedWorks(model.network, space.settings)
-        self._estimates = Estimates(model, space, shared).seconds()
-        memory_bounds = MemoryBounds(model, space, shared)
+        shared = SharedWorks(costs.network, space.settings)
+        self._estimates = Estimates(costs, space, shared).seconds()
+        memory_bounds = MemoryBounds(costs, space, shared)
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
-        self._within = np.inf if limit_bytes is None else tensors_within(model.profile, limit_bytes)
+        self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
         _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
         self._memory: dict[int, EstimatedMemory] = {}
-        self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
+        self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()
-        self._result.uncompared = space.impossible.uncompared(space.strategies[index] for index in compared)
-        communication = model.communication
-        self._result.sweep = sweep_command(communication.measured_operations, communication.backend)
+        self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
         self._done: list[Exact] = []
 
-    def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> Ranking:
-        """Predict until none is left that may be the best, or enough were.
-
-        Args:
-            advance: called after each prediction.
+    def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
+        """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.
 
         Raises:
             UserError: nothing fits; the message says what needs least.
         """
-        self._rule_out_by_bound()
+        self._rule_out(self._bounds > self._within)
         tried = self._most - min(self._rows, self._most // 2)
         # What estimates leave out may favour settings next to those that they do: the best ones' are gone through.
         while len(self._done) < tried - tried // _REFINING and self._next(predictor, self._unlike_any()):
@@ -134,8 +125,8 @@ class Ranker:
         while len(self._done) < tried and (self._refine(predictor) or self._next(predictor, self._may_be_best())):
             advance()
         self._done.sort(key=lambda each: each.timed.iteration_s)
-        while len(self._done) < self._most and self._strategies() < self._rows:
-            if not self._next(predictor, self._of_other_strategies()):
+        while len(self._done) < self._most and len(self._strategies()) < self._rows:
+            if not self._next(predictor, self._waiting & ~np.isin(self._space.strategy, list(self._strategies()))):
                 break
             advance()
         if not self._done:
@@ -144,22 +135,19 @@ class Ranker:
         for candidate in self._leaner():
             self._predict(predictor, candidate)
             advance()
-        return self._finish()
-
-    def _rule_out_by_bound(self) -> None:
-        self._rule_out(self._waiting & (self._bounds > self._within))
+        return sorted(self._done, key=lambda each: each.timed.iteration_s)
 
     def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
-        self._result.too_large += int((too_large & self._waiting).sum())
+        self._too_large += int((too_large & self._waiting).sum())
         self._waiting &= ~too_large
 
     def _may_be_best(self) -> NDArray[np.bool_]:
         best = min((each.timed.iteration_s for each in self._done), default=np.inf)
         return np.asarray(self._waiting & (self._estimates < best))
 
-    def _of_other_strategies(self) -> NDArray[np.bool_]:
-        known = {int(self._space.strategy[each.candidate]) for each in self._done}
-        return np.asarray(self._waiting & ~np.isin(self._space.strategy, list(known)))
+    def _strategies(self) -> set[int]:
+        """Those of the candidates that were predicted."""
+        return {int(self._space.strategy[each.candidate]) for each in self._done}
 
     def _unlike_any(self) -> NDArray[np.bool_]:
         """Those that may be the best and differ from all predictions in more than the size of buckets."""
@@ -181,9 +169,6 @@ class Ranker:
             if self._next(predictor, chosen & may_be_best):
                 return True
         return False
-
-    def _strategies(self) -> int:
-        return len({int(self._space.strategy[each.candidate]) for each in self._done})
 
     def _next(self, predictor: Predictor, chosen: NDArray[np.bool_]) -> bool:
         """Predict the first of the chosen that fits; false where there is none, or too many were looked at."""
@@ -208,7 +193,7 @@ class Ranker:
             prediction, timed = predictor.predict_timed(point)
         except UserError as error:
             self._waiting[candidate] = False
-            self._result.estimated -= 1
+            self._estimated -= 1
             space.impossible.add_settings(str(error), str(point.strategy))
             return False
         self._waiting[candidate] = False
@@ -230,25 +215,37 @@ class Ranker:
         if key not in self._memory:
             point = self._point(candidate)
             # A plan's memory is that of one degree of data parallelism, and so of one local batch.
-            held = self._model.memory(point.strategy, point.settings)
-            self._memory[key] = held.beside_batches(ahead_bytes(self._model, point))
+            held = self._costs.memory(point.strategy, point.settings)
+            self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
-    def _finish(self) -> Ranking:
-        found = self._result
-        found.exact = sorted(self._done, key=lambda each: each.timed.iteration_s)
+    def account(self) -> Searched:
+        """What became of all candidates, when they are ranked."""
+        space, communication = self._space, self._costs.communication
         still = self._may_be_best()
-        found.open = int(still.sum())
-        found.below_s = float(self._estimates[still].min()) if found.open else None
-        found.too_slow = int(self._waiting.sum()) - found.open
-        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in found.exact]
-        found.off = min(ratios), max(ratios)
-        return found
+        left_open = int(still.sum())
+        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in self._done]
+        sweep = sweep_command(communication.measured_operations, communication.backend)
+        return Searched(
+            ranks=space.strategies[0].ranks,
+            candidates=self._estimated,
+            strategies=len(space.strategies),
+            predicted=len(self._done),
+            too_slow=int(self._waiting.sum()) - left_open,
+            too_large=self._too_large,
+            open=left_open,
+            open_from_s=float(self._estimates[still].min()) if left_open else None,
+            estimates_off=(min(ratios), max(ratios)),
+            impossible=dict(space.impossible.counts.most_common()),
+            not_searched=space.not_searched,
+            not_compared=self._not_compared,
+            measure_command=sweep if self._not_compared else None,
+        )
 
     def _leaner(self) -> list[int]:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
-        least = min(each.prediction.memory_bytes for each in self._done)
-        below = tensors_within(self._model.profile, least)
+        least = min(each.prediction.memory.memory_bytes for each in self._done)
+        below = tensors_within(self._costs.profile, least)
         stages = np.array([mesh.stages for mesh in self._space.meshes])[self._mesh_of]
         quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
         seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
@@ -262,22 +259,18 @@ class Ranker:
                 alike = self._plan_of == self._plan_of[candidate]
                 walked |= alike
                 try:
-                    sizes[alike] = tensors_within(self._model.profile, self._memory_of(candidate).peak_bytes)
+                    sizes[alike] = tensors_within(self._costs.profile, self._memory_of(candidate).peak_bytes)
                 except UserError:
                     sizes[alike] = np.inf
         return _spread_out(steps(seconds, np.where(walked, sizes, np.inf), below).tolist(), _LEAN)
 
     def _predict_leanest(self, predictor: Predictor) -> None:
-        """Predict one of those with the lowest bounds that fits.
-
-        Raises:
-            UserError: none does; the message says what needs least.
-        """
-        space, network = self._space, self._model.network
+        """Predict one of those with the lowest bounds that fits; where none does, a UserError says what needs least."""
+        space, network = self._space, self._costs.network
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared
-        self._result.estimated += int(spared.sum())
+        self._estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
         seen: set[int] = set()
         for candidate in np.argsort(self._bounds, kind="stable").tolist():

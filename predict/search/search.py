@@ -16,27 +16,19 @@ from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
+from predict.costs.input.input_terms import OF_INPUT
 from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import MEASURED, limit_memory, read_model, settings_of
 from predict.prediction.stage_balance import CUT_BY
 from predict.search.candidates.mirrored import mirrored_dims
-from predict.search.candidates.space import Space, find_space, held_choices
+from predict.search.candidates.space import find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
-from predict.search.ranking import Exact, Ranker, Ranking
+from predict.search.ranking import Exact, Ranker, Searched
 from predict.workload import evaluator_named
 
 _PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
-_INPUT_SIDE = {
-    "preset": "preset",
-    "prefetch": "prefetch",
-    "io_seconds": "io-seconds",
-    "h2d_seconds": "h2d-seconds",
-    "io_workers": "io-workers",
-    "input_source": "input",
-}
-"""Options of the input side, which runs know nothing of, by their names; beside the flag --from-disk."""
 _NOT_OF_RUNS = ("network", "cluster", "dataset_samples", "price")
 
 
@@ -63,34 +55,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     train_command: str | None
     prediction: Prediction
 
-
-class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of the candidates of one number of ranks.
-
-    Attributes:
-        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
-        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
-        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
-        estimates_off: predictions over estimates less 1, the least and the most.
-        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
-            that there are, and of which no candidate was made.
-        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
-        measure_command: that measures what is lacking; null where nothing is.
-    """
-
-    ranks: int
-    candidates: int
-    strategies: int
-    predicted: int
-    too_slow: int
-    too_large: int
-    open: int
-    open_from_s: float | None
-    estimates_off: tuple[float, float]
-    impossible: dict[str, int]
-    not_searched: tuple[str, ...]
-    not_compared: dict[str, str] = {}
-    measure_command: str | None = None
+    def record(self) -> dict[str, Any]:
+        """The fields, as JSON and CSV hold them."""
+        return {**msgspec.structs.asdict(self), "prediction": self.prediction.record()}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,79 +77,64 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     probability_of_others: float
     searched: tuple[Searched, ...]
 
+    def record(self) -> dict[str, Any]:
+        """The fields, as JSON holds them."""
+        return {**msgspec.structs.asdict(self), "rows": [row.record() for row in self.rows]}
+
 
 def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: None) -> Answer:
-    """Search every number of ranks that the options ask for.
-
-    Args:
-        options: of the command line, by the names of its parameters.
-        advance: called after each exact prediction.
+    """Search every number of ranks that the options ask for; ``advance`` is called after each exact prediction.
 
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.
     """
     evaluator = evaluator_named("simulate")
-    model = read_model(options, evaluator)
+    costs = read_model(options, evaluator)
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
         raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
-    limit = limit_memory(model, options["memory"])
-    settings = settings_of(model, options)(batches[0])
+    limit = limit_memory(costs, options["memory"])
+    settings = settings_of(costs, options)(batches[0])
     caps = parse_caps(options["caps"])
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
     held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
-    like = mirrored_dims(model.profile, model.network, settings.of(SpatialOptions).spatial_until)
-    rankings: list[Ranking] = []
+    like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
+    exact: list[Exact] = []
+    searched: list[Searched] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
             if ranks > MAX_DEGREE:
                 raise UserError(f"--ranks {ranks}: predict search takes at most {MAX_DEGREE}, as strategies do")
             # Said once, and before candidates are refused each for a reason of its own.
-            if model.cluster is not None:
-                model.cluster.level_of(ranks)
-            computed_in = model.dtype, model.kernel_settings
-            space = find_space(model.network, settings, ranks, caps, held, computed_in, like)
+            if costs.cluster is not None:
+                costs.cluster.level_of(ranks)
+            computed_in = costs.dtype, costs.kernel_settings
+            space = find_space(costs.network, settings, ranks, caps, held, computed_in, like)
             predictor = Predictor(
-                model,
+                costs,
                 evaluator,
                 dataset_samples=options["dataset_samples"],
                 price_per_rank_hour=options["price"],
             )
-            ranker = Ranker(model, space, limit, most=options["predictions"], rows=options["top"])
-            rankings.append(ranker.rank(predictor, advance))
+            ranker = Ranker(costs, space, limit, most=options["predictions"], rows=options["top"])
+            exact += ranker.rank(predictor, advance)
+            searched.append(ranker.account())
         except UserError as error:
             refused.append(error)
-    if not rankings:
+    if not searched:
         raise refused[0]
-    rows, others = _rows([each for ranking in rankings for each in ranking.exact], options)
+    rows, others = _rows(exact, options)
     return Answer(
-        model=model.network.name,
+        model=costs.network.name,
         batch=batches[0],
         memory_bytes_per_rank=limit,
         rows=rows,
         probability_of_others=others,
-        searched=tuple(map(_searched, rankings)),
+        searched=tuple(searched),
     )
 
 
-def _searched(ranking: Ranking) -> Searched:
-    space: Space = ranking.space
-    return Searched(
-        ranks=space.strategies[0].ranks,
-        candidates=ranking.estimated,
-        strategies=len(space.strategies),
-        predicted=len(ranking.exact),
-        too_slow=ranking.too_slow,
-        too_large=ranking.too_large,
-        open=ranking.open,
-        open_from_s=ranking.below_s,
-        estimates_off=ranking.off,
-        impossible=dict(space.impossible.counts.most_common()),
-        not_searched=space.not_searched,
-        not_compared=ranking.uncompared,
-        measure_command=ranking.sweep if ranking.uncompared else None,
-    )
 
 
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
@@ -220,7 +172,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
 
 def _compared(prediction: Prediction) -> tuple[float, ...]:
     """Time, memory and rank-hours."""
-    return prediction.iteration_s, float(prediction.memory_bytes), prediction.rank_hours_per_million_samples
+    return prediction.iteration_s, float(prediction.memory.memory_bytes), prediction.use.rank_hours_per_million_samples
 
 
 def _train_command(prediction: Prediction, options: Mapping[str, Any]) -> str | None:
@@ -260,9 +212,10 @@ def command_of(program: str, prediction: Prediction, options: Mapping[str, Any])
 
 
 def _input_flags(options: Mapping[str, Any]) -> list[str]:
-    given = {flag: options[name] for name, flag in _INPUT_SIDE.items() if options[name] is not None}
-    words = [word for flag, value in given.items() for word in (f"--{flag}", str(value))]
-    return [*words, "--from-disk"] if options["from_disk"] else words
+    """Of the input side, which runs know nothing of."""
+    flags = {name: flag for name, flag in OF_INPUT.items() if name != "from_disk" and options[name] is not None}
+    words = [word for name, flag in flags.items() for word in (flag, str(options[name]))]
+    return [*words, OF_INPUT["from_disk"]] if options["from_disk"] else words
 
 
 def _kernel_flags(program: str, prediction: Prediction, options: Mapping[str, Any]) -> list[str]:

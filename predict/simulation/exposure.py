@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Work
 from predict.costs.sourced import Floats
 from predict.simulation.simulator import Timeline
 
@@ -45,19 +44,13 @@ class StreamTimes(NamedTuple):
         return float(np.sum(self.end_s - self.start_s))
 
 
-def names_of_layer_communication(works: Sequence[Work]) -> tuple[str, ...]:
-    """Per work, what it is called in breakdowns; empty for all else, a pipeline's transfers and buffers included."""
-    return tuple(work.name_in_breakdowns for work in works)
-
-
 def exposed_seconds(
     line: Timeline, on_compute: NDArray[np.bool_], segments: Mapping[str, Sequence[int]]
 ) -> dict[str, float]:
     """Seconds of communication while the rank's compute is not active, by name.
 
     Args:
-        on_compute: the rank's segments that compute; in order, one at a time.
-        segments: of communication, by name.
+        on_compute: the rank's segments that compute; in order, one at a time. segments: of communication, by name.
     """
     if not segments:
         return {}

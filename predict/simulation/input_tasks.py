@@ -1,7 +1,4 @@
-"""The input of a simulated iteration: what it takes, how much of it is waited for.
-
-Its tasks are those of :mod:`paradl_bench.strategies.passes.input_tasks`.
-"""
+"""The input of a simulated iteration: what it takes, how much of it is waited for."""
 
 from __future__ import annotations
 
@@ -23,15 +20,11 @@ from predict.simulation.simulator import Timeline
 from predict.workload import Configuration
 
 
-def input_of(model: CostModel, point: Configuration) -> InputTerms | None:
-    """What reading and copying take, where that was measured or stated and takes any time.
-
-    Raises:
-        UserError: options ask for an input that nothing is known of, or contradict each other.
-    """
-    terms = terms_of(model, point.strategy, point.local_batch, _on_host(model, point))
+def input_of(costs: CostModel, point: Configuration) -> InputTerms | None:
+    """What reading and copying take, where that was measured or stated and takes any time."""
+    terms = terms_of(costs, point.strategy, point.local_batch, _on_host(costs, point))
     if not terms.known:
-        refuse_unknown(model.input_options)
+        refuse_unknown(costs.input_options)
         return None
     return terms if terms.costs.seconds.any() else None
 
@@ -52,27 +45,23 @@ def fed(priced: PricedPlan, plan: Plan, terms: InputTerms, preset: str) -> Price
     )
 
 
-def terms_of(model: CostModel, strategy: Strategy, local_batch: int, ranks_on_host: int) -> InputTerms:
+def terms_of(costs: CostModel, strategy: Strategy, local_batch: int, ranks_on_host: int) -> InputTerms:
     """Seconds of a strategy's input, of a rank with so many samples, and what of it is done ahead."""
     batch = HostBatch(local_batch, readers_on_host(strategy, ranks_on_host))
-    return input_terms(model.profile, model.network, model.dtype, batch, model.input_options)
+    return input_terms(costs.profile, costs.network, costs.dtype, batch, costs.input_options)
 
 
-def ahead_bytes(model: CostModel, point: Configuration) -> int:
+def ahead_bytes(costs: CostModel, point: Configuration) -> int:
     """Bytes of the mini-batches that are copied to a device before the iteration that computes them."""
-    return terms_of(model, point.strategy, point.local_batch, _on_host(model, point)).ahead_bytes
+    return terms_of(costs, point.strategy, point.local_batch, _on_host(costs, point)).ahead_bytes
 
 
-def _on_host(model: CostModel, point: Configuration) -> int:
-    return model.place(point.strategy, point.local_batch).ranks_on_host
+def _on_host(costs: CostModel, point: Configuration) -> int:
+    return costs.place(point.strategy, point.local_batch).ranks_on_host
 
 
 def waits_for_input(line: Timeline, phase: NDArray[np.integer], reads: NDArray[np.bool_]) -> tuple[float, InputWait]:
-    """When computing begins, and what of a simulated iteration it waits for its input before that and at the end.
-
-    Args:
-        phase: per task. reads: per task, whether it is of a role that reads; (0, nothing) where none is fetched.
-    """
+    """When computing begins, and what an iteration waits for input before that and at the end; ``reads`` per task."""
     fetching = np.isin(phase, INPUT_PHASES)
     if not fetching.any():
         return 0.0, InputWait(0.0, 0.0)

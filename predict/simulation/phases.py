@@ -1,7 +1,5 @@
 """How a simulated iteration parts into phases: the one rule, for roles, stages of a pipeline and drawn timelines.
 
-A task is of the phase that its plan says. What a rank computes decides where the phases end:
-
 - A rank that waits for no other stage goes through phases one after the other. A turn of forward or backward lasts from
   the end of the turn before to the end of what it computes, whatever it waits for in between. The exchange lasts from
   there to the end of the last task of its phase; the update has what is left of the iteration.
@@ -33,9 +31,8 @@ class PhasedTasks:
     """What is to be known of a timeline's tasks, or segments of tasks; arrays of one length.
 
     Attributes:
-        phase: as the plan says. computes: whether it is on the stream that computes.
-        names: of communication for layers, what breakdowns call it; else empty.
-        stage: along a pipeline; 0 for all without one.
+        computes: whether it is on the stream that computes. names: of communication for layers, as in breakdowns; else
+            empty. stage: along a pipeline; 0 for all without one.
     """
 
     phase: Ints
@@ -57,11 +54,7 @@ class PhaseEnds(NamedTuple):
 
 
 def phase_ends(phase: Ints, computes: NDArray[np.bool_], end_s: Floats, begin_s: float = 0.0) -> PhaseEnds:
-    """Ends of phases that follow each other, of tasks on one rank.
-
-    Args:
-        begin_s: when the first of them begins.
-    """
+    """Ends of phases that follow each other, of tasks on one rank, the first of which begins at ``begin_s``."""
     turns = end_s[computes & np.isin(phase, (Phase.FW, Phase.BW))]
     computed_s = float(turns.max(initial=begin_s))
     return PhaseEnds(computed_s, max(computed_s, float(end_s[phase == Phase.GE].max(initial=0.0))))

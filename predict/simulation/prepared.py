@@ -1,13 +1,10 @@
 """A configuration simulated: the plan's tasks on their streams, with interference and the slowest rank.
 
-A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
-the last of its group is expected to need (:mod:`predict.simulation.role_straggler`), weight update included, because
-the next exchange waits for that as well. Stages of a pipeline wait for each other's messages:
-:mod:`predict.simulation.pipelines.pipeline_straggler`.
-
-Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
-collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
-role is simulated by itself, and the slowest one is the answer.
+What ranks compute between two collectives takes as long as the last of the group is expected to need
+(:mod:`predict.simulation.role_straggler`); stages of a pipeline wait for each other's messages
+(:mod:`predict.simulation.pipelines.pipeline_straggler`). Roles that differ are simulated together, and wait for each
+other in the collectives that they share. Beside a slow rank each role is simulated by itself, and the slowest one is
+the answer.
 """
 
 from __future__ import annotations
@@ -35,54 +32,51 @@ from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
 from predict.simulation.role_straggler import role_straggler, straggler_of_works
 from predict.simulation.simulated_ledger import simulated_ledger
-from predict.simulation.slow_rank import remark_on
 from predict.workload import Configuration, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and coalesce the plan for repeated simulation."""
-    return workload_of(model, point, price(model, point))
+    return workload_of(costs, point, price(costs, point))
 
 
-def price(model: CostModel, point: Configuration) -> PricedPlan:
-    """The plan of a point, priced, with the tasks of its input where that is known.
-
-    Raises:
-        UserError: the strategy has no plan, or the profile lacks a part.
-    """
-    computing, notes = _planned(model, point)
-    terms = input_of(model, point)
+def price(costs: CostModel, point: Configuration) -> PricedPlan:
+    """The plan of a point, priced, with the tasks of its input where that is known."""
+    computing, notes = _planned(costs, point)
+    terms = input_of(costs, point)
     plan = computing if terms is None else with_input(computing, terms.fetched)
     # What ranks are late by, and take from each other on a host, is of what they compute alone.
-    priced = _priced(model, point, computing, notes)
-    return priced if terms is None else fed(priced, plan, terms, model.input_options.preset)
+    priced = _priced(costs, point, computing, notes)
+    return priced if terms is None else fed(priced, plan, terms, costs.input_options.preset)
 
 
-def _priced(model: CostModel, point: Configuration, plan: Plan, notes: Sequence[Remark]) -> PricedPlan:
-    priced = model.price(plan)
+def _priced(costs: CostModel, point: Configuration, plan: Plan, notes: Sequence[Remark]) -> PricedPlan:
+    priced = costs.price(plan)
     priced.remarks.add(*notes)
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
-    if model.slow_rank is not None:
-        role = model.slow_rank.role_in(plan)
-        priced.remarks.add(remark_on(model.slow_rank))
-        if model.slow_rank.factor > 1:
-            slower = tuple(model.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
+    slow = costs.slow_rank
+    if slow is not None:
+        role = slow.role_in(plan)
+        text = f"rank {slow.rank} computes {slow.factor:g} times as long as measured (--slow-rank)"
+        priced.remarks.add(Remark(text, False))
+        if slow.factor > 1:
+            slower = tuple(slow.factor if index == role else 1.0 for index in range(len(plan.roles)))
             priced = dataclasses.replace(priced, slower=slower)
     if degree_of(point.strategy, Trait.STAGES) <= 1:
         return priced
-    priced = on_shared_host(model, priced)
+    priced = on_shared_host(costs, priced)
     return dataclasses.replace(priced, straggler=pipeline_straggler(priced))
 
 
-def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark, ...]]:
+def _planned(costs: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark, ...]]:
     """As the strategy runs; with a rule of fusion other than DDP's, as Horovod would exchange its gradients."""
-    planner, fusion = planner_for(point.strategy), model.fusion
+    planner, fusion = planner_for(point.strategy), costs.fusion
     if fusion is None or fusion.rule == "ddp":
-        return planner.plan(model.network, point.strategy, point.settings), ()
+        return planner.plan(costs.network, point.strategy, point.settings), ()
     check_fusion(fusion, point.strategy, point.settings)
-    planner.check(model.network, point.strategy, point.settings)
-    buffers = model.buffers(fusion, point.strategy, point.settings)
-    plan = fused_plan(model.network, point.strategy, point.settings, fusion, buffers)
+    planner.check(costs.network, point.strategy, point.settings)
+    buffers = costs.buffers(fusion, point.strategy, point.settings)
+    plan = fused_plan(costs.network, point.strategy, point.settings, fusion, buffers)
     if point.strategy.ranks == 1:
         return plan, ()
     texts = (
@@ -92,11 +86,11 @@ def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
     return plan, tuple(Remark(text, False) for text in texts)
 
 
-def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
+def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
     """A priced plan of the point, coalesced for repeated simulation."""
     plan = priced.plan
     if degree_of(point.strategy, Trait.STAGES) > 1:
-        return _pipelined(plan, priced, model, point)
+        return _pipelined(plan, priced, costs, point)
     # The other ranks of a slow one's role keep their pace, but wait for it.
     slow = [(role, by) for role, by in zip(plan.roles, priced.slower, strict=False) if by > 1]
     paces = [*((role, 1.0) for role in plan.roles), *slow]
@@ -106,47 +100,47 @@ def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> P
         for across_phases in (False, True)
     )
     phases, whole = ([MeetingRoles(plan, each)] if len(each) > 1 and not slow else each for each in (by_phase, coarse))
-    costs = priced.costs
-    alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
+    of_works = priced.costs
+    alone = [each.run(of_works.seconds, of_works.compute_slowdown, of_works.communication_slowdown) for each in coarse]
     slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
     counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
     counts[plan.of_sort(Sort.TIMER, Sort.INPUT)] = 0.0
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=counts),
+        costs=dataclasses.replace(of_works, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: _memory(model, point, priced),
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
-        time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
-        iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
-        ledger=lambda: simulated_ledger(priced, model.slow_rank),
-        straggler=by_phase[slowest].straggler(costs.seconds),
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
+        memory=lambda: _memory(costs, point, priced),
+        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
+        time=lambda *shifted: max((each.timing(*shifted) for each in phases), key=lambda timing: timing.iteration_s),
+        iteration_s=lambda *shifted: max(each.run(*shifted).iteration_s for each in whole),
+        ledger=lambda: simulated_ledger(priced, costs.slow_rank),
+        straggler=by_phase[slowest].straggler(of_works.seconds),
+        overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
 
 
-def _memory(model: CostModel, point: Configuration, priced: PricedPlan) -> EstimatedMemory:
-    return model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes)
+def _memory(costs: CostModel, point: Configuration, priced: PricedPlan) -> EstimatedMemory:
+    return costs.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes)
 
 
-def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configuration) -> PreparedEvaluation:
+def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """All stages simulated together; parts are counted as on the rank that computes most."""
-    costs = priced.costs
+    seconds = priced.costs.seconds
     simulation = PipelineSimulation(
         plan, straggler_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies
     )
     computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(
-        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),
+        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda own: float(own @ seconds)).astype(float)),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=lambda: _memory(model, point, priced),
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        memory=lambda: _memory(costs, point, priced),
+        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
-        ledger=lambda: simulated_ledger(priced, model.slow_rank),
+        ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=priced.straggler,
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
+        overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )

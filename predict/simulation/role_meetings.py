@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,19 +14,15 @@ from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Scope
 from predict.simulation.simulator import TaskGraph
 
-
-class _Kind(NamedTuple):
-    operation: str
-    axes: tuple[int, ...]
-    scope: Scope
+_Kind = tuple[str, tuple[int, ...], Scope]
+"""Operation, axes and scope of a collective."""
 
 
 def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> Iterator[tuple[int, Ints, int, Ints]]:
     """Edges that have a collective of one role wait for all that another role does before the same one.
 
     Of each pair of roles: (role, nodes) that are waited for, and (role, nodes) that wait, as
-    :func:`predict.simulation.simulator.couple` takes them. What roles issue in unlike numbers has no partner and gets
-    none.
+    :func:`predict.simulation.simulator.merge_graphs` takes them. What roles issue in unlike numbers gets none.
 
     Args:
         graphs: of the roles. nodes: per role and task of it, the node of its graph that holds the task.
@@ -55,7 +50,7 @@ def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     for task, index in enumerate(plan.roles[role].work.tolist()):
         work = plan.works[index]
         if isinstance(work, Collective):
-            found.setdefault(_Kind(work.operation, work.axes, work.scope), []).append(task)
+            found.setdefault((work.operation, work.axes, work.scope), []).append(task)
     return found
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from paradl_bench.plan.tasks import Plan, Role, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.phases import PhasedTasks, timing_in_turn
 from predict.simulation.role_meetings import meetings
 from predict.simulation.role_straggler import RoleStraggler
@@ -30,7 +29,7 @@ class RoleSimulation:
         self._phased = PhasedTasks(
             phase=self._coalesced.phase,
             computes=self._computes[self._coalesced.first],
-            names=names_of_layer_communication([priced.plan.works[work] for work in self._segment_work.tolist()]),
+            names=tuple(priced.plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
             stage=np.zeros(len(self._segment_work), np.int32),
         )
 
@@ -88,11 +87,7 @@ class MeetingRoles:
 
 
 def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
-    """Per role, when each of its tasks starts and ends; a collective starts when the last role of its group has come.
-
-    Args:
-        seconds: per role, of its tasks.
-    """
+    """Per role, when each of its tasks starts and ends, of so many seconds each, where roles wait for each other."""
     plan, costs = priced.plan, priced.costs
     graphs = [task_graph(role, blocking=priced.blocking_tasks(role)) for role in plan.roles]
     works = np.concatenate([role.work for role in plan.roles])
@@ -109,11 +104,7 @@ def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[F
 
 
 def role_alone(priced: PricedPlan, role: Role, seconds: Floats) -> tuple[Floats, Floats]:
-    """When each task of a role starts and ends that waits for no other role.
-
-    Args:
-        seconds: of its tasks.
-    """
+    """When each task of a role starts and ends, of so many seconds each, that waits for no other role."""
     costs = priced.costs
     line = simulate(
         task_graph(role, blocking=priced.blocking_tasks(role)),

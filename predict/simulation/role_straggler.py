@@ -1,11 +1,9 @@
 """What waiting for the last rank adds to a role's compute, task by task.
 
-Ranks meet at a collective. A rank that waits for one is level with its group up to where it called it: what it computed
-before that counts no more, what it computed since (beside the collective) still does. One that is over before the
-ranks come to wait for it levels nobody: a gather that was called far ahead. Groups nest: a collective along
-the inner axes levels the ranks of one replica, one along the outer axes all ranks that the axes inside span, so that
-what an outer one waits for beyond the inner ones is wait(outer) - wait(inner) over what was computed since the last
-outer one. At the end of an iteration nobody is level: what the last stretch was late by goes on in the next iteration.
+A rank that waits for a collective is level with its group up to where it called it: what it computed before that counts
+no more, what it computed since still does. One that is over before compute comes to wait for it levels nobody. A
+collective along outer axes levels all ranks that the axes inside span, so it adds wait(outer) - wait(inner) over what
+was computed since the last outer one. What the last stretch was late by goes on in the next iteration.
 
 A run of compute tasks is late by what its end is late by, less what its beginning was; so the simulation of the slowest
 rank has each collective start when the last rank is expected to arrive.
@@ -30,12 +28,7 @@ from predict.simulation.simulator import simulate, task_graph
 
 
 class _Meeting(NamedTuple):
-    """Where groups of one size are level.
-
-    Attributes:
-        since: per compute task, how many were done when the ranks were last level; -1 in the iteration before.
-        at_end: the same of what the next iteration begins with.
-    """
+    """Where groups of one size are level: after how many compute tasks, per task and at the end; or -1."""
 
     ranks: int
     since: NDArray[np.integer]
@@ -48,8 +41,7 @@ class RoleStraggler:
     Args:
         own_relative_sd: per work of the plan, how an event spreads by itself.
         end_s: per task of the role, when it ends where nobody is late.
-        slower: how many times longer than the others the rank computes, and copies, that is simulated.
-        slow_copies: false where it copies as fast as the others.
+        slower: how many times longer the simulated rank computes, and, with ``slow_copies``, copies.
     """
 
     def __init__(
@@ -66,11 +58,12 @@ class RoleStraggler:
         self._slower = slower
         self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
         stretched = slower != 1.0 and slow_copies
-        self._copying = copies_beside_compute(plan, role) if stretched else np.zeros(0, np.int64)
+        copies = plan.of_sort(Sort.COPY)[role.work]
+        beside = (role.stream != Stream.COMPUTE) & copies & stretched
+        self._copying = np.flatnonzero(beside)
         self._longer = np.full(len(self._computing), slower)
         if slower != 1.0 and not slow_copies:
-            copies = plan.of_sort(Sort.COPY)
-            self._longer[copies[role.work[self._computing]]] = 1.0
+            self._longer[copies[self._computing]] = 1.0
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.common_variance
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
@@ -78,11 +71,7 @@ class RoleStraggler:
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
 
     def of_tasks(self, seconds: Floats) -> Floats:
-        """Seconds of the role's tasks, late ones included.
-
-        Args:
-            seconds: per task of the role, as a rank in the middle takes.
-        """
+        """Seconds of the role's tasks, late ones included, from those that a rank in the middle takes."""
         if not self._meetings and self._slower == 1.0:
             return seconds
         computed = seconds[self._computing]
@@ -108,12 +97,6 @@ class RoleStraggler:
         before = self._tied * since(done[:-1], done) ** 2 + since(squares[:-1], squares)
         # Differences of sums may come out a rounding below nothing.
         return np.asarray(np.sqrt(np.maximum(after, 0.0)) - np.sqrt(np.maximum(before, 0.0)))
-
-
-def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
-    """Tasks of a role that copy gradients or parameters on another stream than that of compute."""
-    copies = plan.of_sort(Sort.COPY)
-    return np.flatnonzero((role.stream != Stream.COMPUTE) & copies[role.work])
 
 
 def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:

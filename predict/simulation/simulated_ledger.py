@@ -1,8 +1,8 @@
 """The ledger of a simulated iteration: every task by itself, and what it takes beyond its price.
 
-Beyond its price a task takes what the slowest rank is late by, what a slow rank adds, and what it loses while something
-else of its rank is under way. A role waits for a mini-batch before its first task and behind its last, and for other
-stages or ranks in between.
+That is what the slowest rank is late by, what a slow rank adds, and what is lost while something else of the rank is
+under way. A role waits for a mini-batch before its first task and behind its last, and for other stages or ranks in
+between.
 """
 
 from __future__ import annotations
@@ -59,11 +59,7 @@ class _Span(NamedTuple):
 
 
 def simulated_ledger(priced: PricedPlan, slow: SlowRank | None) -> tuple[RoleLedger, ...]:
-    """What each role of a priced plan spends the iteration with.
-
-    Args:
-        slow: a rank that computes slower, as the plan was priced with.
-    """
+    """What each role of a plan, priced with the slow rank, spends the iteration with."""
     pipelined = degree_of(priced.plan.strategy, Trait.STAGES) > 1
     together = _lines(priced, slow) if pipelined else _roles(priced, slow)
     iteration_s = max(_ends_s(group) for group in together)
@@ -91,7 +87,7 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
             roles,
             np.split(line.start_s, borders),
             np.split(line.end_s, borders),
-            np.split(simulation.task_seconds(number, costs.seconds), borders),
+            np.split(simulation.lines[number].task_seconds(costs.seconds), borders),
             strict=True,
         )
         found.append(
@@ -134,11 +130,7 @@ def _played(
     seconds: tuple[Floats, Floats],
     slow: SlowRank | None = None,
 ) -> _Played:
-    """The tasks of a role.
-
-    Args:
-        times: when they start and end. seconds: late, and alone. slow: the slow rank where they are its tasks.
-    """
+    """The tasks of a role: when they start and end, their seconds late and alone, and of which slow rank."""
     role = priced.plan.roles[index]
     return _Played(
         role.name if slow is None else f"{role.name}, slow rank {slow.rank}",
@@ -155,11 +147,7 @@ def _ends_s(group: Sequence[_Played]) -> float:
 
 
 def _spans(group: Sequence[_Played], iteration_s: float, inside: str, *, first_reads: bool) -> tuple[_Span, ...]:
-    """What roles that are simulated together wait for when; together as long as the iteration.
-
-    Args:
-        first_reads: whether the first of them reads what is fetched, else all do.
-    """
+    """What roles simulated together (the first of which reads what is fetched, or all) wait for when."""
     fetches = [np.isin(each.role.phase, INPUT_PHASES) for each in group]
     ends_s, begin_s, end_s = _ends_s(group), 0.0, _ends_s(group)
     if any(own.any() for own in fetches):

@@ -1,16 +1,13 @@
 """Deterministic simulation of one iteration: tasks on streams, with interference between compute and communication.
 
-What is modelled: a stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and
-all tasks that it waits for are done. While a compute task and a collective are both under way, compute progresses at
-1/compute_slowdown and the collective at 1/communication_slowdown: a fluid simulation, whose rates
-change only where a task starts or ends. Several roles run together where one waits for what another sends, or for
-another to come to a collective (:func:`couple`). Calls that compute waits for may be given a lane of their own, on
-which they do not queue for the collectives in flight and are slowed beside them. What is not modelled: preemption, and
-more collectives than these two at once on one rank.
+A stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and all tasks that it
+waits for are done. While a compute task and a collective are both under way, compute progresses at 1/compute_slowdown
+and the collective at 1/communication_slowdown: a fluid simulation, whose rates change only where a task starts or ends.
+Calls that compute waits for may be given a lane of their own, on which they do not queue for the collectives in flight
+and are slowed beside them. Not modelled: preemption, and more collectives than these two at once on one rank.
 
 Arrays in, arrays out: a task is an index. The event loop is :mod:`predict.simulation.engine.engine_compiled` where that
-was built, else :mod:`predict.simulation.engine.engine_python`, which does the same; a build of another interface than
-the Python has counts as none.
+was built with the same interface, else :mod:`predict.simulation.engine.engine_python`, which does the same.
 """
 
 from __future__ import annotations
@@ -55,11 +52,7 @@ class TaskGraph:
 
     @classmethod
     def of_edges(cls, lane: Ints, roles: int, source: Ints, target: Ints) -> TaskGraph:
-        """The graph in which each target waits for the source of the same index.
-
-        Args:
-            lane: as the attribute. roles: how many roles the lanes are of.
-        """
+        """The graph of so many roles in which each target waits for the source of the same index."""
         tasks, lanes = len(lane), roles * LANES
         by_source = np.argsort(source, kind="stable")
         return cls(
@@ -96,12 +89,10 @@ def _row_starts(row: Ints, rows: int) -> Ints:
 
 
 class Timeline(NamedTuple):
-    """When each task ran, and how long streams were active together.
+    """When each task ran, and how long streams of the role that ends last were active together.
 
     Attributes:
-        start_s, end_s: per task, from the start of the iteration.
-        overlap_s: compute and communication both active; of several roles, on the one that ends last.
-        exposed_communication_s: communication active while compute is not; likewise.
+        overlap_s: compute and communication both active. exposed_communication_s: the latter while the former is not.
     """
 
     start_s: Floats
@@ -119,12 +110,8 @@ class Timeline(NamedTuple):
 class Condensed:
     """A graph in which runs of compute tasks that nothing outside waits in between for are one segment each.
 
-    Simulating the segments gives the same times at their borders as simulating all tasks.
-
     Attributes:
-        graph: of the segments.
-        segment: per task of the role, the segment that holds it.
-        first: per segment, its first task.
+        segment: per task of the role, the segment that holds it. first: per segment, its first task.
         phase: per segment, the phase of its first task; of all of its tasks, unless phases were joined.
     """
 
@@ -213,11 +200,7 @@ def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDAr
 
 
 def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
-    """One graph of several roles; tasks are numbered role after role.
-
-    Args:
-        edges: (role, tasks) that are waited for, and (role, tasks) that wait, one for one.
-    """
+    """One graph of several roles; each edge: (role, tasks) waited for, (role, tasks) that wait, one for one."""
     start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
     lanes = [graph.lane + index * LANES for index, graph in enumerate(graphs)]
     sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))

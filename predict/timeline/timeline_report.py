@@ -57,15 +57,18 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
         )
         for role in timeline.roles
     )
-    shared = ("model", "strategy", "ranks", "batch", "options", "interval_s", "extrapolated", "notes")
+    shared = ("model", "strategy", "ranks", "batch", "options")
     return TimelineSummary(
         **{field: getattr(prediction, field) for field in shared},
         iteration_s=timeline.iteration_s,
+        interval_s=prediction.time.interval_s,
         tasks=sum(role.of_plan.tasks for role in timeline.roles),
         utilisation=sum(role.utilisation * role.ranks for role in roles) / prediction.ranks,
         bubble=sum(role.bubble * role.ranks for role in roles) / prediction.ranks,
         roles=roles,
         trace=trace,
+        extrapolated=prediction.provenance.extrapolated,
+        notes=prediction.provenance.notes,
     )
 
 

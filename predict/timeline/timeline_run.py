@@ -72,7 +72,7 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         more = ", ..." if len(request.points) > 3 else ""
         raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
     found = predict_timeline(
-        request.model,
+        request.costs,
         request.points[0],
         dataset_samples=options["dataset_samples"],
         strong_scaling=options["scaling"] == "strong",
@@ -83,7 +83,7 @@ def show_timeline(options: Mapping[str, Any]) -> None:
             "profile": str(options["profile"]),
             "model": found.prediction.model,
             "strategy": found.prediction.strategy,
-            "prediction": found.prediction,
+            "prediction": found.prediction.record(),
         }
         pieces = trace_json(found.timeline, other, every_rank=options["ranks_shown"] == "all")
         write_pieces(output, pieces, force=options["force"])

@@ -53,15 +53,15 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
 
 def memory_pair(profile: Profile, run: Run, prediction: Prediction) -> MemoryPair | None:
     """None where the run did not track its memory, or not what the factor was fitted to."""
-    measured = measured_peaks(run.description).get(prediction.memory_of)
+    measured = measured_peaks(run.description).get(prediction.memory.memory_of)
     if not measured:
         return None
-    interval = prediction.memory_interval_bytes
+    interval = prediction.memory.memory_interval_bytes
     return MemoryPair(
-        predicted_bytes=prediction.memory_bytes,
+        predicted_bytes=prediction.memory.memory_bytes,
         measured_bytes=measured,
-        error=prediction.memory_bytes / measured - 1,
-        measured=prediction.memory_of,
+        error=prediction.memory.memory_bytes / measured - 1,
+        measured=prediction.memory.memory_of,
         interval_bytes=interval,
         covered=interval and interval[0] <= measured <= interval[1],
         fitted_to=_fitted_to(profile, run),

@@ -124,7 +124,7 @@ def _unfit(run: Run, prediction: Prediction) -> Unfit:
         phase=worst.phase,
         needed_bytes=worst.needed_bytes,
         had_bytes=worst.had_bytes,
-        predicted_bytes=prediction.memory_bytes,
+        predicted_bytes=prediction.memory.memory_bytes,
     )
 
 
@@ -265,8 +265,8 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     low, high = _interval(run, prediction)
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
-    measured_phases_s = run.phases_s(prediction.pipeline_stage)
-    phases = {name: _phase(prediction.phases_s[name], measured_phases_s[name]) for name in PHASES}
+    measured_phases_s = run.phases_s(prediction.time.pipeline_stage)
+    phases = {name: _phase(prediction.time.phases_s[name], measured_phases_s[name]) for name in PHASES}
     idle = _idle(run, prediction)
     parts = phases if idle is None else {**phases, PIPELINE_IDLE: idle}
     return Pair(
@@ -288,8 +288,8 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         phases=phases,
         explained_by=max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name])),
         memory=memory_pair(profile, run, prediction),
-        sources=prediction.sources,
-        extrapolated=prediction.extrapolated,
+        sources=prediction.provenance.sources,
+        extrapolated=prediction.provenance.extrapolated,
         emulated=words_of_emulation(run.manifest.environment.emulated),
         activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
         idle=idle,
@@ -298,7 +298,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
 
 def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
     """As predicted; of an emulated run with what its ranks take the host for besides communication at its upper end."""
-    (low, high), ghost, predicted_s = prediction.interval_s, run.description.ghost, prediction.iteration_s
+    (low, high), ghost, predicted_s = prediction.time.interval_s, run.description.ghost, prediction.iteration_s
     if ghost is not None and ghost.host_s is not None:
         # As with what overlap may cost: any part of it shows, on this side alone.
         high = predicted_s + math.hypot(high - predicted_s, WORST_OVERLAP * ghost.host_at_most_s)
@@ -307,10 +307,10 @@ def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
 
 def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
     """Waiting for other stages, of the stage that the phases are of."""
-    if prediction.pipeline_stage is None:
+    if prediction.time.pipeline_stage is None:
         return None
-    measured_s = run.idle_s(prediction.pipeline_stage)
-    return None if measured_s is None else _phase(prediction.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
+    measured_s = run.idle_s(prediction.time.pipeline_stage)
+    return None if measured_s is None else _phase(prediction.time.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
 
 
 def _difference_s(pair: PhasePair) -> float:

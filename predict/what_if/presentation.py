@@ -52,7 +52,7 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
             format_around(row.interval_s, row.iteration_s),
             *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
             f"{row.speedup_over_base:.3g}",
-            memory_cell(row),
+            memory_cell(row.memory_bytes, row.memory_interval_bytes, row.fits),
             row.bound_by,
             *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
         )

@@ -83,10 +83,10 @@ def what_if(
             what was varied is.
     """
     for setting in settings:
-        hardware_of(setting).check_levels(request.model.communication.cluster)
+        hardware_of(setting).check_levels(request.costs.communication.cluster)
     rows: list[WhatIf] = []
     refused: list[UserError] = []
-    predict = _remembering(request.model, request.evaluator, dataset_samples)
+    predict = _remembering(request.costs, request.evaluator, dataset_samples)
     for point in request.points:
         base = predict({}, point)
         rows.append(_row({}, base, base))
@@ -136,11 +136,11 @@ def _varied_point(request: Request, point: Configuration, setting: Setting, *, s
             )
         batch = grown // point.strategy.ranks
     settings = request.settings(batch)
-    planner_for(strategy).check(request.model.network, strategy, settings)
+    planner_for(strategy).check(request.costs.network, strategy, settings)
     varied = Configuration(strategy=strategy, settings=settings)
     # Stages that nobody named were balanced by measured seconds, which other ranks and batches balance anew.
     before, after = (own.of(PipelineOptions).stages for own in (point.settings, settings))
-    return with_balanced_stages(request.model, varied) if after != before else varied
+    return with_balanced_stages(request.costs, varied) if after != before else varied
 
 
 def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
@@ -158,11 +158,26 @@ def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
 def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
     seconds = seconds_of(prediction)
     return WhatIf(
-        **{field: getattr(prediction, field) for field in WhatIf.__struct_fields__ if hasattr(prediction, field)},
         varied=setting,
-        speedup_over_base=prediction.samples_per_s / base.samples_per_s,
+        strategy=prediction.strategy,
+        ranks=prediction.ranks,
+        batch=prediction.batch,
+        evaluator=prediction.evaluator,
+        model=prediction.model,
+        iteration_s=prediction.iteration_s,
+        interval_s=prediction.time.interval_s,
+        epoch_s=prediction.time.epoch_s,
+        samples_per_s=prediction.time.samples_per_s,
+        speedup_over_base=prediction.time.samples_per_s / base.time.samples_per_s,
         bound_by=max(seconds, key=lambda name: seconds[name]),
         seconds_of=seconds,
+        breakdown_s=prediction.time.breakdown_s,
+        memory_bytes=prediction.memory.memory_bytes,
+        memory_interval_bytes=prediction.memory.memory_interval_bytes,
+        fits=prediction.memory.fits,
+        sources=prediction.provenance.sources,
+        extrapolated=prediction.provenance.extrapolated,
+        notes=prediction.provenance.notes,
     )
 
 
@@ -172,7 +187,7 @@ def seconds_of(prediction: Prediction) -> dict[Bound, float]:
     In a pipeline what a stage waits for before it computes is idle time, messages included; the exposed part there is
     that of the gradient exchange and of layers.
     """
-    parts = prediction.breakdown_s
+    parts = prediction.time.breakdown_s
     idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0) + parts.get("h2d", 0.0)
     exposed = parts["exposed_communication"]
     if idle:

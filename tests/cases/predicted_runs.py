@@ -22,16 +22,16 @@ Phases = tuple[float, float, float, float]
 
 def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Prediction:
     """The prediction that a run is held against."""
-    model = CostModel(profile=PROFILE, network=CHAIN)
+    costs = CostModel(profile=PROFILE, network=CHAIN)
     settings = PlanSettings(batch=batch)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 
 def phases(strategy: str, batch: int, *, factor: float = 1.0, slow: str = "") -> Phases:
     """Seconds of the phases that are predicted, times a factor (in one phase, or in all)."""
-    parts = predicted(strategy, batch).phases_s
+    parts = predicted(strategy, batch).time.phases_s
     found = {name: parts[name] * (factor if slow in ("", name) else 1.0) for name in ("FW", "BW", "GE", "WU")}
     return found["FW"], found["BW"], found["GE"], found["WU"]
 

@@ -52,7 +52,7 @@ def found(profile: Path, *options: str, model: str = "chain") -> Any:
     return json.loads(result.output)
 
 
-def exactly(model: CostModel, settings: PlanSettings, strategy: str) -> float:
+def exactly(costs: CostModel, settings: PlanSettings, strategy: str) -> float:
     """Seconds of an iteration, simulated."""
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)
-    return evaluator_named("simulate").prepare(model, point).timing().iteration_s
+    return evaluator_named("simulate").prepare(costs, point).timing().iteration_s

@@ -11,11 +11,7 @@ _SWEPT_BACKENDS = (*DEFAULT_BACKENDS.values(), "mpi")
 
 
 def choose_backend(profile: Profile, backend: str | None) -> str:
-    """The backend that was asked for; else the only one measured, or that of the device.
-
-    Raises:
-        UserError: the profile holds nothing of it.
-    """
+    """The backend that was asked for, a UserError if not measured; else the only one measured, or the device's."""
     measured = sorted({fit.library for fit in profile.communication})
     if backend is not None:
         if backend not in measured:

@@ -1,4 +1,4 @@
-"""Seconds of one collective for any ranks and bytes: the pieces of its fit, and what measured times are of those."""
+"""Seconds of one collective for any ranks and bytes, by the pieces of its fit, and what lies beyond that."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import Residuals
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from paradl_bench.core.statistics import Floats
+from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.tasks import Collective
+from predict.costs.sourced import Remark
 
 
 class CollectiveTimes(NamedTuple):
-    """A collective through one library at one level, under so much contention.
-
-    Attributes:
-        residuals: none where a cluster file states alpha or beta.
-    """
+    """A collective through one library at one level, under so much contention; stated ones have no residuals."""
 
     pieces: tuple[Piece, ...]
     residuals: Residuals = Residuals()
 
     def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike, per_node: ArrayLike) -> Floats:
-        """Of shape (messages, points), or of what its arguments broadcast to.
-
-        Args:
-            ranks: of the group. per_node: how many of them share a node.
-        """
+        """Of groups of so many ranks, ``per_node`` of which share a node; of the arguments' common shape."""
         return np.asarray(
             fitted_seconds(self.pieces, ranks, message_bytes, per_node) * self.residuals.factor(ranks, message_bytes)
         )
@@ -48,3 +44,22 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
         own = regime == at
         found[own] = piecewise_seconds(pieces[at // 2 : at // 2 + 1 + at % 2], p[own], m[own], g[own])
     return found
+
+
+def beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:
+    """What is extrapolated where a call lies beyond the ranks or the bytes that its fits were made of."""
+    remarks = []
+    low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
+    if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
+        off = max(fit.held_out_ranks_relative_error or 0.0 for fit in fits)
+        text = f"{work.operation} follows no algorithm over ranks: a count left out was predicted {off:.0%} wrong"
+        remarks.append(Remark(text, True))
+    if not low <= work.ranks <= high:
+        side = f"beyond {high}" if work.ranks > high else f"below {low}"
+        remarks.append(Remark(f"{work.operation} {side} ranks", True))
+    smallest, largest = min(fit.bytes_range[0] for fit in fits), max(fit.bytes_range[1] for fit in fits)
+    if not smallest <= work.message_bytes <= largest:
+        above = work.message_bytes > largest
+        side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
+        remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
+    return tuple(remarks)

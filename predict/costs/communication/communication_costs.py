@@ -1,9 +1,8 @@
 """Seconds of collectives: the profile's fit at the level that the group spans, and what overlap costs.
 
-A flat ring runs at the slowest level that it crosses. A cluster file may state alpha and
-beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
-that name, else at the outermost measured level, which is said. What surrounds a call changes its seconds as was
-measured (:mod:`predict.costs.communication.context_costs`).
+A cluster file may state alpha and beta of a level, and contention, which multiplies beta; what it leaves out comes from
+the profile's fit at the level of that name, else at the outermost measured level, which is said. What surrounds a call
+changes its seconds as was measured (:mod:`predict.costs.communication.context_costs`).
 """
 
 from __future__ import annotations
@@ -14,11 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.fit.collectives.communication_spread import (
-    Asked,
-    error_modes,
-    other_level_mode,
-)
+from calibrate.fit.collectives.communication_spread import Asked, error_modes, other_level_mode
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
 from calibrate.profile.collectives.communication_time import Piece, pieces_of
@@ -32,11 +27,10 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
-from predict.costs.communication.collective_times import CollectiveTimes
+from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks
 from predict.costs.communication.contention_costs import ContentionCosts
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
-from predict.costs.communication.fit_range import beyond_remarks
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
 
@@ -72,7 +66,6 @@ class CommunicationCosts:
     Args:
         cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
         backend: library; None takes the one that suits the profile's device.
-        hardware: factors on the links that were measured or stated.
 
     Raises:
         UserError: the library was not measured, or the cluster lacks a level of ``hardware``.
@@ -203,9 +196,6 @@ class CommunicationCosts:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
         Where messages go both ways, as exchanges, if those were measured.
-
-        Raises:
-            UserError: the profile holds no fit of send_recv and the cluster states none.
         """
         messages = max((work.sends_bytes, work.receives_bytes), key=sum)
         operation = self.halo_operation(work)
@@ -223,7 +213,8 @@ class CommunicationCosts:
         found = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
             return found
-        level, _ = self.level(_message(1, work.axes), strategy)
+        message = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
+        level, _ = self.level(message, strategy)
         return self._after_compute(
             found,
             operation,
@@ -243,26 +234,18 @@ class CommunicationCosts:
         key = size_bytes, axes, strategy, operation
         if key not in self._message_costs:
             ranks = _ranks_of_message(operation, axes, strategy)
-            message = msgspec.structs.replace(_message(size_bytes, axes), operation=operation, ranks=ranks)
+            message = Collective(operation=operation, message_bytes=size_bytes, ranks=ranks, axes=axes)
             self._message_costs[key] = self.cost(message, strategy)
         return self._message_costs[key]
 
     def times(self, operation: str, level: Level, contention: float) -> CollectiveTimes:
-        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention.
-
-        Raises:
-            UserError: the profile holds no fit of the operation and the level states none.
-        """
+        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention."""
         known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
         level, fits, _ = self._on_links(level, known)
         return _times(lookup(operations(), operation, "collective"), fits, level, contention)
 
     def level_of_span(self, span: int) -> Level:
-        """The level that so many ranks side by side span; the outermost goes on where nobody gave a cluster.
-
-        Raises:
-            UserError: the cluster given holds fewer ranks.
-        """
+        """The level that so many ranks side by side span; a UserError where the cluster that was given holds fewer."""
         outermost = self.cluster.levels[-1]
         return outermost if span > outermost.ranks and not self._given else self.cluster.level_of(span)
 
@@ -272,11 +255,11 @@ class CommunicationCosts:
         if work.scope == "node":
             members = members_of(strategy, work, 0)
             span = members[-1] - members[0] + 1
-        outermost = self.cluster.levels[-1]
-        if span > outermost.ranks and not self._given:
-            text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
-            return outermost, (Remark(text, True),)
-        return self.level_of_span(span), ()
+        level = self.level_of_span(span)
+        if span <= level.ranks:
+            return level, ()
+        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} goes on"
+        return level, (Remark(text, True),)
 
     def _on_links(
         self, level: Level, fits: list[CommunicationFit]
@@ -313,7 +296,9 @@ class CommunicationCosts:
         work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
         wanted = Wanted("with-compute", work.operation, level.name, ranks=work.ranks, message_bytes=work.message_bytes)
-        return self._contexts.with_compute(wanted, idle_s, of_gpu=self._on_gpu)
+        devices = self._profile.devices
+        on_gpu = devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
+        return self._contexts.with_compute(wanted, idle_s, of_gpu=on_gpu)
 
     def with_all_reduce(
         self, work: Collective, beside: Collective, strategy: Strategy, idle_s: float
@@ -325,11 +310,6 @@ class CommunicationCosts:
         level, spanned = (self.level(each, strategy)[0].name for each in (work, beside))
         entry, remarks = self._contexts.likest(Wanted("with-all-reduce", work.operation, level, spanned))
         return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
-
-    @property
-    def _on_gpu(self) -> bool:
-        devices = self._profile.devices
-        return devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
 
     def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
@@ -354,10 +334,6 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
-
-
-def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
-    return Collective(operation="send_recv", message_bytes=message_bytes, ranks=2, axes=axes)
 
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:

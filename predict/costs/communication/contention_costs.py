@@ -1,10 +1,8 @@
 """How many groups communicate over one level at once, and what that does to beta (contention phi).
 
 Groups at once are those that share links: inside a node all groups of the node; above, all that reach out of one unit
-of the level inside it (the data groups of replicas whose layers are shared in a node leave by that node's link
-together). Ranks do the same at about the same time, but for the stages of a pipeline, which take turns: groups that
-differ by their stage are not counted as at once. Groups that only share links farther out (a full bisection is assumed
-there) are not counted either.
+of the level inside it. Stages of a pipeline take turns, so groups that differ by their stage are not counted as at
+once; nor are those that only share links farther out, where a full bisection is assumed.
 """
 
 from __future__ import annotations
@@ -34,11 +32,7 @@ ALONE = Sharing(1.0, 0.0, ())
 
 
 class ContentionCosts:
-    """phi from a cluster file, else from the profile, else 1 with a remark.
-
-    Args:
-        given: whether a person stated the cluster; the profile's own says nothing of contention.
-    """
+    """phi from a cluster that a person gave, else from the profile, else 1 with a remark."""
 
     def __init__(self, contexts: ContextCosts, cluster: Cluster, *, given: bool) -> None:
         self._contexts = contexts
@@ -47,11 +41,7 @@ class ContentionCosts:
         self._groups: dict[tuple[object, ...], int] = {}
 
     def sharing(self, work: Collective, level: Level, strategy: Strategy, taking_part: float = 1.0) -> Sharing:
-        """phi of a collective.
-
-        Args:
-            taking_part: share of the ranks that call such a collective: of several leaders a node, they alone do.
-        """
+        """phi of a collective that such a share of the ranks calls: of several leaders a node, they alone do."""
         groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
         return self.of_groups(work, level, groups)
 

@@ -7,7 +7,7 @@ of a collective hold multiprocessors, and what they move goes through the memory
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
@@ -37,11 +37,7 @@ def measure_with(context: str) -> str:
 
 
 class Wanted(NamedTuple):
-    """A call in a context, as it is looked for.
-
-    Attributes:
-        spanned: level of the all-reduces in flight, of that context. ranks, message_bytes: 0 where any will do.
-    """
+    """A call in a context, as it is looked for; ``spanned``: the level of the all-reduces in flight. 0: any will do."""
 
     context: Context
     operation: str
@@ -153,10 +149,9 @@ def error_modes(entry: InContext, idle_s: float) -> tuple[tuple[str, float], ...
 def between_them(entry: InContext, swept_s: Callable[[int, int], float]) -> SizeRatios:
     """What idle calls between those in a context take of what a sweep finds, by size; the median over rank counts.
 
-    The entry tells what the context adds to the former: the line through it is of pairs. A sweep's calls follow each
-    other on the same buffers and on cores that nothing else was on: large ones find their data in the caches, which a
-    run's do not, and where ranks share cores short ones hinder each other more. A size that its two neighbours agree
-    against takes the nearer of theirs (a median of three): few pairs are behind each.
+    A sweep's calls follow each other on the same buffers and on cores that nothing else was on: large ones find their
+    data in the caches, which a run's do not, and where ranks share cores short ones hinder each other more. A size
+    that its two neighbours agree against takes the nearer of theirs (a median of three): few pairs are behind each.
 
     Args:
         swept_s: of ranks and bytes, as they are predicted from the sweep.
@@ -168,9 +163,5 @@ def between_them(entry: InContext, swept_s: Callable[[int, int], float]) -> Size
             ratios.setdefault(point.message_bytes, []).append(math.log(point.idle_s / swept))
     sizes = sorted(ratios)
     raw = [median(ratios[size]) for size in sizes]
-    return SizeRatios(tuple(math.log(size) for size in sizes), _smoothed(raw))
-
-
-def _smoothed(raw: Sequence[float]) -> tuple[float, ...]:
     inner = [median(raw[index - 1 : index + 2]) for index in range(1, len(raw) - 1)]
-    return (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :])
+    return SizeRatios(tuple(map(math.log, sizes)), (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :]))

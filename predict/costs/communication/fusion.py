@@ -16,11 +16,7 @@ _FUSION_OPTIONS = {"fusion": "--fusion", "fusion_buffer": "--fusion-buffer", "fu
 def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | None:
     """What the command line says of fusion; a buffer or a timeout alone asks for the rule ``buffer``.
 
-    Returns:
-        None where nothing is said, and the evaluator has a way of its own.
-
-    Raises:
-        UserError: an option is for another evaluator or another rule, or does not parse.
+    None where nothing is said, and the evaluator has a way of its own; a UserError of options for others.
     """
     given = {name: options[name] for name in _FUSION_OPTIONS if options.get(name) is not None}
     if given and evaluator_name not in _FUSING:

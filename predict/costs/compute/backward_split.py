@@ -1,13 +1,9 @@
 """How a layer's backward parts into that of its input and that of its parameters, for schedules that run them apart.
 
-Inside an iteration backward is measured whole, so the two parts are shares of it that add up to one. In this order:
-
-1. The operation's parts as each was measured alone (``paradl-bench layers --isolated split``, which knows the kinds
-   whose backward is two kernels).
-2. The FLOPs of either part. How far that is off is read from operations that were measured in both ways; where none
-   was, any share is as likely.
-
-Not modelled: what it costs to start autograd twice, and what both parts compute (a normalisation's sums).
+Inside an iteration backward is measured whole, so the two parts are shares of it that add up to one: as each was
+measured alone (``paradl-bench layers --isolated split``), else by FLOPs. How far FLOPs are off is read from operations
+that were measured in both ways; where none was, any share is as likely. Not modelled: what it costs to start autograd
+twice, and what both parts compute (a normalisation's sums).
 """
 
 from __future__ import annotations
@@ -65,8 +61,8 @@ class BackwardSplit:
     """Shares of backward.
 
     Args:
-        parts: measures of an operation's two parts, None where it was not measured in both.
-        known: layers that may have been measured so, to compare FLOPs with; asked for once, where FLOPs are needed.
+        parts: measures of an operation's two parts. known: layers that may have been measured so, to compare FLOPs
+            with.
     """
 
     def __init__(
@@ -76,11 +72,7 @@ class BackwardSplit:
         self._flops_sd: dict[tuple[int, int], float] = {}
 
     def part(self, whole: Cost, layer: Layer, phase: str, shard: str, batch: int, ranks_on_host: int) -> BackwardPart:
-        """One part of a backward.
-
-        Args:
-            whole: of both parts together. phase: ``BW_input`` or ``BW_weight``.
-        """
+        """One part, ``BW_input`` or ``BW_weight``, of a backward whose parts together cost ``whole``."""
         measured = self._parts(layer.operation, shard, batch, ranks_on_host)
         if measured is not None:
             share, sd, source = measured.share, measured.share_sd, whole.source

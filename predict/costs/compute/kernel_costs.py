@@ -50,18 +50,8 @@ class KernelCosts:
         }
         self._known: dict[tuple[str, PhaseName, int, bool], Estimate | None] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._models)
-
     def estimate(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
-        """Seconds of a layer's phase run alone on a local batch.
-
-        Returns:
-            None where no regressor is for it, or it lies too far beyond what one was fitted on.
-
-        Raises:
-            UserError: the regressors' file is missing, broken, or another one.
-        """
+        """Seconds of a layer's phase run alone on a local batch; None as :meth:`of_shape` has it."""
         if not self._models:
             return None
         # Whether the first layer or another: its backward computes no gradient of its input.
@@ -104,20 +94,18 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None) -> Cos
         remarks.append(Remark(text, True, layer.name))
     if in_situ is None:
         text = "regressed times are of kernels alone, not inside an iteration; no measured layers say how these differ"
-        remarks.append(Remark(text, True))
-        return _cost(found.seconds, found.relative_sd, remarks)
-    text = (
-        f"regressed times are multiplied by {in_situ.ratio:.2f}, how much longer {in_situ.layers} measured layers took "
-        "inside an iteration than their regressor says"
-    )
-    remarks.append(Remark(text, False))
+    else:
+        text = (
+            f"regressed times are multiplied by {in_situ.ratio:.2f}, how much longer {in_situ.layers} measured layers"
+            " took inside an iteration than their regressor says"
+        )
+    remarks.append(Remark(text, in_situ is None))
+    sd_s = found.seconds * found.relative_sd
+    alone = Cost(found.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=tuple(remarks))
+    if in_situ is None:
+        return alone
     seconds, relative_sd = found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd)
-    alone = _cost(found.seconds, found.relative_sd, remarks)
     return alone.adjusted("inside an iteration", seconds)._replace(method_sd_s=seconds * relative_sd)
-
-
-def _cost(seconds: float, relative_sd: float, remarks: Sequence[Remark]) -> Cost:
-    return Cost(seconds, Source.REGRESSED, method_sd_s=seconds * relative_sd, remarks=tuple(remarks))
 
 
 def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:

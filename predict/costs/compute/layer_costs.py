@@ -2,16 +2,13 @@
 
 The order for one operation, phase and local batch:
 
-1. Its own times, those measured with as many ranks on the host as the prediction puts there. A batch between measured
-   ones is interpolated, one beyond is scaled (:mod:`predict.costs.compute.batch_scaling`).
+1. Its own times with as many ranks on the host, at that batch or by others
+   (:mod:`predict.costs.compute.batch_scaling`).
 2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
-3. A regressor of the kernel kind and stage, where the profile has one that was fitted on sizes like these
-   (:mod:`predict.costs.compute.kernel_costs`).
-4. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
-   ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
-5. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
-   sustained in this dtype with as many ranks on the host, or else that any layer of the profile reached. How far layers
-   stay above it is read from the measured ones.
+3. A regressor of the kernel kind and stage (:mod:`predict.costs.compute.kernel_costs`).
+4. A measured operation of the same kind, scaled by the ratio of their rooflines. How far that is off is read from the
+   measured operations, each predicted from the others.
+5. The roofline. How far layers stay above it is read from the measured ones.
 
 An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
 """
@@ -31,7 +28,7 @@ from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
-from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
+from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
 from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
 from predict.costs.compute.layer_spread import (
@@ -56,11 +53,7 @@ UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
 
 
 class LayerCosts:
-    """Costs of layers from a profile, for the layers of one network. Answers are kept.
-
-    Args:
-        network: the network that is predicted; it may hold operations that the profile lacks.
-    """
+    """Costs of layers from a profile, for the layers of one network. Answers are kept."""
 
     def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
         self._profile = profile
@@ -150,11 +143,7 @@ class LayerCosts:
     def part_of_backward(
         self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int
     ) -> BackwardPart:
-        """Seconds of backward of an operation's input, or of its parameters, on a local batch.
-
-        Raises:
-            UserError: as :meth:`cost`, of the whole backward.
-        """
+        """Seconds of backward of an operation's input, or of its parameters, on a local batch."""
         whole = self.cost(operation, "BW", shard, batch, ranks_on_host)
         if operation in self._learnt:
             self._roofline.learn(*self._learnt[operation])
@@ -191,7 +180,8 @@ class LayerCosts:
         if key in self._isolated:
             cost = self._own(self._isolated[key], batch, ranks_on_host)
             return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
-        parts = [(operation, part, shard) for part in _parts_of(phase) if (operation, part, shard) in self._isolated]
+        halves: tuple[Key, ...] = ((operation, "BW_input", shard), (operation, "BW_weight", shard))
+        parts = [half for half in halves if phase == "BW" and half in self._isolated]
         if parts:
             cost = added_up([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
             return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
@@ -203,9 +193,8 @@ class LayerCosts:
             Knot(at, time.time.typical_s, time.time.typical_s * own_sd(time))
             for at, time in sorted(series[measured].items())
         ]
-        estimate = at_batch(knots, batch, proportional=True)
-        remarks = (*batch_remark("compute", knots, batch), *of_single_samples(series[measured]))
-        cost = estimate.cost._replace(remarks=remarks)
+        cost = at_batch(knots, batch, proportional=True)
+        cost = cost._replace(remarks=(*cost.remarks, *of_single_samples(series[measured])))
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
     def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:
@@ -236,8 +225,7 @@ class LayerCosts:
         """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
 
         Args:
-            kind, phase: of these operations alone; all of them where they are empty.
-            own: of this network's operations alone. batch: at this local batch alone.
+            kind, phase, own, batch: of these operations alone, of this network's own, at this local batch alone.
 
         Returns:
             None where no such operation was measured with both, on one local batch.
@@ -380,7 +368,3 @@ class LayerCosts:
             if measured_s and bound_s:
                 excess.append(measured_s / bound_s - 1)
         return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
-
-
-def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
-    return ("BW_input", "BW_weight") if phase == "BW" else ()

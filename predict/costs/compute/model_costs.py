@@ -21,7 +21,7 @@ from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
-from predict.costs.compute.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
+from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
@@ -34,9 +34,8 @@ class Spread(NamedTuple):
 
     Attributes:
         common_relative_sd: what all layers share, of a further block of time.
-        remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up
-            against the median iteration of the same measurement, where this model was measured. Medians do not add up
-            where noise falls on one layer at a time.
+        remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up,
+            where this model was measured. Medians do not add up where noise falls on one layer at a time.
     """
 
     common_relative_sd: float
@@ -81,11 +80,7 @@ class ModelCosts:
         return UnmeasuredCosts(self._profile, self._network, self._dtype)
 
     def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int, shard: str = "") -> Cost:
-        """Seconds between operations in the whole phase: framework, engine, allocator.
-
-        Args:
-            shard: what a rank runs of the model; where that was not measured the whole model stands for it.
-        """
+        """Seconds between operations in the whole phase (framework, engine, allocator), of a shard if measured."""
 
         if not self._times:
             return none_known("time between operations")
@@ -199,8 +194,7 @@ class ModelCosts:
     def host_ratio(self, phase: Literal["FW", "BW", "WU"], measured: int, wanted: int) -> float | None:
         """Time between operations of a phase, or of the weight update, over that with another number of ranks.
 
-        Returns:
-            None where no model was measured with both, on one local batch.
+        None where no model was measured with both, on one local batch.
         """
         times = self._of_model(self._own_name) or self._times
         pairs = [
@@ -235,14 +229,11 @@ class ModelCosts:
     ) -> Cost:
         measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
         knots = _knots([time for time in times if time.ranks_on_host == measured], summary)
-        estimate = at_batch(knots, batch, proportional=False)
-        remarks = batch_remark(what, knots, batch)
-        source = estimate.source
-        if measured != ranks_on_host:
-            source = Source.SCALED
-            text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
-            remarks = (*remarks, Remark(text, True))
-        return estimate.cost._replace(source=source, remarks=remarks)
+        cost = at_batch(knots, batch, proportional=False, what=what)
+        if measured == ranks_on_host:
+            return cost
+        text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
+        return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
 
     def _from_others(
         self,
@@ -256,8 +247,8 @@ class ModelCosts:
         per_unit = []
         for model in sorted({time.model for time in times} & self._networks.keys()):
             of_model = [time for time in times if time.model == model]
-            estimate = _estimate(of_model, summary, batch, ranks_on_host)
-            per_unit.append(estimate.seconds / max(units(self._networks[model]), 1))
+            cost = self._own(of_model, summary, batch, ranks_on_host, what)
+            per_unit.append(cost.seconds / max(units(self._networks[model]), 1))
         if not per_unit:
             raise UserError(f"the profile holds no {what} of a model whose network it knows: fit it anew")
         middle = median(per_unit)
@@ -274,13 +265,6 @@ def _common_sd(time: ModelTime) -> float:
 
 def _of_phase(time: ModelTime, phase: Literal["FW", "BW", "WU"]) -> float:
     return {"FW": time.fw_between, "BW": time.bw_between, "WU": time.wu}[phase].typical_s
-
-
-def _estimate(
-    times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary], batch: int, ranks_on_host: int
-) -> BatchEstimate:
-    measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
-    return at_batch(_knots([t for t in times if t.ranks_on_host == measured], summary), batch, proportional=False)
 
 
 def _knots(times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary]) -> list[Knot]:

@@ -16,11 +16,7 @@ _FORWARD_SHARE = 1 / 3
 
 
 def parted(times: Iterable[LayerTime], layers: Mapping[str, Layer]) -> list[LayerTime]:
-    """Forward and backward of each time that is the sum of both.
-
-    Args:
-        layers: by their operation.
-    """
+    """Forward and backward of each time that is the sum of both; ``layers`` by their operation."""
     found = []
     for time in times:
         share = _forward_share(layers.get(time.operation))

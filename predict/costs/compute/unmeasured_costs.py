@@ -1,7 +1,7 @@
 """What is no layer's, where the profile holds layers alone: imported traces, sweeps of kernels.
 
-The weight update is regressed from sweeps of the optimizer, else drawn from memory's bandwidth, as copies are; time
-between operations can't be known from layers. What nothing tells is taken as none, and said to be.
+The weight update is regressed from sweeps of the optimizer, else drawn from memory's bandwidth, as copies are. What
+nothing tells is taken as none, and said to be.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ class UnmeasuredCosts:
         self._kernels = KernelCosts(profile.kernel_models, self._dtype)
 
     def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
-        """Seconds of the optimizer step over the whole model.
-
-        Raises:
-            UserError: an optimizer that is not known; the regressors' file is missing or broken.
-        """
+        """Seconds of the optimizer step over the whole model; a UserError of an optimizer that is not known."""
         parameters = self._network.parameters
         elements = sum(parameter.elements for parameter in parameters)
         return self._cost(

@@ -71,9 +71,7 @@ class OtherDevice:
     """Prices of works on a device with other rates than the one that was measured.
 
     Args:
-        demand_of: what a work asks of the device; None for what takes as long on any.
-        hardware: factors on the rates.
-        cluster: where it states another device than the profile's, the factors are on that one's rates.
+        hardware: factors on the rates: on those of the cluster's device, where that is another one than the profile's.
 
     A device that is the same leaves every price as it is, and needs no rates.
 
@@ -126,29 +124,20 @@ class OtherDevice:
         Raises:
             UserError: the profile holds no rates for a roofline, or none to hold against rates that are stated.
         """
-        found = list(priced) if self.same else self._by_roofline(works, priced, sharded, local_batch, ranks_on_host)
+        parts = list(priced)
+        if not self.same:
+            for layer, parameter_bytes in sharded:
+                self._roofline.learn(layer, parameter_bytes)
+            before = self._measured_rates(ranks_on_host)
+            after = self._rates(before)
+            context = DemandContext(self._profile, self._roofline, self._dtype, local_batch, ranks_on_host)
+            for index, work in enumerate(works):
+                demand = self._demand_of(work, context)
+                if demand is not None:
+                    parts[index] = _on_other(parts[index], demand, before, after)
         if self._time_factor is None:
-            return found
-        return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, found, strict=True)]
-
-    def _by_roofline(
-        self,
-        works: Sequence[Work],
-        priced: Sequence[Priced],
-        sharded: Sequence[tuple[Layer, int]],
-        local_batch: int,
-        ranks_on_host: int,
-    ) -> list[Priced]:
-        for layer, parameter_bytes in sharded:
-            self._roofline.learn(layer, parameter_bytes)
-        before = self._measured_rates(ranks_on_host)
-        after = self._rates(before)
-        context = DemandContext(self._profile, self._roofline, self._dtype, local_batch, ranks_on_host)
-        found = []
-        for work, part in zip(works, priced, strict=True):
-            demand = self._demand_of(work, context)
-            found.append(part if demand is None else _on_other(part, demand, before, after))
-        return found
+            return parts
+        return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, parts, strict=True)]
 
     def peak(self, ranks_on_host: int) -> Peak:
         """FLOP/s that a rank can reach: stated of the device, else as doctor measured with so many ranks on the host.

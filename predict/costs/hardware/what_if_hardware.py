@@ -1,7 +1,6 @@
 """Hardware that nobody has measured: what ``predict what-if`` changes of the links and the device that were.
 
-Factors are on what was measured: bandwidth 2 halves beta, latency 2 doubles alpha, peak FLOP/s and memory bandwidth 2
-double the rates that a roofline stands on.
+Factors are on what was measured: bandwidth 2 halves beta, latency 2 doubles alpha.
 """
 
 from __future__ import annotations
@@ -29,15 +28,12 @@ class LinkFactors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Factors on the hardware that was measured; 1 leaves it as it is.
+    """Factors on the hardware that was measured; 1 leaves it as it is. A ValueError of one that is not finite and
+    positive.
 
     Attributes:
-        bandwidth, latency: of the links of every level.
-        bandwidth_at, latency_at: of single levels, by name; on top of the former.
-        peak_flops, memory_bandwidth: of the device.
-
-    Raises:
-        ValueError: a factor is not finite and positive.
+        bandwidth, latency: of the links of every level; bandwidth_at, latency_at: of single levels, on top of the
+            former.
     """
 
     bandwidth: float = 1.0
@@ -59,11 +55,7 @@ class Hardware:
         return LinkFactors(self.latency * self.latency_at.get(level, 1.0), 1 / bandwidth)
 
     def check_levels(self, cluster: Cluster) -> None:
-        """Refuse names of levels that a cluster lacks.
-
-        Raises:
-            UserError: the first of them; the message names the cluster's levels.
-        """
+        """Refuse names of levels that a cluster lacks: a UserError, which names those that it has."""
         levels = [level.name for level in cluster.levels]
         for name in (*self.bandwidth_at, *self.latency_at):
             if name not in levels:

@@ -6,9 +6,8 @@
     read ahead only             max(t_io, t_h2d + t_f + t_b + t_c + t_u)
     wait-free backward          t_c is what backward does not hide of it
 
-t_io reads for the ranks of one machine; all others are of one rank. In the paper one batch is prefetched: what is read
-ahead is for the next iteration, and an iteration of the steady state takes as long as the slower of the two. A second
-one is read while the first is copied (ours); reading by itself is no faster for it.
+t_io reads for the ranks of one machine; all others are of one rank. The paper prefetches one batch; a second one, read
+while the first is copied, is ours.
 """
 
 from __future__ import annotations

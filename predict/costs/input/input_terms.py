@@ -29,11 +29,9 @@ class InputOptions:
     """What the command line says of the input side; None where it leaves it to the profile.
 
     Attributes:
-        preset: the framework whose way of reading and copying is modelled.
-        prefetch: mini-batches that are fetched ahead.
+        prefetch: mini-batches that are fetched ahead. source: which of the profile's sources.
         io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
         workers: that load for all ranks of one host. from_disk: past the page cache.
-        source: which of the profile's sources.
     """
 
     preset: str = "pytorch"
@@ -48,7 +46,7 @@ class InputOptions:
 NO_INPUT = InputOptions(io_s=0.0, h2d_s=0.0)
 """Nothing is read or copied, whatever a profile knows of it."""
 _KNOWN_BY = ("simulate", "dag")
-_OF_INPUT = {
+OF_INPUT = {
     "preset": "--preset",
     "prefetch": "--prefetch",
     "io_seconds": "--io-seconds",
@@ -61,18 +59,14 @@ _OF_INPUT = {
 
 
 def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptions:
-    """The options of the command line.
-
-    Raises:
-        UserError: some were given to an evaluator that does not know the input side, or are no seconds.
-    """
+    """The command line's options; a UserError of those that the evaluator does not know, or that are no seconds."""
     # 0 seconds is something that was given.
-    given = {name: options[name] for name in _OF_INPUT if options.get(name) is not None and options[name] is not False}
+    given = {name: options[name] for name in OF_INPUT if options.get(name) is not None and options[name] is not False}
     if given and evaluator_name not in _KNOWN_BY:
-        first, known = _OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
+        first, known = OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
         raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
     for name in ("io_seconds", "h2d_seconds"):
-        check_bounds(given.get(name), _OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
+        check_bounds(given.get(name), OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
     return InputOptions(
         preset=given.get("preset", InputOptions().preset),
         prefetch=given.get("prefetch"),
@@ -85,10 +79,7 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
 
 
 def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
-    """What the options let be fetched ahead: without workers, as a DataLoader of 0 has it, nothing.
-
-    Args:
-        in_process: whether what was measured has no workers either.
+    """What the options let be fetched ahead: without workers (``in_process``), as a DataLoader of 0 has it, nothing.
 
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
@@ -109,14 +100,11 @@ def _preset(options: InputOptions) -> Preset:
 
 
 class InputTerms(NamedTuple):
-    """t_io and t_h2d as two parts of a prediction's costs, in this order, and what is to be said of them.
-
-    They count neither as compute nor as communication: both occur 0 times in sums over parts.
+    """t_io and t_h2d as two parts of a prediction's costs, in this order; both occur 0 times in sums over parts.
 
     Attributes:
-        works: what the two parts are of. parts: what their costs are made of.
-        known: whether either was measured or stated.
-        fetch: what of it is done ahead.
+        works: what the two parts are of. parts: what their costs are made of. known: whether either was measured or
+            stated.
     """
 
     costs: Costs
@@ -222,11 +210,7 @@ def _priced(name: str, time: InputTime | None, stated_s: float | None) -> Priced
 
 
 def refuse_unknown(options: InputOptions) -> None:
-    """Where nothing is known of an input.
-
-    Raises:
-        UserError: options ask for one.
-    """
+    """Raise a UserError where nothing is known of an input that options ask for."""
     if options != InputOptions():
         raise UserError(
             "the profile holds no input of this model to read or copy: paradl-bench io PATH -o DIR, then calibrate fit,"

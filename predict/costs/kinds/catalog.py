@@ -19,11 +19,7 @@ def kind_costs() -> dict[type[Work], KindCosts[Any]]:
 
 
 def costs_of(work: Work) -> KindCosts[Any]:
-    """Those of a work's kind.
-
-    Raises:
-        KeyError: the kind has no price; a file of this folder has to declare one.
-    """
+    """Those of a work's kind; of a kind without a price a file of this folder has to declare one."""
     return kind_costs()[type(work)]
 
 

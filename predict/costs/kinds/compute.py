@@ -11,13 +11,12 @@ from predict.costs.spread.assembly import Priced
 
 def _price(work: Compute, known: KnownCosts, context: WorkContext) -> Priced:
     place = context.plan.place
-    batch, on_host = place.local_batch, place.ranks_on_host
     if work.phase in ("BW_input", "BW_weight"):
-        part = known.layers.part_of_backward(work.operation, work.phase, work.shard, batch, on_host)
+        part = known.layers.part_of_backward(work.operation, work.phase, work.shard, *place)
         # Both parts share the measurement of the whole, and what one of them takes the other does not.
         modes = ((SPLIT_MODE, part.moved_s),)
         return Priced(part.cost, context.occurrences, (work.operation, "BW", work.shard), modes=modes)
-    cost = known.layers.cost(work.operation, work.phase, work.shard, batch, on_host)
+    cost = known.layers.cost(work.operation, work.phase, work.shard, *place)
     return Priced(cost, context.occurrences, (work.operation, work.phase, work.shard))
 
 
@@ -27,7 +26,7 @@ def _alone_on_host(work: Compute, known: KnownCosts, place: PricingContext) -> t
 
 
 def _spread_of_event(work: Compute, known: KnownCosts, place: PricingContext) -> float:
-    return known.layers.relative_spread(work.operation, work.phase, work.shard, place.local_batch, place.ranks_on_host)
+    return known.layers.relative_spread(work.operation, work.phase, work.shard, *place)
 
 
 def _demand(work: Compute, context: DemandContext) -> Demand:

@@ -9,7 +9,7 @@ from predict.costs.spread.assembly import Priced
 
 def _price(work: FrameworkOverhead, known: KnownCosts, context: WorkContext) -> Priced:
     plan = context.plan
-    whole = known.model.between(work.phase, plan.place.local_batch, plan.place.ranks_on_host, plan.shard)
+    whole = known.model.between(work.phase, *plan.place, plan.shard)
     return Priced(whole.over(plan.between[work.phase]), context.occurrences, work)
 
 

@@ -22,7 +22,6 @@ class PricingContext(NamedTuple):
     """What, besides the work itself, decides its seconds."""
 
     local_batch: int
-    ranks: int
     ranks_on_host: int
 
 
@@ -33,6 +32,7 @@ class KnownCosts:
     Attributes:
         operations: of the whole model, per phase, how many there is time between.
         updated_elements: parameters of the whole model.
+        proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
     """
 
     profile: Profile
@@ -42,6 +42,7 @@ class KnownCosts:
     communication: CommunicationCosts
     operations: Mapping[str, int]
     updated_elements: int
+    proportional: bool = False
 
 
 class PlanContext(NamedTuple):
@@ -74,8 +75,7 @@ class KindCosts(Generic[W]):
 
     Attributes:
         price: seconds, source and spread.
-        alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's
-            standard deviation.
+        alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's sd.
         spread_of_event: standard deviation of one event over its median; 0 where it was not measured.
         demand: FLOPs and bytes that a roofline scales it by on another device; None for what stays as it is.
     """

@@ -7,8 +7,8 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.works.moving import BucketCopy, StateCopy
-from predict.costs.compute.copy_costs import alone_over_all, nearest_copy, priced_copy
-from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext
+from predict.costs.kinds.bucket_copy import alone_over_all, nearest_copy, priced_copy
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
 from predict.costs.sourced import Cost, Remark, Source
 from predict.costs.spread.assembly import Priced
 
@@ -52,8 +52,4 @@ def _copy_of_input(profile: Profile) -> HostCopy | None:
     return next((copy for side in profile.input_side for copy in side.copies if copy.how == "pinned"), None)
 
 
-def _alone_on_host(work: StateCopy, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
-    return alone_over_all(known.profile, work, place.ranks_on_host)
-
-
-COSTS = KindCosts(kind=StateCopy, price=_price, alone_on_host=_alone_on_host)
+COSTS = KindCosts(kind=StateCopy, price=_price, alone_on_host=alone_over_all)

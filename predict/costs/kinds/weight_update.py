@@ -5,27 +5,16 @@ from __future__ import annotations
 from paradl_bench.network.kinds.kernel_shape import optimizer_shape
 from paradl_bench.plan.works.computing import WeightUpdate
 from predict.costs.hardware.what_if_device import Demand, DemandContext
-from predict.costs.kinds.kind_costs import (
-    KindCosts,
-    KnownCosts,
-    PricingContext,
-    WorkContext,
-)
-from predict.costs.sourced import Cost
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext
 from predict.costs.spread.assembly import Priced
 
 
 def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Priced:
-    return Priced(_cost(work, known, context), context.occurrences, work)
-
-
-def _cost(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Cost:
     plan = context.plan
-    batch, on_host = plan.place.local_batch, plan.place.ranks_on_host
-    of_shard = known.model.shard_update(batch, on_host, plan.shard)
-    if of_shard is not None:
-        return of_shard.over(plan.updated_elements / max(work.elements, 1))
-    return known.model.weight_update(batch, on_host).over(known.updated_elements / max(work.elements, 1))
+    cost, elements = known.model.shard_update(*plan.place, plan.shard), plan.updated_elements
+    if cost is None:
+        cost, elements = known.model.weight_update(*plan.place), known.updated_elements
+    return Priced(cost.over(elements / max(work.elements, 1)), context.occurrences, work)
 
 
 def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
@@ -33,7 +22,7 @@ def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext)
 
 
 def _spread_of_event(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> float:
-    return known.model.relative_spread_of_update(place.local_batch, place.ranks_on_host)
+    return known.model.relative_spread_of_update(*place)
 
 
 def _demand(work: WeightUpdate, context: DemandContext) -> Demand:

@@ -29,11 +29,7 @@ class Priced(NamedTuple):
 
 
 def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
-    """Parts as arrays, with the modes that they share.
-
-    Args:
-        common_relative_sd: of everything that computes, fully correlated.
-    """
+    """Parts as arrays, with the modes that they share: ``common_relative_sd`` is of all that computes."""
     count = len(parts)
     seconds = np.array([part.cost.seconds for part in parts], float)
     is_communication = np.array([part.is_communication for part in parts], bool)

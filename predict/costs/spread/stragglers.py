@@ -1,31 +1,14 @@
 """How late the last of several ranks is: the expected maximum over ranks, stretch of compute by stretch.
 
-A profile keeps how single iterations spread round their median, and how each event (a layer's forward or backward, the
-time between operations, the weight update) spreads by itself. Of p ranks that start level and are slow independently
-of each other, each with a time of the iterations' distribution F, the last one is expected to be late by
+Of p ranks that start level and are slow independently of each other, each with a time of the iterations' distribution
+F, the last one is expected to be late by
 
     wait(p) = E[max of p draws from F] - E[F] = integral of F^-1(u) d(u^p) - integral of F^-1(u) du
-
-times the iteration. Ranks that meet n times an iteration wait n times, for whichever is last each time; by linearity
-the wait is the sum of what the stretches of compute between two meetings are expected to be late. How late that is
-follows from what of an iteration's spread is tied (a rank is slow for the whole of it) and what falls on one event at
-a time, which adds up in squares. With omega the tied share, t_k seconds of a stretch k, and t_i and v_i seconds and
-relative variance of its events,
-
     late_k = wait(p) sqrt(omega t_k^2 + own_weight sum of t_i^2 v_i),     own_weight = (1 - omega) / V
-    V = sum of (t_i / T)^2 v_i over all events of the iteration of T seconds that was measured
 
-so that that iteration, if nobody meets in between, is late by wait(p) T, as measured, whatever omega is; n equal
-stretches of events that are slow by themselves by sqrt(n) times as much. omega is found from the events' spreads by
-moments: an event is slow by a tied part of variance s^2 and one of its own, so
-
-    V = sum of (t_i / T)^2 s^2 + own,     variance of the iteration = s^2 + own,     omega = s^2 / variance
-
-What probes add to the jitter of a single layer counts as its own, so that omega is rather too small.
-
-Assumed: ranks start level (clocks aligned), and are slow independently of each other; F's shape is that of a stretch
-too. Single times that lie farther from the median than five robust standard deviations are pulled in to that: a
-prediction is of a run's median iteration. Not modelled: what a rank that was early makes up for later.
+times the iteration, and behind a stretch k of compute between two meetings, whose events have t_i seconds and relative
+variance v_i. omega is the tied share of an iteration's variance, V what its events have by themselves
+(docs/model.md, "The slowest rank", which says what is assumed and left out).
 """
 
 from __future__ import annotations
@@ -125,11 +108,7 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return math.sqrt(max(mean_square - self._expected_maximum(1) ** 2, 0.0))
 
     def own_deviation(self, own_relative_sd: Floats) -> Floats:
-        """Of events, what falls on each by itself: standard deviations over their seconds.
-
-        Args:
-            own_relative_sd: how single times of them spread in all, likewise.
-        """
+        """Of events that spread so in all, what falls on each by itself: standard deviations over their seconds."""
         return np.asarray(own_relative_sd * self.relative_sd * math.sqrt(self.own_weight))
 
     def common_deviation(self, probabilities: Floats) -> Floats:
@@ -165,8 +144,7 @@ def part_spread(quantiles: Sequence[float], seconds: Floats, own_sd_s: Floats, w
 
     Args:
         quantiles: of single iterations over their median, at evenly spaced probabilities.
-        seconds, own_sd_s: of each event of an iteration, and its standard deviation.
-        whole_s: of the iteration.
+        seconds, own_sd_s: of each event of an iteration of ``whole_s``, and its standard deviation.
     """
     low, high = np.interp([0.25, 0.75], np.linspace(0.0, 1.0, len(quantiles)), quantiles)
     variance = ((high - low) * IQR_TO_SD) ** 2

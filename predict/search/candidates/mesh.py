@@ -1,20 +1,26 @@
-"""A mesh: what decides the work of a rank, in whatever order its axes stand."""
+"""A mesh: what decides the work of a rank, in whatever order its axes stand; and numbers of ranks as products."""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.strategy import Axis
+from predict.costs.sourced import Ints
 
 
 class Mesh(NamedTuple):
     """What a rank works on, wherever it stands.
 
     Attributes:
-        shared: the axis that shares layers; None without one.
-        stages: ranks along the pipeline, 1 without one. replicas: along data. zero: the stage of that.
+        shared: the axis that shares layers. stages: ranks along the pipeline. replicas: along data. zero: the stage of
+            that.
     """
 
     shared: Axis | None
@@ -43,3 +49,40 @@ class Mesh(NamedTuple):
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:
     """The axis that does what the trait says, with so many ranks."""
     return Axis(kind=kinds_with(trait)[0].name, extents=(degree,), prefix=prefix)
+
+
+def alike(*columns: Ints) -> tuple[Ints, Ints]:
+    """Which entries of columns of whole numbers from 0 on are equal in all of them.
+
+    The first of each kind, ordered by the columns, and the kind of each entry.
+    """
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        several = int(column.max(initial=0)) + 1
+        if int(key.max(initial=0)) >= np.iinfo(np.int64).max // several - 1:
+            key = np.unique(key, return_inverse=True)[1]
+        key = key * several + column
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind
+
+
+def placements(stages: int, replicas: int, shared: int) -> int:
+    """Orders of the axes of more than one rank."""
+    return math.factorial((stages > 1) + (replicas > 1) + shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, the least first."""
+    small = [part for part in range(1, math.isqrt(number) + 1) if not number % part]
+    return tuple(sorted({*small, *(number // part for part in small)}))
+
+
+def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ordered products of so many factors."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in factorings(number // first, parts - 1) if parts > 1 else ():
+            yield (first, *rest)

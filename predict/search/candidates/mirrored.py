@@ -14,11 +14,7 @@ from paradl_bench.strategies.spatial.region import spatial_region
 
 
 def like_dims(network: ModelGraph, until: str | None = None) -> tuple[int, ...]:
-    """Per spatial dim of the input, the first one that is like it wherever blocks reach: in extents and in windows.
-
-    Args:
-        until: layer before which spatial parallelism ends.
-    """
+    """Per spatial dim of the input, the first one that is like it before ``until``: in extents and in windows."""
     dims = len(network.input_shape) - 1
     try:
         region = spatial_region(network, (1,) * dims, until=until)
@@ -42,7 +38,7 @@ def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = Non
     Shards that were measured, layers of networks that are not square, and regressors of kernels have a block of 4x8
     take other seconds than one of 8x4.
     """
-    oblong = any(_is_oblong(known) for known in profile.network.values())
+    oblong = any(len(known.input_shape) > 2 and len(set(like_dims(known))) > 1 for known in profile.network.values())
     shards = {time.shard for time in profile.layer_times} | {time.shard for time in profile.shard_times}
     of_blocks = any(shard.startswith(kind.letter) for shard in shards for kind in kinds_with(Trait.CUTS_POSITIONS))
     if oblong or of_blocks or profile.kernel_models:
@@ -50,16 +46,8 @@ def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = Non
     return like_dims(network, until)
 
 
-def _is_oblong(network: ModelGraph) -> bool:
-    return len(network.input_shape) > 2 and len(set(like_dims(network))) > 1
-
-
 def is_first_written(parts: Sequence[int], like: Sequence[int]) -> bool:
-    """Whether of all blocks alike this is the one with most parts along the first dims.
-
-    Args:
-        like: of :func:`mirrored_dims`.
-    """
+    """Whether of all blocks alike (by :func:`mirrored_dims`) this is the one with most parts along the first dims."""
     last: dict[int, int] = {}
     for count, dim in zip(parts, like, strict=False):
         if count > last.get(dim, count):

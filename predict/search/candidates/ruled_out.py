@@ -20,12 +20,7 @@ def batch_refusal(batch: int, parts: str) -> str:
 
 @dataclass(slots=True)
 class RuledOut:
-    """Strategies that cannot be, as a whole or with some settings.
-
-    Attributes:
-        counts: strategies by why.
-        lacking: kinds of axes of strategies whose collective was not measured, with that collective.
-    """
+    """Strategies that cannot be, as a whole or with some settings, counted by why; kinds of axes by what they lack."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lacking: dict[str, str] = field(default_factory=dict)

@@ -1,10 +1,9 @@
 """What ``predict search`` chooses from: every strategy for a number of ranks, in every order, with all its settings.
 
 A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
-*placements* are the orders of its axes: they decide who is whose neighbour, and with it which level of the cluster each
-exchange crosses. A *candidate* is a placement with micro-batches, a schedule, a bucket size, and what it computes again
-instead of keeping it; without a pipeline micro-batches are those whose gradients a rank adds up before they are
-exchanged.
+*placements* are the orders of its axes, which decide what level of the cluster each exchange crosses. A *candidate*
+is a placement with micro-batches (accumulated without a pipeline), a schedule, a bucket size, and what it computes
+again.
 
 ZeRO stages beside other axes and two axes that share layers have no plan. What else could be asked for and is left out
 is said in ``Space.not_searched``.
@@ -37,8 +36,7 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from predict.costs.sourced import Ints
-from predict.search.candidates.factorings import divisors, factorings, placements
-from predict.search.candidates.mesh import Mesh, axis_along
+from predict.search.candidates.mesh import Mesh, axis_along, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
@@ -106,11 +104,7 @@ class Space:
         )
 
     def unneeded(self, may_fit: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Candidates with a choice that is made within a limit alone, which may fit without it.
-
-        Args:
-            may_fit: per candidate.
-        """
+        """Candidates with a choice that is made within a limit alone, which may fit without it."""
         chosen = np.zeros(len(self.held), bool)
         for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
             if len({choice.get(name) for choice in self.held}) > 1:
@@ -203,11 +197,7 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
 
 
 def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[Held, ...]:
-    """Every choice of what a device keeps.
-
-    Args:
-        given: choices that are not to be searched. limited: whether anything says how much memory there is.
-    """
+    """Every choice of what a device keeps, but for what is given; ``limited``: whether its memory is known."""
     values = {**MEMORY_CHOICES, **(CHOICES_WITHIN_A_LIMIT if limited else {})}
     values.update((name, (value,)) for name, value in (given or {}).items())
     return tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))

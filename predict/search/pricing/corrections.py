@@ -11,10 +11,9 @@ from predict.search.candidates.space import Space
 class Corrections:
     """Corrects estimates by predictions of others, so that the next to be predicted is likely the fastest.
 
-    What estimates leave out differs by mesh and, in a pipeline, by schedule: one queues what it sends behind an
-    exchange of gradients, and another one does not. So each schedule of a mesh has a factor of its own, the least that
-    was found, so that none is passed over for what another one takes. One that none was predicted of takes the least
-    that its schedule has on other meshes, or, before it was tried on a few, the least of all.
+    What estimates leave out differs by mesh and, in a pipeline, by schedule. So each schedule of a mesh has a factor
+    of its own, the least that was found. One that none was predicted of takes the least that its schedule has on other
+    meshes, or, before it was tried on a few, the least of all.
     """
 
     _FEW = 3

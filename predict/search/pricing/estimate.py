@@ -1,23 +1,18 @@
 """Seconds of every candidate, estimated from below with arrays: to choose which of them to predict exactly.
 
-With f_i and b_i forward and backward of a micro-batch on rank i of p (layers' seconds by the share of their FLOPs,
-times the least straggler factor of the last rank, and what compute waits for; what is computed again is backward's), S
-micro-batches, t what is sent over a cut, and X_i the last backward with the exchange of gradients that it hides,
+The inequalities, with f_i and b_i forward and backward of a micro-batch on rank i, S micro-batches, t what is sent over
+a cut, u_i all that a rank sends of a micro-batch, and X_i the last backward with the exchange that it hides
+(docs/model.md, "Search"):
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
     iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...
-    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i],  u_i all that i sends of a micro-batch
+    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i]
     X_i = max(b_i + last bucket, backward until the first bucket is full + all buckets)
 
-Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, sends
-one message after the other, both ways, and exchanges one bucket after the other: no schedule that keeps the two halves
-of backward together is faster. One that parts them sends back before the second half: of the second maximum it takes
-forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency after compute.
+Schedules that part backward send back before its second half: of the second maximum they take forward and messages.
 It is an estimate where shards were not measured, which may keep more or less of a layer's efficiency than their share
-of its FLOPs. Where mini-batches are read and copied, the closed form of that makes an iteration of these seconds.
-
-Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
-together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
+of its FLOPs. Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike
+are computed together: a call of numpy for each strategy would take longer than all of them.
 """
 
 from __future__ import annotations
@@ -41,8 +36,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import Group, GroupCosts, group_along
@@ -60,8 +54,7 @@ class Cut(NamedTuple):
     """Stages of a pipeline over so many ranks.
 
     Attributes:
-        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end.
-        sent_bytes: a sample, behind each stage.
+        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end. sent_bytes: a sample.
     """
 
     key: tuple[int, int]
@@ -95,14 +88,6 @@ class _Rows(NamedTuple):
         return _Rows(*(column[chosen] for column in self))
 
 
-class _Links(NamedTuple):
-    """Of a strategy, by number: links that activations and gradients go over, and what compute waits for."""
-
-    sent: int
-    exchanged: int
-    waits: int
-
-
 class _Work(NamedTuple):
     """Seconds of layers: arrays of shape (rows, layers), and of the weight update by rows."""
 
@@ -114,17 +99,17 @@ class _Work(NamedTuple):
 class Estimates:
     """Estimates of a space's candidates, on one cost model."""
 
-    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
-        self._model, self._space, self._shared = model, space, shared
-        self._groups = GroupCosts(model.communication)
+    def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._costs, self._space, self._shared = costs, space, shared
+        self._groups = GroupCosts(costs.communication)
         self._ranks = space.strategies[0].ranks
-        self._whole = WholeLayers(model, self._ranks)
+        self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
         self._numbers: dict[Axis | None, int] = {}
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
         self._again = [
-            computed_again(model.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
+            computed_again(costs.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
         ]
         self._cuts: dict[tuple[int, int], Cut] = {}
 
@@ -137,7 +122,7 @@ class Estimates:
         rows, row = self._rows()
         found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(axis) for axis in self._numbers]
-        self._share = np.array([work.share for work in works]).reshape(-1, len(self._model.network.layers))
+        self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
         self._buckets = Buckets(self._groups, gradient_bytes, space.caps_mb)
         self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
@@ -155,13 +140,13 @@ class Estimates:
 
     def _fed(self, seconds: Floats) -> Floats:
         """What the mini-batches make of iterations of so many seconds."""
-        model, space = self._model, self._space
-        ranks_on_host = model.place(space.strategies[0], 1).ranks_on_host
+        costs, space = self._costs, self._space
+        ranks_on_host = costs.place(space.strategies[0], 1).ranks_on_host
         of_strategies = []
         for strategy, mesh in zip(space.strategies, space.mesh_of, strict=True):
-            terms = terms_of(model, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
+            terms = terms_of(costs, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
             if not terms.known:
-                refuse_unknown(model.input_options)
+                refuse_unknown(costs.input_options)
                 return seconds
             of_strategies.append(terms.costs.seconds)
         reading, copying = np.array(of_strategies)[space.strategy].T
@@ -196,7 +181,7 @@ class Estimates:
         )
         return found, row
 
-    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[_Links]:
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int]]:
         """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
         space = self._space
         self._possible = np.zeros(len(space.strategies), bool)
@@ -216,26 +201,21 @@ class Estimates:
                 space.impossible.add(str(error))
                 if isinstance(error, UnmeasuredCollective):
                     space.impossible.lacks(each, error.operation)
-                found[index:] = [_Links(0, 0, 0)]
+                found[index:] = [(0, 0, 0)]
         return found
 
-    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
+    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
+        """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault(mesh.shared, len(self._numbers))
         group = group_along(strategy, *group_axes(strategy, Trait.SHARES_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
-        sent = (
-            self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
-            if mesh.stages > 1
-            else 0
-        )
-        exchanges = mesh.exchanges and mesh.zero < 2
-        reduced = (
-            self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
-            if exchanges
-            else 0
-        )
-        return _Links(sent, reduced, waits)
+        sent = reduced = 0
+        if mesh.stages > 1:
+            sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
+        if mesh.exchanges and mesh.zero < 2:
+            reduced = self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
+        return sent, reduced, waits
 
     def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
         """Of the chosen rows, whose pipelines are all cut so, some at a time."""
@@ -293,7 +273,7 @@ class Estimates:
     def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
         key = ranks, stages_per_rank
         if key not in self._cuts:
-            network = self._model.network
+            network = self._costs.network
             if ranks == 1:
                 self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
                 return self._cuts[key]

@@ -24,8 +24,8 @@ class Exchanges(NamedTuple):
 
     Attributes:
         bounds: index of the first layer of each rank's first stage, and of that behind the last.
-        filled: the layer whose backward fills the first bucket, or ends the stage. every, last: seconds of all buckets
-            of the stage, and of the last of them. All of shape (numbers of what they need, bucket sizes, ranks).
+        filled: the layer whose backward fills the first bucket, or ends the stage. every, last: seconds of all
+            buckets, and of the last. All of shape (numbers of what they need, bucket sizes, ranks).
     """
 
     bounds: Ints
@@ -34,11 +34,7 @@ class Exchanges(NamedTuple):
     last: Floats
 
     def seconds(self, backward: Floats, which: Ints) -> Floats:
-        """Of shape (candidates, bucket sizes, ranks).
-
-        Args:
-            backward: seconds of layers, of shape (candidates, layers). which: numbers of what each of them needs.
-        """
+        """Of shape (candidates, bucket sizes, ranks); ``backward`` (candidates, layers), ``which`` each needs."""
         before = np.concatenate([np.zeros((len(backward), 1)), np.cumsum(backward, axis=1)], axis=1)
         ends = before[:, None, self.bounds[1:]]
         found = ends - before[:, None, self.bounds[:-1]] + self.last[which]
@@ -47,11 +43,7 @@ class Exchanges(NamedTuple):
 
 
 class Buckets:
-    """Buckets of gradients, of any size and for any part of a network.
-
-    Args:
-        gradient_bytes: by layer, of each part; of shape (parts, layers). caps_mb: of ``bucket_cap_mb``.
-    """
+    """Buckets of gradients, of any size and for any part of a network, whose bytes are of shape (parts, layers)."""
 
     def __init__(self, groups: GroupCosts, gradient_bytes: Ints, caps_mb: Sequence[float | None]) -> None:
         self._groups, self._gradient_bytes = groups, gradient_bytes

@@ -46,7 +46,7 @@ class GroupCosts:
     """Collectives of groups, unhindered by compute.
 
     A *link* is what decides the seconds of a group's collective of so many bytes: its fit at a level, how many ranks
-    take part, and how many of them share a node. Groups that stand in many places have few links between them.
+    take part, and how many of them share a node.
     """
 
     def __init__(self, communication: CommunicationCosts) -> None:
@@ -57,11 +57,7 @@ class GroupCosts:
         self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
 
     def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
-        """Of each message, by itself; of the shape of ``message_bytes``.
-
-        Raises:
-            UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
-        """
+        """Of each message, by itself; of the shape of ``message_bytes``."""
         return self.seconds_over(np.array(self.link(operation, group)), message_bytes)
 
     def link(self, operation: str, group: Group) -> int:

@@ -16,8 +16,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
 from predict.costs.spread.stragglers import RankSpread
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 
 
 class LayerSeconds(NamedTuple):
@@ -28,18 +27,14 @@ class LayerSeconds(NamedTuple):
     update: float
 
 
-def layer_seconds(model: CostModel, place: PricingContext) -> LayerSeconds:
-    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
-
-    Raises:
-        UserError: the profile has nothing for an operation, or no update by the optimizer.
-    """
-    of_operations, _ = model.compute_seconds(place)
-    *_, between_fw, between_bw, update = model.sums(place).costs.seconds.tolist()
-    layers = model.network.layers
+def layer_seconds(costs: CostModel, place: PricingContext) -> LayerSeconds:
+    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's."""
+    of_operations, _ = costs.compute_seconds(place)
+    *_, between_fw, between_bw, update = costs.sums(place).costs.seconds.tolist()
+    layers = costs.network.layers
     forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
     backward = np.zeros(len(layers))
-    run = list(backward_layers(model.network, layers_with_gradient(model.network)))
+    run = list(backward_layers(costs.network, layers_with_gradient(costs.network)))
     backward[run] = [of_operations[layers[i].operation, "BW"] + between_bw / len(run) for i in run]
     return LayerSeconds(forward, backward, update)
 
@@ -65,11 +60,7 @@ class ComputedAgain(NamedTuple):
 
 
 def computed_again(network: ModelGraph, settings: PlanSettings) -> ComputedAgain:
-    """The segments of ``settings.recompute`` that backward reaches.
-
-    Raises:
-        UserError: the network has no such segments.
-    """
+    """The segments of ``settings.recompute`` that backward reaches."""
     order = backward_layers(network, layers_with_gradient(network))
     found = []
     for segment in segments_of(network, settings):
@@ -86,42 +77,27 @@ def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
 
 
 class WholeLayers:
-    """Layers that a rank runs whole, of every number of samples that candidates have.
+    """Layers that a rank runs whole, of every number of samples that candidates have; all of so many ranks."""
 
-    Args:
-        ranks: of every candidate.
-    """
-
-    def __init__(self, model: CostModel, ranks: int) -> None:
-        self._model, self._ranks = model, ranks
-        self._on_host = min(ranks, model.communication.cluster.ranks_per_node)
+    def __init__(self, costs: CostModel, ranks: int) -> None:
+        self._costs, self._ranks = costs, ranks
+        self._on_host = min(ranks, costs.communication.cluster.ranks_per_node)
         self._rows: dict[PricingContext, LayerSeconds] = {}
 
     def learn(self, samples: Sequence[int], *, alone: bool) -> None:
-        """Look up as many samples.
-
-        Args:
-            alone: also as a stage runs them, which may compute while the other ranks of its host wait.
-
-        Raises:
-            UserError: the profile has nothing for an operation, or no update by the optimizer.
-        """
+        """Look up as many samples; ``alone``: also as a stage runs them, while the other ranks of its host may wait."""
         for number in samples:
-            for place in (self._place(number), *((PricingContext(number, 1, 1),) if alone else ())):
+            for place in (self._place(number), *((PricingContext(number, 1),) if alone else ())):
                 if place not in self._rows:
-                    self._rows[place] = layer_seconds(self._model, place)
+                    self._rows[place] = layer_seconds(self._costs, place)
 
     def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
-        """Forward and backward, of shape (numbers of samples, layers), and weight update; all of them known.
-
-        Args:
-            alone: the least of what they are, and what they are on a rank whose host has no other.
-        """
+        """Forward and backward, (numbers of samples, layers), and update; ``alone``: or as a host's only rank."""
         distinct, place = np.unique(samples, return_inverse=True)
         rows = [self._rows[self._place(number)] for number in distinct.tolist()]
         if alone:
             rows = [
-                least_of(row, self._rows[PricingContext(number, 1, 1)])
+                least_of(row, self._rows[PricingContext(number, 1)])
                 for row, number in zip(rows, distinct.tolist(), strict=True)
             ]
         forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
@@ -130,13 +106,13 @@ class WholeLayers:
     def stragglers(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
         """:func:`least_lag` of ranks of the meshes with those indices."""
         first, kind = alike(mesh, samples)
-        spreads = [self._model.rank_spread(self._place(number)) for number in samples[first].tolist()]
+        spreads = [self._costs.rank_spread(self._place(number)) for number in samples[first].tolist()]
         own = (meshes[index] for index in mesh[first].tolist())
         found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
         return np.array(found)[kind]
 
     def _place(self, samples: int) -> PricingContext:
-        return PricingContext(samples, self._ranks, self._on_host)
+        return PricingContext(samples, self._on_host)
 
 
 def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:

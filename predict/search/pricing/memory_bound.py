@@ -1,14 +1,11 @@
 """The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
 
 Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
-of a pipeline has the activations of as many micro-batches as its schedule has under way; other ranks have those of one,
-when most of it is held, whether or not some is computed again. What an axis of p shares counts as 1/p of it, and what
-else memory goes to is left out, so that nothing is ruled out that fits.
+of a pipeline has the activations of as many micro-batches as its schedule has under way, other ranks those of one. What
+an axis of p shares counts as 1/p of it, and what else memory goes to is left out.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +24,7 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.factorings import alike
-from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Held, Space
 from predict.search.pricing.shared_work import SharedWorks
 
@@ -36,31 +32,20 @@ _ENOUGH = 4
 """A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
 
 
-class _OfStages(NamedTuple):
-    """Bytes of a pipeline's ranks; one without a pipeline is the first.
-
-    Attributes:
-        parameters: of every rank. kept: what the first stage keeps of a sample from forward to backward.
-    """
-
-    parameters: Floats
-    kept: float
-
-
 class MemoryBounds:
     """Bytes of tensors on the rank that is looked at, at least.
 
     Attributes:
-        plan_of: a number for each candidate: those with the same one hold the same, whatever bound or walk finds it.
-            Neither the order of axes nor buckets change it.
+        plan_of: a number for each candidate: those with the same one hold the same, since they differ in the order of
+            axes or in buckets alone.
     """
 
-    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
-        self._model, self._space, self._shared = model, space, shared
+    def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
         self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
-        self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
-        self._input_bytes = model.network.input_bytes(1, kept_dtype(model.dtype))
+        self._stages: dict[tuple[Axis | None, int, int], tuple[Floats, float]] = {}
+        self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
         mesh_of = space.mesh_of[space.strategy]
@@ -78,11 +63,11 @@ class MemoryBounds:
 
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
-        network, settings = self._model.network, self._space.settings
+        network, settings = self._costs.network, self._space.settings
         peaks = []
         for batch in (1, 2):
             own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
-            use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
+            use = memory_of_plan(network, Strategy(), own, dtype=self._costs.dtype, device=self._costs.device_kind)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
@@ -108,14 +93,15 @@ class MemoryBounds:
             return (1 + states) / mesh.replicas
         return 1 + states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
 
-    def _of_stages(self, mesh: Mesh, schedule: str) -> _OfStages:
+    def _of_stages(self, mesh: Mesh, schedule: str) -> tuple[Floats, float]:
+        """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
         key = mesh.shared, mesh.stages, stages_per_rank
         if key not in self._stages:
             gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
             bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank)
             of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
-            self._stages[key] = _OfStages(of_stages.sum(axis=0).astype(float), kept)
+            self._stages[key] = of_stages.sum(axis=0).astype(float), kept
         return self._stages[key]
 
     def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int) -> tuple[Ints, float]:
@@ -125,7 +111,7 @@ class MemoryBounds:
         key = ranks, stages_per_rank
         if key not in self._kept:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
-            stages = cut_into_stages(self._model.network, ranks, settings)
+            stages = cut_into_stages(self._costs.network, ranks, settings)
             self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
         return self._kept[key]
 
@@ -136,10 +122,10 @@ class MemoryBounds:
             ledger,
             stage.network,
             1,
-            dtype=self._model.dtype,
-            device=self._model.device_kind,
+            dtype=self._costs.dtype,
+            device=self._costs.device_kind,
             outputs=stage.outputs,
-            mask_bytes=None if self._model.device_kind == "cpu" else 1,
+            mask_bytes=None if self._costs.device_kind == "cpu" else 1,
         )
         received = ledger.allocate(0)
         walk.forward(received)

@@ -1,15 +1,15 @@
 """What one rank of an axis that shares layers runs and sends, a sample: from the planners, or from a region's shapes.
 
 A rank's share of a layer is that of its FLOPs, else of its output. Of spatial parallelism the planner is not asked,
-since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form, with no more of a
-halo than a window reaches over.
+since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -40,11 +40,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWork:
-    """A rank's part of a network, by layer.
-
-    Attributes:
-        share: of a layer's seconds. gradient_bytes: of the parameters whose gradient its backward completes.
-    """
+    """A rank's part of a network, by layer: of its seconds, and bytes of the gradients that its backward completes."""
 
     share: Floats
     gradient_bytes: Ints
@@ -52,11 +48,7 @@ class SharedWork:
 
 
 def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) -> SharedWork:
-    """The part of the rank at the first position of the axis; all of the network without one.
-
-    Raises:
-        UserError: a limit of the axis is exceeded.
-    """
+    """The part of the rank at the first position of the axis; all of the network without one."""
     if axis is None:
         return SharedWork(
             share=np.ones(len(network.layers)), gradient_bytes=_gradient_bytes(network, network), messages=()
@@ -99,11 +91,7 @@ def _gradient_bytes(network: ModelGraph, held: ModelGraph) -> Ints:
 
 
 class _Blocks:
-    """Blocks of positions.
-
-    Args:
-        parts: along the first spatial dims.
-    """
+    """Blocks of positions, of so many parts along the first spatial dims."""
 
     def __init__(self, network: ModelGraph, parts: Sequence[int], settings: PlanSettings) -> None:
         self._network, self._parts = network, parts
@@ -169,14 +157,7 @@ class _Blocks:
 
 
 class SharedWorks:
-    """Parts of one network by axis, each found once."""
+    """Parts of one network by axis (:func:`shared_work`), each found once."""
 
     def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
-        self._network, self._settings = network, settings
-        self._found: dict[Axis | None, SharedWork] = {}
-
-    def of(self, axis: Axis | None) -> SharedWork:
-        """See :func:`shared_work`."""
-        if axis not in self._found:
-            self._found[axis] = shared_work(self._network, axis, self._settings)
-        return self._found[axis]
+        self.of: Callable[[Axis | None], SharedWork] = cache(lambda axis: shared_work(network, axis, settings))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.pricing.groups import Group, GroupCosts
 from predict.search.pricing.shared_work import SharedWork
 
@@ -37,11 +37,7 @@ class Waits:
         self._known: list[_Known] = []
 
     def number(self, work: SharedWork, group: Group) -> int:
-        """Of a part whose ranks stand so; a part that is equal to another one is another part.
-
-        Raises:
-            UserError: the profile holds no fit of an operation, or the cluster given holds fewer ranks.
-        """
+        """Of a part whose ranks stand so; a part that is equal to another one is another part."""
         messages = work.messages
         links = {name: self._groups.link(name, group) for name in dict.fromkeys(each.operation for each in messages)}
         key = id(work), tuple(links.values())

@@ -1,8 +1,7 @@
 """The simulator's event loop in Python: what ``engine_compiled`` does, where that was not built.
 
-A lane is a stream of a role and runs its tasks one at a time. When the task on it ends is known as soon as it starts,
-and changes only where another lane of the same role, which it is slowed beside, starts or ends a task. So the cost of
-an event does not grow with the number of roles but by the depth of a heap.
+When the task on a lane ends is known as soon as it starts, and changes only where another lane of the same role, which
+it is slowed beside, starts or ends a task. So an event costs the depth of a heap, however many roles there are.
 """
 
 from __future__ import annotations
@@ -58,19 +57,18 @@ def run_events(
     communication: int,
     blocking: int,
 ) -> int:
-    """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when.
+    """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when; how many of them ended.
+
+    Fewer than all do where they wait for each other in a circle.
 
     Args:
         start_s, end_s: written, per task. overlap_s, exposed_s: written, per role.
         lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. blocking: the
             one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
-
-    Returns:
-        How many tasks ended: fewer than all where they wait for each other in a circle.
     """
     lanes = compute, communication, blocking
-    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes)
-    run.prepare(seconds, compute_slowdown, communication_slowdown)
+    costs = seconds.tolist(), compute_slowdown.tolist(), communication_slowdown.tolist()
+    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes, costs)
     finished = run.to_the_end()
     start_s[:], end_s[:], overlap_s[:], exposed_s[:] = run.start, run.end, run.overlap, run.exposed
     return finished
@@ -88,7 +86,9 @@ class _Run:
         followers: Ints,
         lanes_per_role: int,
         slowed: tuple[int, int, int],
+        costs: tuple[list[float], list[float], list[float]],
     ) -> None:
+        self._seconds, self._slow_compute, self._slow_communication = costs
         self._queue, self._waits_for = queue.tolist(), waits_for.tolist()
         self._follower_start, self._followers = follower_start.tolist(), followers.tolist()
         bounds = lane_start.tolist()
@@ -104,11 +104,6 @@ class _Run:
         # When lanes end; an entry that is no longer true stays until it comes up.
         self._ends: list[tuple[float, int]] = []
         self._now = 0.0
-
-    def prepare(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> None:
-        """Costs, per task."""
-        self._seconds = seconds.tolist()
-        self._slow_compute, self._slow_communication = compute_slowdown.tolist(), communication_slowdown.tolist()
 
     def to_the_end(self) -> int:
         """Until nothing is active; returns how many tasks ended."""

@@ -23,6 +23,7 @@ from paradl_bench.plan.tasks import Plan
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import CorrelatedError, Costs, Floats, Remark
+from predict.simulation.exposure import StreamTimes
 from predict.simulation.pipelines.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
 
 _MOST_ROUNDS = 12
@@ -31,7 +32,7 @@ _CLOSE = 1e-3
 _MODE = "compute beside idle ranks of the host"
 
 
-def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
+def on_shared_host(costs: CostModel, priced: PricedPlan) -> PricedPlan:
     """A pipeline's plan priced for stages that do not all compute at once; any other plan as it is.
 
     When stages compute is taken of ranks none of which is late.
@@ -39,23 +40,24 @@ def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
     plan, place = priced.plan, priced.place
     if degree_of(plan.strategy, Trait.STAGES) <= 1:
         return priced
-    alone = model.alone_on_host(plan, place)
+    alone = costs.alone_on_host(plan, place)
     if alone is None or np.all(alone[0] == 1):
         return priced
     beside = ranks_beside(plan, place.ranks_on_host)
     simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
-    costs = priced.costs
+    shared = priced.costs
     idle = np.zeros(len(plan.works))
     for number in range(_MOST_ROUNDS):
-        found = simulation.computing(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
-        moved = 1 - busy_beside(plan, found, beside) - idle
+        of_works = shared.seconds, shared.compute_slowdown, shared.communication_slowdown
+        computing = [line.computing(*of_works) for line in simulation.lines]
+        moved = 1 - busy_beside(plan, computing, beside) - idle
         idle = idle + (moved / 2 if number else moved)
-        costs = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
+        shared = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
         if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:
             break
     text = "stages that compute while others of their host wait take from one rank's measured times to all ranks'"
     priced.remarks.add(Remark(text, False))
-    return dataclasses.replace(priced, costs=costs)
+    return dataclasses.replace(priced, costs=shared)
 
 
 def ranks_beside(plan: Plan, ranks_on_host: int) -> Floats:
@@ -73,17 +75,13 @@ def ranks_beside(plan: Plan, ranks_on_host: int) -> Floats:
 
 
 def busy_beside(plan: Plan, computing: list[Computing], beside: Floats) -> Floats:
-    """Per work, the mean share of the other ranks of the host that compute while it runs; 1 for what never does.
-
-    Args:
-        computing: of each line of stages. beside: of :func:`ranks_beside`.
-    """
+    """Per work, the mean share of the other ranks of the host that compute while it runs; 1 for what never does."""
     lines = lines_of_stages(plan)
-    clocks: dict[int, _Clock] = {}
+    clocks: dict[int, StreamTimes] = {}
     for line, of_line in zip(lines, computing, strict=True):
         for stage, role in enumerate(line):
             own = of_line.stage == stage
-            clocks.setdefault(role, _Clock(of_line.start_s[own], of_line.end_s[own]))
+            clocks.setdefault(role, StreamTimes(of_line.start_s[own], of_line.end_s[own]))
     weight, total = np.zeros(len(plan.works)), np.zeros(len(plan.works))
     for line, of_line in zip(lines, computing, strict=True):
         shares = np.ones(len(of_line.stage))
@@ -95,27 +93,16 @@ def busy_beside(plan: Plan, computing: list[Computing], beside: Floats) -> Float
     return np.where(weight > 0, total / np.maximum(weight, 1.0), 1.0)
 
 
-class _Clock:
-    """How long a role has computed by a time."""
-
-    def __init__(self, start_s: Floats, end_s: Floats) -> None:
-        order = np.argsort(start_s, kind="stable")
-        self._knots_s = np.concatenate([[0.0], np.stack([start_s[order], end_s[order]], axis=1).ravel()])
-        busy = np.concatenate([[0.0], np.cumsum(end_s[order] - start_s[order])])
-        self._busy_s = np.concatenate([[0.0], np.stack([busy[:-1], busy[1:]], axis=1).ravel()])
-
-    def busy_s(self, start_s: Floats, end_s: Floats) -> Floats:
-        """Seconds computed between two times; arrays of one length."""
-        until = np.interp(end_s, self._knots_s, self._busy_s)
-        return np.asarray(until - np.interp(start_s, self._knots_s, self._busy_s))
-
-
-def _shares(role: int, start_s: Floats, end_s: Floats, clocks: dict[int, _Clock], beside: Floats) -> Floats:
+def _shares(role: int, start_s: Floats, end_s: Floats, clocks: dict[int, StreamTimes], beside: Floats) -> Floats:
     lasting = np.maximum(end_s - start_s, np.finfo(float).tiny)
     busy = np.zeros(len(start_s))
+
+    def computed_s(clock: StreamTimes) -> Floats:
+        return clock.busy_until(end_s) - clock.busy_until(start_s)
+
     for other in np.flatnonzero(beside).tolist():
         # Replicas of the stage keep its time.
-        share = 1.0 if other == role else clocks[other].busy_s(start_s, end_s) / lasting
+        share = 1.0 if other == role else computed_s(clocks[other]) / lasting
         busy += beside[other] * np.minimum(share, 1.0)
     others = beside.sum()
     return np.asarray(busy / others) if others else np.zeros(len(start_s))

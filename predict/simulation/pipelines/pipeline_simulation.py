@@ -1,14 +1,12 @@
 """Simulation of a pipeline: all of its roles together, since a stage waits for what its neighbours send.
 
 A receive ends when the matching send does; a send takes the time of its messages (alpha + m beta each) on the sender's
-communication stream, beside compute. ParaDL's closed form assumes otherwise: stages run in lock-step and nothing is
-computed while a transfer is under way. ``overlapped=False`` puts in the second assumption; with equal stages both then
-agree.
+communication stream, beside compute. ``overlapped=False`` lets nothing be computed while a transfer is under way, as
+ParaDL's closed form assumes; with equal stages both then agree.
 
-Replicas of a stage are one role: the straggler factor slows the slowest of them, as without a pipeline. Where an axis
-shares layers, ranks at one position along it form a line of roles from the first stage to the last, which receive from
-and send to each other alone; lines that differ are simulated each by itself, the slowest is the answer. Communication
-for layers waits on the rank's communication stream behind what it sends.
+Replicas of a stage are one role. Where an axis shares layers, ranks at one position along it form a line of roles from
+the first stage to the last, which receive from and send to each other alone; lines are simulated each by itself, the
+slowest is the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
-from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
@@ -47,11 +44,10 @@ class PipelineSimulation:
     """A pipeline's plan, coalesced and joined once, to be run under many costs of its works.
 
     Args:
-        straggler: per work, how much longer the slowest rank takes.
-        overlapped: false lets a rank compute nothing while it sends.
-        merge: false keeps every task a segment of its own.
-        slower: per role, how many times longer its rank computes; empty for all alike. slow_copies: whether it copies
-            gradients as much longer.
+        straggler: per work, how much longer the slowest rank takes. overlapped: false lets a rank compute nothing
+            while it sends. merge: false keeps every task a segment of its own.
+        slower: per role, how many times longer its rank computes, and, with ``slow_copies``, copies; empty for all
+            alike.
     """
 
     def __init__(
@@ -64,44 +60,26 @@ class PipelineSimulation:
         slower: Sequence[float] = (),
         slow_copies: bool = True,
     ) -> None:
-        self._lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
-        for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
+        self.lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
+        for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
 
-        ``bw_s`` and ``ge_s`` follow the last forward in no fixed order: what a rank waits for is ``idle_s``.
         Communication for layers is a part of forward and backward, as in a run.
         """
-        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self._lines]
+        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self.lines]
         return max(timings, key=lambda timing: timing.iteration_s)
 
     def iteration_s(self, *costs: Floats) -> float:
         """When the last role ends."""
-        return max(line.run(*costs).iteration_s for line in self._lines)
-
-    def computing(self, *costs: Floats) -> list[Computing]:
-        """When ranks compute, of each of :func:`lines_of_stages`."""
-        return [line.computing(*costs) for line in self._lines]
-
-    def tasks_of(self, line: int) -> tuple[Ints, Places, NDArray[np.bool_]]:
-        """Per task of a line of stages: its stage, its work, and whether it computes."""
-        own = self._lines[line]
-        return own.task_stage, own.task_work, own.task_computes
-
-    def task_seconds(self, line: int, seconds: Floats) -> Floats:
-        """Per task of a line of stages, its seconds from those per work: late, and on a slow rank longer."""
-        return self._lines[line].task_seconds(seconds)
-
-    def line_s(self, line: int, costs: Sequence[Floats], added_s: Floats | None = None) -> float:
-        """When the last role of a line ends; ``added_s``: per task of it, seconds more than its work takes."""
-        return self._lines[line].run(*costs, added_s=added_s).iteration_s
+        return max(line.run(*costs).iteration_s for line in self.lines)
 
     def timelines(self, *costs: Floats) -> list[Timeline]:
         """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
-        return [line.run(*costs) for line in self._lines]
+        return [line.run(*costs) for line in self.lines]
 
 
 class Computing(NamedTuple):
@@ -121,17 +99,17 @@ class Computing(NamedTuple):
 
 # What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan.
 @functools.lru_cache(maxsize=1)
-def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
+def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
     plan = same.thing
     transfers = _Transfers(plan)
     return tuple(
-        _Line(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
+        StageLine(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
         for line in lines_of_stages(plan)
     )
 
 
-class _Line:
+class StageLine:
     """Roles that send to each other, from the first stage to the last."""
 
     def __init__(
@@ -168,15 +146,14 @@ class _Line:
         )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
-        names = names_of_layer_communication(plan.works)
         self._phased = PhasedTasks(
             phase=np.concatenate([each.phase for each in coalesced]),
             computes=self._on_compute,
-            names=tuple(names[work] for work in self._segment_work.tolist()),
+            names=tuple(plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
             stage=self._role,
         )
 
-    def with_straggler(self, straggler: Floats) -> _Line:
+    def with_straggler(self, straggler: Floats) -> StageLine:
         """The same line, whose works take so much longer each."""
         other = copy.copy(self)
         other._task_straggler = straggler[self.task_work]

@@ -1,23 +1,10 @@
 """How long a pipeline is expected to take when its ranks are slow by chance.
 
-Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs: the
-one that sets the pace does in every micro-batch, another only once. So the stages that the simulation holds anyway are
-given times by chance, a few iterations' worth, and the mean of what they then take is the expectation:
-
-    x_i = tied part of the rank at stage i (of the last of the ranks that share its layers), of F's quantiles; each draw
-    has one of as many equal parts of F, stage by stage in another order, at any place in it (a Latin hypercube)
-    e_j = own part of each event, normal
-
-A large pipeline affords few draws. What in them was by chance is taken out as far as its lock-step tells: with C_i all
-that stage i computes and S micro-batches,
-
-    g(x) = sum of C_i (1 + x_i) / S + (1 - 1/S) max of C_i (1 + x_i)
-
-is known for many x at once, so the mean is T' = mean T + b (E g - mean g) over the draws, and the variance likewise
-var T + b^2 (Var g - var g); b, the slope of T on g, is kept between 0 and 1 (a control variate).
-
-Of d replicas the last one is late by wait(d) in the measure of how far draws of one replica come apart. Stretched to a
-factor on all compute this is the straggler factor of the whole pipeline. The draws are the same each time.
+Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs.
+Stages are given times by chance, a few iterations' worth, and the mean of what they then take is the expectation: the
+tied part of each stage from a Latin hypercube of F's quantiles, events' own parts normal. A large pipeline affords few
+draws; the pipeline in lock-step, known of many more, is their control variate. Of d replicas the last one is late by
+wait(d) in the measure of how far draws of one come apart (docs/model.md, "The slowest rank").
 """
 
 from __future__ import annotations
@@ -34,7 +21,7 @@ from paradl_bench.plan.tasks import Ints
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.costs.spread.stragglers import RankSpread
-from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, StageLine, lines_of_stages
 
 _MOST_DRAWS, _FEWEST_DRAWS = 64, 4
 _LOCK_STEPS = 1024
@@ -42,7 +29,7 @@ _TASKS_TO_SIMULATE = 1_500_000
 """As many as do not take longer than the prediction may: of a larger pipeline there are fewer draws."""
 
 
-class _Line(NamedTuple):
+class _Tasks(NamedTuple):
     """Tasks of a line of stages: stage and whether it computes of each, seconds as a rank in the middle takes."""
 
     stage: Ints
@@ -60,28 +47,35 @@ def pipeline_straggler(priced: PricedPlan) -> float:
     simulation = PipelineSimulation(plan, ones, slower=priced.slower, slow_copies=priced.slow_copies)
     costs = priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
-    alone = [simulation.line_s(index, of_works) for index in range(len(lines_of_stages(plan)))]
+    alone = [line.run(*of_works).iteration_s for line in simulation.lines]
     slowest = int(np.argmax(alone))
-    stage, work, computes = simulation.tasks_of(slowest)
-    alike = line = _Line(stage, computes, costs.seconds[work], priced.own_relative_sd[work])
+    line = simulation.lines[slowest]
+    work = line.task_work
+    alike = tasks = _Tasks(line.task_stage, line.task_computes, costs.seconds[work], priced.own_relative_sd[work])
     if priced.slower:
         of_stages = np.asarray([priced.slower[role] for role in lines_of_stages(plan)[slowest]])
-        line = alike._replace(seconds=alike.seconds * of_stages[stage])
+        tasks = alike._replace(seconds=alike.seconds * of_stages[line.task_stage])
     replicas = degree_of(plan.strategy, Trait.DIVIDES_BATCH)
 
-    def drawn(of: PipelineSimulation, tasks: _Line) -> Floats:
+    def drawn(line: StageLine, tasks: _Tasks) -> Floats:
         chance = _Chance(tasks, spread, priced)
-        taken = np.array([of.line_s(slowest, of_works, added) for added in chance.added_seconds()])
-        return steadied(taken, *chance.lock_steps())
+        taken = [line.run(*of_works, added_s=added).iteration_s for added in chance.added_seconds()]
+        return steadied(np.array(taken), *chance.lock_steps())
 
-    own = drawn(simulation, line)
+    own = drawn(line, tasks)
     if priced.slower and replicas > 1:
         # One replica has the slow rank, the last of the others is late by chance; they are drawn apart.
-        others = drawn(PipelineSimulation(plan, ones), alike)
+        others = drawn(PipelineSimulation(plan, ones).lines[slowest], alike)
         expected_s = float(np.mean(np.maximum.outer(own, others + _late_s(others, spread, replicas - 1))))
     else:
         expected_s = float(np.mean(own)) + _late_s(own, spread, replicas)
-    return _factor(simulation, slowest, of_works, line, alone[slowest], expected_s)
+    if expected_s <= alone[slowest]:
+        return 1.0
+    # A step of the secant, which is straight.
+    first = expected_s / alone[slowest] - 1
+    added_s = np.where(tasks.computes, first * tasks.seconds, 0.0)
+    grown_s = line.run(*of_works, added_s=added_s).iteration_s - alone[slowest]
+    return 1 + first * (expected_s - alone[slowest]) / grown_s if grown_s > 0 else 1 + first
 
 
 def _late_s(drawn: Floats, spread: RankSpread, replicas: int) -> float:
@@ -107,7 +101,7 @@ def steadied(drawn_s: Floats, like_s: Floats, many_like_s: Floats) -> Floats:
 class _Chance:
     """What tasks of a line take longer than in the middle, draw by draw; the same each time."""
 
-    def __init__(self, line: _Line, spread: RankSpread, priced: PricedPlan) -> None:
+    def __init__(self, line: _Tasks, spread: RankSpread, priced: PricedPlan) -> None:
         strategy = priced.plan.strategy
         self._line, self._spread, self._micro_batches = line, spread, priced.plan.micro_batches
         self._sharing = strategy.ranks // degree_of(strategy, Trait.DIVIDES_BATCH) // degree_of(strategy, Trait.STAGES)
@@ -139,19 +133,3 @@ class _Chance:
         stages = self._of_stages * (1 + tied)
         once = 1 / self._micro_batches
         return np.asarray(once * stages.sum(axis=1) + (1 - once) * stages.max(axis=1))
-
-
-def _factor(
-    simulation: PipelineSimulation,
-    index: int,
-    of_works: tuple[Floats, Floats, Floats],
-    line: _Line,
-    alone_s: float,
-    expected_s: float,
-) -> float:
-    """The factor on compute that makes the line take as long as expected: a step of the secant, which is straight."""
-    if expected_s <= alone_s:
-        return 1.0
-    first = expected_s / alone_s - 1
-    longer_s = simulation.line_s(index, of_works, np.where(line.computes, first * line.seconds, 0.0))
-    return 1 + first * (expected_s - alone_s) / (longer_s - alone_s) if longer_s > alone_s else 1 + first

@@ -74,8 +74,8 @@ def _diagnoses(options: dict[str, Any]) -> list[Diagnosis]:
         run = read_run_to_diagnose(options["run"], options["profile"], force=options["force"])
         options = options_of_run(run, options)
     request = read_request(options)
-    limit_memory(request.model, options["memory"])
-    doctor = Diagnostician(Predictor(request.model, request.evaluator), at_least=options["at_least"])
+    limit_memory(request.costs, options["memory"])
+    doctor = Diagnostician(Predictor(request.costs, request.evaluator), at_least=options["at_least"])
     found = []
     for point in request.points:
         case = doctor.case_of(point)

@@ -17,8 +17,8 @@ from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.ledger.ledger import Ledger
+from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.scaling_band import Timed
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.findings import Diagnosis, Finding, State
 from predict.validation.diagnosis.limitations import LIMITATIONS, Limitation
@@ -53,7 +53,7 @@ class Case:
     @property
     def redundant_bytes(self) -> float:
         """Parameters, gradients and the optimizer's state that a rank holds beyond its part of one copy."""
-        parts, whole = self.prediction.memory_parts_bytes, self.serial.memory_parts_bytes
+        parts, whole = self.prediction.memory.memory_parts_bytes, self.serial.memory.memory_parts_bytes
         held = sum(parts.get(name, 0) for name in _HELD)
         return max(held - sum(whole.get(name, 0) for name in _HELD) / self.prediction.ranks, 0.0)
 
@@ -92,13 +92,13 @@ class Diagnostician:
             ledger=ledger,
             seconds=seconds,
             serial=serial,
-            network=self.predictor.model.network,
-            memory_limit_bytes=self.predictor.model.communication.cluster.memory_bytes_per_rank,
+            network=self.predictor.costs.network,
+            memory_limit_bytes=self.predictor.costs.communication.cluster.memory_bytes_per_rank,
         )
 
     def _over_free_links(self, point: Configuration) -> Ledger:
         hardware = Hardware(bandwidth=_FREE, latency=1 / _FREE)
-        costs = dataclasses.replace(self.predictor.model, hardware=hardware)
+        costs = dataclasses.replace(self.predictor.costs, hardware=hardware)
         return Predictor(costs, self.predictor.evaluator).explain(point)
 
     def diagnose(self, case: Case) -> Diagnosis:
@@ -112,7 +112,7 @@ class Diagnostician:
             iteration_s=case.prediction.iteration_s,
             at_least=self.at_least,
             findings=by_weight(findings),
-            notes=(*(f"extrapolated: {line}" for line in case.prediction.extrapolated), *case.prediction.notes),
+            notes=(*(f"extrapolated: {line}" for line in case.prediction.provenance.extrapolated), *case.prediction.provenance.notes),
         )
 
     def _finding(self, limitation: Limitation, case: Case) -> Finding:
@@ -184,7 +184,7 @@ def _sources(name: str, case: Case) -> str:
 
 def _memory(limitation: Limitation, case: Case) -> Finding:
     """Redundant memory hurts where a rank's peak comes near to what there is."""
-    peak, limit = case.prediction.memory_bytes, case.memory_limit_bytes
+    peak, limit = case.prediction.memory.memory_bytes, case.memory_limit_bytes
     share = case.redundant_bytes / peak if peak else 0.0
     held = f"{format_bytes(round(case.redundant_bytes))} of the peak of {format_bytes(peak)} are held elsewhere too"
     if case.prediction.ranks == 1:
@@ -193,7 +193,7 @@ def _memory(limitation: Limitation, case: Case) -> Finding:
     if limit is None:
         held += "; --memory, or a cluster file, says how much there is"
     else:
-        _, high = case.prediction.memory_interval_bytes or (peak, peak)
+        _, high = case.prediction.memory.memory_interval_bytes or (peak, peak)
         held += f"; there are {format_bytes(round(limit))} a rank"
         state = "not present" if high <= limit or not share else "present" if peak > limit else "possible"
     return Finding(

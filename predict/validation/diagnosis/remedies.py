@@ -13,8 +13,8 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
+from predict.prediction.interval import gain_band
 from predict.prediction.request import read_request
-from predict.prediction.scaling_band import gain_band
 from predict.search.search import command_of, search
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, Diagnostician
@@ -144,15 +144,15 @@ def _remedy(case: Case, other: _Tried) -> Remedy:
         iteration_s=prediction.iteration_s,
         gain=case.prediction.iteration_s / prediction.iteration_s - 1,
         gain_interval=gain_band(other.case.timed, case.timed),
-        memory_bytes=prediction.memory_bytes,
+        memory_bytes=prediction.memory.memory_bytes,
     )
 
 
 def _helps(name: str, case: Case, other: Case) -> bool:
     if name == of.REDUNDANT_MEMORY:
-        limit, peak = case.memory_limit_bytes, other.prediction.memory_bytes
-        return peak < case.prediction.memory_bytes and (limit is None or peak <= limit)
-    if other.prediction.iteration_s >= case.prediction.iteration_s or other.prediction.fits is False:
+        limit, peak = case.memory_limit_bytes, other.prediction.memory.memory_bytes
+        return peak < case.prediction.memory.memory_bytes and (limit is None or peak <= limit)
+    if other.prediction.iteration_s >= case.prediction.iteration_s or other.prediction.memory.fits is False:
         return False
     if name in (of.RANKS, of.CONGESTION, of.MEMORY_STALLS):
         return name == of.RANKS and other.prediction.strategy != case.prediction.strategy

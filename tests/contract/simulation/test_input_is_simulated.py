@@ -77,7 +77,7 @@ def predicted(
     slow_rank: SlowRank | None = None,
     **options: object,
 ) -> Prediction:
-    model = CostModel(
+    costs = CostModel(
         profile=profile,
         network=network,
         cluster=cluster,
@@ -87,7 +87,7 @@ def predicted(
     settings = plan_settings(
         batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes, schedule=schedule
     )
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
@@ -123,9 +123,9 @@ def test_where_its_assumptions_hold_the_simulation_is_dag(
     )
     assert simulated.iteration_s == pytest.approx(dag.iteration_s, rel=1e-9)
     for part in ("FW", "BW", "GE", "WU", "input", "h2d"):
-        wanted, tolerance = dag.breakdown_s.get(part, 0.0), 1e-12 * dag.iteration_s
-        assert simulated.breakdown_s.get(part, 0.0) == pytest.approx(wanted, rel=1e-9, abs=tolerance), part
-    assert simulated.memory_bytes == dag.memory_bytes
+        wanted, tolerance = dag.time.breakdown_s.get(part, 0.0), 1e-12 * dag.iteration_s
+        assert simulated.time.breakdown_s.get(part, 0.0) == pytest.approx(wanted, rel=1e-9, abs=tolerance), part
+    assert simulated.memory.memory_bytes == dag.memory.memory_bytes
 
 
 @given(st.integers(1, 16), st.integers(2, 16), seconds, seconds)
@@ -146,10 +146,12 @@ def test_sequential_input_in_one_bucket_is_the_naive_preset(local: int, ranks: i
         for name, bucket in (("dag", 1), ("simulate", 1 << 40))
     )
     # One bucket leaves behind backward what it takes; layer by layer each exchange has a start-up of its own.
-    assert simulated.breakdown_s.get("input", 0.0) == pytest.approx(dag.breakdown_s.get("input", 0.0), abs=1e-12)
-    assert simulated.breakdown_s.get("h2d", 0.0) == pytest.approx(dag.breakdown_s.get("h2d", 0.0), abs=1e-12)
-    assert simulated.iteration_s - simulated.breakdown_s["GE"] == pytest.approx(
-        dag.iteration_s - dag.breakdown_s["GE"], rel=1e-9
+    assert simulated.time.breakdown_s.get("input", 0.0) == pytest.approx(
+        dag.time.breakdown_s.get("input", 0.0), abs=1e-12
+    )
+    assert simulated.time.breakdown_s.get("h2d", 0.0) == pytest.approx(dag.time.breakdown_s.get("h2d", 0.0), abs=1e-12)
+    assert simulated.iteration_s - simulated.time.breakdown_s["GE"] == pytest.approx(
+        dag.iteration_s - dag.time.breakdown_s["GE"], rel=1e-9
     )
 
 
@@ -200,18 +202,20 @@ def test_every_strategy_is_fed(strategy: str, io_s: float, h2d_s: float) -> None
     assert copied.iteration_s == pytest.approx(max(io_host_s + h2d_s, free.iteration_s), rel=1e-9)
     assert in_turn.iteration_s == pytest.approx(io_host_s + h2d_s + free.iteration_s, rel=1e-9)
     for fed in (ahead, copied, in_turn):
-        parts = {name: value for name, value in fed.breakdown_s.items() if name != "exposed_communication"}
+        parts = {name: value for name, value in fed.time.breakdown_s.items() if name != "exposed_communication"}
         assert sum(parts.values()) == pytest.approx(fed.iteration_s)
         assert min(parts.values()) >= -1e-12
         waiting = {name: parts.pop(name, 0.0) for name in ("input", "h2d")}
         assert sum(waiting.values()) == pytest.approx(fed.iteration_s - free.iteration_s, rel=1e-9, abs=1e-12)
-        assert parts == pytest.approx({name: free.breakdown_s[name] for name in parts}, rel=1e-6, abs=1e-12)
-        assert fed.pipeline_stage == free.pipeline_stage
-        assert (fed.compute_s, fed.communication_s) == pytest.approx((free.compute_s, free.communication_s))
-        assert fed.sources == pytest.approx(free.sources)
-        assert fed.overlap_s == pytest.approx(free.overlap_s, abs=1e-12)
-        assert fed.straggler == pytest.approx(free.straggler)
-    assert in_turn.breakdown_s.get("h2d", 0.0) == pytest.approx(h2d_s)
+        assert parts == pytest.approx({name: free.time.breakdown_s[name] for name in parts}, rel=1e-6, abs=1e-12)
+        assert fed.time.pipeline_stage == free.time.pipeline_stage
+        assert (fed.time.compute_s, fed.time.communication_s) == pytest.approx(
+            (free.time.compute_s, free.time.communication_s)
+        )
+        assert fed.provenance.sources == pytest.approx(free.provenance.sources)
+        assert fed.time.overlap_s == pytest.approx(free.time.overlap_s, abs=1e-12)
+        assert fed.time.straggler == pytest.approx(free.time.straggler)
+    assert in_turn.time.breakdown_s.get("h2d", 0.0) == pytest.approx(h2d_s)
 
 
 @pytest.mark.parametrize("strategy", ["serial", "d4", "z3d2", "p2", "d2f2"])
@@ -236,10 +240,10 @@ def test_measured_input_is_read_for_all_ranks_of_a_host() -> None:
     free, fed = predicted("d4", 32), predicted("d4", 32, profile=profile)
     copy_s = 1e-3 + 8 * 4 * 16 * 16 * 4 * 1e-9
     assert fed.iteration_s == pytest.approx(max(2 * 8 * 0.01, copy_s + free.iteration_s))
-    assert fed.breakdown_s["h2d"] == pytest.approx(copy_s)
-    assert "input, io" in fed.spread_s
-    assert any("a loader with 2 workers" in note for note in fed.notes)
-    assert fed.memory_bytes == free.memory_bytes
+    assert fed.time.breakdown_s["h2d"] == pytest.approx(copy_s)
+    assert "input, io" in fed.provenance.spread_s
+    assert any("a loader with 2 workers" in note for note in fed.provenance.notes)
+    assert fed.memory.memory_bytes == free.memory.memory_bytes
     two = msgspec.structs.replace(LATE, input_side=(LOADED, msgspec.structs.replace(LOADED, source="photos")))
     with pytest.raises(UserError, match="input of synthetic, photos: say which by --input"):
         predicted("d4", 32, profile=two)
@@ -267,9 +271,9 @@ def test_batches_that_were_copied_ahead_lie_on_the_device() -> None:
         ("caffe-mpi", 0, 0),
     ):
         fed = predicted("d4", 32, io_s=1e-3, h2d_s=1e-3, preset=preset, prefetch=prefetch)
-        assert fed.memory_bytes - free.memory_bytes == ahead * 8 * 4 * 16 * 16 * 4
-        assert sum(fed.memory_parts_bytes.values()) == fed.memory_bytes
-        assert (BATCHES_AHEAD in fed.memory_parts_bytes) == bool(ahead)
+        assert fed.memory.memory_bytes - free.memory.memory_bytes == ahead * 8 * 4 * 16 * 16 * 4
+        assert sum(fed.memory.memory_parts_bytes.values()) == fed.memory.memory_bytes
+        assert (BATCHES_AHEAD in fed.memory.memory_parts_bytes) == bool(ahead)
 
 
 def test_a_slow_rank_waits_for_its_input_like_the_others() -> None:
@@ -284,7 +288,7 @@ def test_without_workers_nothing_is_read_ahead() -> None:
     free = predicted("d2", 16)
     for evaluator in ("simulate", "dag"):
         fed = predicted("d2", 16, evaluator, io_s=1e-3, h2d_s=0.0, workers=0)
-        assert fed.breakdown_s["input"] == pytest.approx(2e-3)
+        assert fed.time.breakdown_s["input"] == pytest.approx(2e-3)
     assert predicted("d2", 16, io_s=1e-6, h2d_s=0.0, workers=1).iteration_s == pytest.approx(free.iteration_s)
 
 
@@ -309,11 +313,11 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
 @pytest.mark.parametrize("preset", ["naive", "pytorch", "caffe-mpi"])
 def test_the_timeline_has_a_lane_of_each(strategy: str, preset: str) -> None:
     options = InputOptions(io_s=0.01, h2d_s=2e-3, preset=preset)
-    model = CostModel(profile=LATE, network=CNN, input_options=options)
+    costs = CostModel(profile=LATE, network=CNN, input_options=options)
     point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=16, schedule="1f1b"))
-    priced = price(model, point)
+    priced = price(costs, point)
     drawn = timeline_of(priced, "1f1b")
-    iteration_s = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
+    iteration_s = Predictor(costs, evaluator_named("simulate")).predict(point).iteration_s
     assert drawn.iteration_s == pytest.approx(iteration_s, rel=1e-9)
     first = drawn.roles[0]
     reading, copying = first.on(Stream.INPUT, Phase.IO), first.on(Stream.COPY_ENGINE, Phase.H2D)

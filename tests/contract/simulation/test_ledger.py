@@ -128,9 +128,9 @@ CLOSED = (
 
 
 def prepared(case: Case, batch: int = 32, profile: Profile = VARIED) -> PreparedEvaluation:
-    model = CostModel(profile=profile, network=CNN, **case.model)
+    costs = CostModel(profile=profile, network=CNN, **case.model)
     point = Configuration(strategy=parse_strategy(case.strategy), settings=plan_settings(batch=batch, **case.settings))
-    return evaluator_named(case.evaluator).prepare(model, point)
+    return evaluator_named(case.evaluator).prepare(costs, point)
 
 
 def test_every_evaluator_has_a_case() -> None:
@@ -237,4 +237,4 @@ def test_a_ledger_says_of_what_prediction_it_is() -> None:
     point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=32))
     ledger, prediction = predictor.explain(point), predictor.predict(point)
     assert (ledger.strategy, ledger.ranks, ledger.batch, ledger.evaluator) == ("d2", 2, 32, "simulate")
-    assert (ledger.iteration_s, ledger.interval_s) == (prediction.iteration_s, prediction.interval_s)
+    assert (ledger.iteration_s, ledger.interval_s) == (prediction.iteration_s, prediction.time.interval_s)

@@ -60,10 +60,10 @@ def test_one_bucket_without_interference_is_paradl(sizes: Sequence[int], local: 
     assert simulated.iteration_s == pytest.approx(paradl.iteration_s, rel=1e-9)
     assert csf.iteration_s == pytest.approx(paradl.iteration_s, rel=1e-9)
     for phase in ("FW", "BW", "GE", "WU"):
-        assert simulated.breakdown_s[phase] == pytest.approx(paradl.breakdown_s[phase], rel=1e-9, abs=1e-15)
+        assert simulated.time.breakdown_s[phase] == pytest.approx(paradl.time.breakdown_s[phase], rel=1e-9, abs=1e-15)
     if 4 <= local <= 8:  # far from the measured batches single layers are cut off at no time, which sums are not
-        assert simulated.interval_s == pytest.approx(paradl.interval_s, rel=1e-9)
-    assert simulated.sources == pytest.approx(paradl.sources)
+        assert simulated.time.interval_s == pytest.approx(paradl.time.interval_s, rel=1e-9)
+    assert simulated.provenance.sources == pytest.approx(paradl.provenance.sources)
 
 
 @given(widths, local_batches, st.integers(2, 64))
@@ -76,7 +76,7 @@ def test_paradl_is_layers_update_and_a_ring(sizes: Sequence[int], local: int, ra
     ring = 2 * (ranks - 1) * (50e-6 + gradients / ranks * 1e-9)
     paradl = predict(profile, network, f"d{ranks}", local * ranks, "paradl")
     assert paradl.iteration_s == pytest.approx(layers + 1e-4 + ring, rel=1e-9)
-    assert paradl.communication_s == pytest.approx(ring, rel=1e-9)
+    assert paradl.time.communication_s == pytest.approx(ring, rel=1e-9)
 
 
 @given(widths, local_batches)
@@ -88,9 +88,9 @@ def test_serial_is_the_sum_of_its_parts(sizes: Sequence[int], batch: int) -> Non
     )
     assert simulated.iteration_s == pytest.approx(csf.iteration_s, rel=1e-9)
     if 4 <= batch <= 8:
-        assert simulated.interval_s == pytest.approx(csf.interval_s, rel=1e-9)
+        assert simulated.time.interval_s == pytest.approx(csf.time.interval_s, rel=1e-9)
     assert simulated.iteration_s - paradl.iteration_s == pytest.approx(3e-4, rel=1e-6)
-    assert simulated.breakdown_s["GE"] == 0.0
+    assert simulated.time.breakdown_s["GE"] == 0.0
 
 
 @given(widths, local_batches, rank_counts)
@@ -109,10 +109,10 @@ def test_free_overlap_only_helps_and_hides_at_most_backward(
     profile = profile_of(network)
     batch = local * ranks
     simulated = predict(profile, network, f"d{ranks}", batch, "simulate", bucket_bytes=bucket_bytes)
-    in_series = simulated.compute_s + simulated.communication_s
+    in_series = simulated.time.compute_s + simulated.time.communication_s
     assert simulated.iteration_s <= in_series * (1 + 1e-9)
-    assert simulated.iteration_s >= max(simulated.compute_s, simulated.communication_s) * (1 - 1e-9)
-    assert simulated.overlap_s == pytest.approx(in_series - simulated.iteration_s, rel=1e-6, abs=1e-12)
+    assert simulated.iteration_s >= max(simulated.time.compute_s, simulated.time.communication_s) * (1 - 1e-9)
+    assert simulated.time.overlap_s == pytest.approx(in_series - simulated.iteration_s, rel=1e-6, abs=1e-12)
 
 
 @given(widths, local_batches, st.floats(1.0, 3.0), st.floats(1.0, 3.0))

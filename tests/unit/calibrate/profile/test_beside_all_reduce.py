@@ -231,9 +231,10 @@ def test_only_halos_take_longer_beside_a_slower_all_reduce() -> None:
 def test_without_a_measurement_and_where_calls_wait_they_queue() -> None:
     plain = predicted("s2")
     assert predicted("s2", measured(waiting=0.9)).iteration_s == plain.iteration_s
-    assert any("--contexts with-all-reduce" in line for line in plain.extrapolated)
+    assert any("--contexts with-all-reduce" in line for line in plain.provenance.extrapolated)
     assert not any(
-        "beside" in line and "--contexts with-all-reduce" in line for line in predicted("s2", measured()).extrapolated
+        "beside" in line and "--contexts with-all-reduce" in line
+        for line in predicted("s2", measured()).provenance.extrapolated
     )
 
 
@@ -266,7 +267,7 @@ def test_a_timeline_shows_halos_beside_the_exchange_without_double_counting() ->
 
 def test_the_interval_takes_in_what_the_fit_leaves_open() -> None:
     sure, unsure = predicted("s2", measured()), predicted("s2", measured(covariance=((1e-6, 0.0), (0.0, 0.0))))
-    assert np.subtract(*unsure.interval_s) < np.subtract(*sure.interval_s)
+    assert np.subtract(*unsure.time.interval_s) < np.subtract(*sure.time.interval_s)
 
 
 def test_measurements_beside_all_reduces_of_the_same_level_come_first() -> None:

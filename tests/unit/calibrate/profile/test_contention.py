@@ -222,7 +222,7 @@ def test_the_prediction_of_data_and_filter_parallelism_changes_accordingly() -> 
         profile = profile_with(contention)
         wide = msgspec.structs.replace(profile, cluster=Cluster(name="host", levels=(Level(name="node", ranks=4),)))
         model = CostModel(profile=wide, network=NETWORK)
-        seconds.append(Predictor(model, evaluator_named("simulate")).predict(asked).communication_s)
+        seconds.append(Predictor(model, evaluator_named("simulate")).predict(asked).time.communication_s)
     plan = planner_for(asked.strategy).plan(NETWORK, asked.strategy, asked.settings)
     works = [work for work in plan.communication() if isinstance(work, Collective)]
     moved = sum(work.message_bytes for work in works)

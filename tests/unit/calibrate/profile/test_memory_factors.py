@@ -195,12 +195,12 @@ def test_runs_give_the_factor_that_their_peaks_were_made_with(runs: Path) -> Non
 
 def test_predicted_memory_has_factor_and_interval_and_consistent_parts(runs: Path) -> None:
     before, after = predict(fitted(), "d2", 256), predict(fitted(runs), "d2", 256)
-    assert before.memory_interval_bytes is None
-    assert after.memory_bytes == pytest.approx(1.02 * before.memory_bytes + 1000, rel=1e-4)
-    assert sum(after.memory_parts_bytes.values()) == after.memory_bytes
-    low, high = after.memory_interval_bytes or (0, 0)
-    assert low <= after.memory_bytes <= high
-    assert {"memory_interval_bytes.low", "memory_interval_bytes.high"} <= flat_row(after).keys()
+    assert before.memory.memory_interval_bytes is None
+    assert after.memory.memory_bytes == pytest.approx(1.02 * before.memory.memory_bytes + 1000, rel=1e-4)
+    assert sum(after.memory.memory_parts_bytes.values()) == after.memory.memory_bytes
+    low, high = after.memory.memory_interval_bytes or (0, 0)
+    assert low <= after.memory.memory_bytes <= high
+    assert {"memory_interval_bytes.low", "memory_interval_bytes.high"} <= flat_row(after.record()).keys()
 
 
 def test_the_papers_sum_takes_rho_of_the_model(runs: Path) -> None:
@@ -213,27 +213,27 @@ def test_the_papers_sum_takes_rho_of_the_model(runs: Path) -> None:
     )
     for reuse, rho in (((own, over_all), 0.5), ((over_all,), 0.25)):
         found = predict(msgspec.structs.replace(profile, memory_reuse=reuse), "d2", 256, "paradl")
-        assert found.memory_bytes == pytest.approx(rho * whole, rel=1e-6)
-        low, high = found.memory_interval_bytes or (0, 0)
+        assert found.memory.memory_bytes == pytest.approx(rho * whole, rel=1e-6)
+        low, high = found.memory.memory_interval_bytes or (0, 0)
         assert high - low == pytest.approx(2 * own.deviations_90 * 0.1 * rho * whole, rel=1e-3)
-    assert predict(fitted(), "d2", 256, "paradl").memory_bytes == whole
+    assert predict(fitted(), "d2", 256, "paradl").memory.memory_bytes == whole
 
 
 def test_factors_of_another_device_are_not_taken(runs: Path) -> None:
     profile = fitted(runs)
     elsewhere = msgspec.structs.replace(profile.devices[0], name="another")
-    assert predict(msgspec.structs.replace(profile, devices=(elsewhere,)), "d2", 8).memory_interval_bytes is None
+    assert predict(msgspec.structs.replace(profile, devices=(elsewhere,)), "d2", 8).memory.memory_interval_bytes is None
 
 
 def test_a_limit_inside_the_interval_is_said(runs: Path) -> None:
     profile = fitted(runs)
     spread = msgspec.structs.replace(profile.memory_factors[0], relative_sd=0.1)
-    peak = predict(profile, "d2", 8).memory_bytes
+    peak = predict(profile, "d2", 8).memory.memory_bytes
     for limit, uncertain, fits in ((peak * 1.05, True, True), (peak * 0.95, True, False), (peak * 3, False, True)):
         cluster = msgspec.structs.replace(profile.cluster, memory_bytes_per_rank=limit)
         found = predict(msgspec.structs.replace(profile, cluster=cluster, memory_factors=(spread,)), "d2", 8)
-        assert any("it may not fit" in note for note in found.notes) == uncertain
-        assert found.fits == fits
+        assert any("it may not fit" in note for note in found.provenance.notes) == uncertain
+        assert found.memory.fits == fits
 
 
 def test_runs_of_the_memory_fit_are_excluded_from_its_errors(runs: Path, tmp_path: Path) -> None:

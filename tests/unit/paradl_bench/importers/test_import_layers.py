@@ -260,7 +260,7 @@ def test_predictions_of_a_network_that_is_not_whole_are_extrapolated(tmp_path: P
     point = Configuration(strategy=parse_strategy("serial"), settings=PlanSettings(batch=64))
     for net, said in ((part, 1), (whole, 0)):
         model = CostModel(profile=profile, network=net)
-        lines = Predictor(model=model, evaluator=evaluator_named(evaluator)).predict(point).extrapolated
+        lines = Predictor(costs=model, evaluator=evaluator_named(evaluator)).predict(point).provenance.extrapolated
         assert sum("pipedream-toy is not whole: rows of layers were dropped" in line for line in lines) == said
 
 

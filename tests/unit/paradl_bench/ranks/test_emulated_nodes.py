@@ -151,7 +151,7 @@ def test_predictions_and_validations_of_an_emulated_cluster_name_it(tmp_path: Pa
     profile = make_profile(model_times=model_times(chain, common_sd=0.02), environments=(environment,))
     model = CostModel(profile=profile, network=chain)
     point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
-    notes = Predictor(model, evaluator_named("simulate")).predict(point).notes
+    notes = Predictor(model, evaluator_named("simulate")).predict(point).provenance.notes
     assert "measured on an emulated cluster: nodes with links of 125 MB/s (tbf)" in notes
     write_profile(tmp_path / "profile.json", profile)
     rows = [[(1.0, 2.0, 0.5, 0.1)] * 12] * 2

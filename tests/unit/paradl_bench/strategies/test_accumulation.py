@@ -142,11 +142,13 @@ def predicted(
 def test_accumulated_time_is_all_micro_batches_plus_one_weight_update() -> None:
     profile = make_profile()
     small, whole = predicted("serial", profile, 8), predicted("serial", profile, 32, accumulate=4)
-    assert whole.phases_s["FW"] == pytest.approx(4 * small.phases_s["FW"])
-    assert whole.phases_s["BW"] == pytest.approx(4 * small.phases_s["BW"])
-    assert whole.phases_s["WU"] == pytest.approx(small.phases_s["WU"])
-    assert whole.compute_s == pytest.approx(4 * (small.compute_s - small.phases_s["WU"]) + small.phases_s["WU"])
-    assert sum(whole.phases_s.values()) == pytest.approx(whole.iteration_s)
+    assert whole.time.phases_s["FW"] == pytest.approx(4 * small.time.phases_s["FW"])
+    assert whole.time.phases_s["BW"] == pytest.approx(4 * small.time.phases_s["BW"])
+    assert whole.time.phases_s["WU"] == pytest.approx(small.time.phases_s["WU"])
+    assert whole.time.compute_s == pytest.approx(
+        4 * (small.time.compute_s - small.time.phases_s["WU"]) + small.time.phases_s["WU"]
+    )
+    assert sum(whole.time.phases_s.values()) == pytest.approx(whole.iteration_s)
 
 
 def test_adding_up_takes_as_long_as_copying_into_buckets() -> None:
@@ -163,19 +165,19 @@ def test_adding_up_takes_what_was_measured_of_it() -> None:
     profile = make_profile(copies=copies)
     found, free = (predicted("serial", each, accumulate=4) for each in (profile, make_profile(copies=free_copies())))
     assert found.iteration_s - free.iteration_s == pytest.approx(3 * profile.network["chain"].parameter_bytes * 2e-9)
-    assert not any("adding up" in line for line in found.extrapolated)
-    assert not found.sources["scaled"]
+    assert not any("adding up" in line for line in found.provenance.extrapolated)
+    assert not found.provenance.sources["scaled"]
 
 
 def test_accumulation_cost_is_flagged_with_half_its_time_uncertain() -> None:
     beta = 1e-9
     profile = make_profile(copies=free_copies(beta_s_per_byte=beta))
     once, twice = (predicted("serial", profile, 8 * count, accumulate=count) for count in (1, 2))
-    assert not any("adding up" in line for line in once.extrapolated)
-    assert any("adding up gradients was not measured" in line for line in twice.extrapolated)
+    assert not any("adding up" in line for line in once.provenance.extrapolated)
+    assert any("adding up gradients was not measured" in line for line in twice.provenance.extrapolated)
     added_s = profile.network["chain"].parameter_bytes * beta
-    assert twice.sources["scaled"] == pytest.approx(added_s / twice.iteration_s)
-    assert twice.spread_s["scaling"] == pytest.approx(Z90 * 0.5 * added_s * UNIFORM_TO_SD)
+    assert twice.provenance.sources["scaled"] == pytest.approx(added_s / twice.iteration_s)
+    assert twice.provenance.spread_s["scaling"] == pytest.approx(Z90 * 0.5 * added_s * UNIFORM_TO_SD)
 
 
 def test_another_device_adds_up_as_it_copies() -> None:
@@ -193,8 +195,8 @@ def test_another_device_adds_up_as_it_copies() -> None:
 def test_the_exchange_hides_behind_the_last_backward_alone() -> None:
     profile = make_profile()
     once, often = (predicted("d2", profile, accumulate=count) for count in (1, 4))
-    assert often.communication_s == pytest.approx(once.communication_s)
-    assert often.overlap_s <= once.overlap_s + 1e-12
+    assert often.time.communication_s == pytest.approx(once.time.communication_s)
+    assert often.time.overlap_s <= once.time.overlap_s + 1e-12
     assert often.options == {"accumulate": "4"}
 
 

@@ -69,11 +69,11 @@ def test_what_waits_for_nothing_takes_what_osf_says(network: ModelGraph, rule: R
     simulated, osf = (predicted(profile, fusion, name, f"d{ranks}") for name in ("simulate", "osf"))
     assert simulated.iteration_s == pytest.approx(osf.iteration_s, rel=1e-9)
     for phase in ("FW", "BW", "GE", "WU"):
-        assert simulated.breakdown_s[phase] == pytest.approx(osf.breakdown_s[phase], rel=1e-9, abs=1e-15)
-    assert simulated.compute_s == pytest.approx(osf.compute_s)
-    assert simulated.communication_s == pytest.approx(osf.communication_s)
-    assert simulated.sources == pytest.approx(osf.sources)
-    assert simulated.interval_s == pytest.approx(osf.interval_s, rel=1e-9)
+        assert simulated.time.breakdown_s[phase] == pytest.approx(osf.time.breakdown_s[phase], rel=1e-9, abs=1e-15)
+    assert simulated.time.compute_s == pytest.approx(osf.time.compute_s)
+    assert simulated.time.communication_s == pytest.approx(osf.time.communication_s)
+    assert simulated.provenance.sources == pytest.approx(osf.provenance.sources)
+    assert simulated.time.interval_s == pytest.approx(osf.time.interval_s, rel=1e-9)
 
 
 @settings(max_examples=30)
@@ -131,7 +131,7 @@ def test_a_fusion_buffer_starts_on_a_free_channel_after_waiting(
     forward_s = sum(layer_s(index, "FW") for index in order)
     found = predicted(profile, Fusion(rule="buffer", buffer_bytes=buffer_bytes, timeout_s=timeout_s))
     assert found.iteration_s == pytest.approx(forward_s + max(backward_s, free) + 1e-4, rel=1e-6)
-    assert found.breakdown_s["GE"] == pytest.approx(max(free - backward_s, 0.0), rel=1e-6, abs=1e-9)
+    assert found.time.breakdown_s["GE"] == pytest.approx(max(free - backward_s, 0.0), rel=1e-6, abs=1e-9)
 
 
 def test_ddp_is_what_is_simulated_where_nothing_is_asked() -> None:
@@ -141,7 +141,7 @@ def test_ddp_is_what_is_simulated_where_nothing_is_asked() -> None:
         point_of("d4")
     )
     assert predicted(profile, Fusion(rule="ddp")).iteration_s == default.iteration_s
-    assert predicted(profile, Fusion(rule="none")).communication_s > default.communication_s
+    assert predicted(profile, Fusion(rule="none")).time.communication_s > default.time.communication_s
 
 
 def test_the_exchange_is_hindered_and_late_as_any_other() -> None:
@@ -155,7 +155,7 @@ def test_the_exchange_is_hindered_and_late_as_any_other() -> None:
         fusion = Fusion(rule=rule, buffer_bytes=40_000)  # type: ignore[arg-type]
         alone = predicted(still, fusion)
         assert predicted(hindered, fusion).iteration_s > alone.iteration_s
-        assert predicted(late, fusion).straggler > alone.straggler == 1.0
+        assert predicted(late, fusion).time.straggler > alone.time.straggler == 1.0
 
 
 def test_several_tensors_are_copied_and_a_timer_counts_as_nothing() -> None:
@@ -170,11 +170,11 @@ def test_several_tensors_are_copied_and_a_timer_counts_as_nothing() -> None:
     assert kinds.count(BucketCopy) == 6
     assert kinds.count(Wait) == 2  # the last one waits for nothing
     found, none = (predicted(profile, each) for each in (fusion, Fusion(rule="none")))
-    assert found.communication_s == pytest.approx(none.communication_s)
-    assert found.sources == pytest.approx(none.sources)
+    assert found.time.communication_s == pytest.approx(none.time.communication_s)
+    assert found.provenance.sources == pytest.approx(none.provenance.sources)
     copied = predicted(profile_of(network, copies=free_copies(beta_s_per_byte=1e-9)), fusion)
     gradients = 4 * sum(parameter.elements for parameter in network.parameters)
-    assert copied.compute_s - found.compute_s == pytest.approx(2 * gradients * 1e-9)
+    assert copied.time.compute_s - found.time.compute_s == pytest.approx(2 * gradients * 1e-9)
     assert copied.iteration_s > found.iteration_s
 
 

@@ -158,9 +158,9 @@ def predicted(
     fusion: Fusion | None = None,
 ) -> Prediction:
     wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
-    model = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
+    costs = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 @settings(max_examples=25)
@@ -178,9 +178,9 @@ def test_one_bucket_a_layer_without_interference_is_what_simulate_gives(
     for other in (simulated, dag):
         assert osf.iteration_s == pytest.approx(other.iteration_s, rel=1e-9)
         for phase in ("FW", "BW", "GE", "WU"):
-            assert osf.breakdown_s[phase] == pytest.approx(other.breakdown_s[phase], rel=1e-9, abs=1e-15)
+            assert osf.time.breakdown_s[phase] == pytest.approx(other.time.breakdown_s[phase], rel=1e-9, abs=1e-15)
     if 4 <= local <= 8:
-        assert osf.interval_s == pytest.approx(simulated.interval_s, rel=1e-9)
+        assert osf.time.interval_s == pytest.approx(simulated.time.interval_s, rel=1e-9)
 
 
 @settings(max_examples=25)
@@ -204,11 +204,11 @@ def test_every_fusion_rule_sends_all_bytes_and_is_serial_alone(rule: str) -> Non
     fusion = Fusion(rule=rule)  # type: ignore[arg-type]
     fused, apart = (predicted(slow, network, "d2", 8, fusion=each) for each in (fusion, Fusion()))
     # With a start of a second and backward of milliseconds one exchange is best, and all rules make one.
-    assert fused.communication_s == pytest.approx(2 * (1.0 + network.parameter_bytes / 2 * 1e-9))
+    assert fused.time.communication_s == pytest.approx(2 * (1.0 + network.parameter_bytes / 2 * 1e-9))
     assert fused.iteration_s < apart.iteration_s
     serial = predicted(slow, network, "serial", 8, fusion=fusion)
     assert serial.iteration_s == pytest.approx(predicted(slow, network, "serial", 8, "csf").iteration_s)
-    assert not any("scaling factor" in note for note in serial.notes)
+    assert not any("scaling factor" in note for note in serial.provenance.notes)
 
 
 def test_osf_overlaps_for_free_and_notes_both_scaling_factors() -> None:
@@ -216,14 +216,14 @@ def test_osf_overlaps_for_free_and_notes_both_scaling_factors() -> None:
     hindered = profile_of(network, contexts=(with_compute(2.0, 2.0),))
     osf, csf = (predicted(hindered, network, "d2", 16, name) for name in ("osf", "csf"))
     assert osf.iteration_s == pytest.approx(predicted(profile_of(network), network, "d2", 16).iteration_s)
-    compute_s = osf.breakdown_s["FW"] + osf.breakdown_s["BW"]
-    factors = compute_s / (compute_s + osf.breakdown_s["GE"]), compute_s / (compute_s + csf.breakdown_s["GE"])
+    compute_s = osf.time.breakdown_s["FW"] + osf.time.breakdown_s["BW"]
+    factors = compute_s / (compute_s + osf.time.breakdown_s["GE"]), compute_s / (compute_s + csf.time.breakdown_s["GE"])
     assert factors[0] > factors[1]
     text = "scaling factor (OSF) {:.4f}, without overlap (CSF) {:.4f}, weight update left out".format(*factors)
-    assert text in osf.notes
+    assert text in osf.provenance.notes
     # Neither has a straggler factor, so neither speaks of one.
-    assert not any("straggler factor" in note for note in (*osf.notes, *csf.notes))
-    assert f"scaling factor (CSF) {factors[1]:.4f}, weight update left out" in csf.notes
+    assert not any("straggler factor" in note for note in (*osf.provenance.notes, *csf.provenance.notes))
+    assert f"scaling factor (CSF) {factors[1]:.4f}, weight update left out" in csf.provenance.notes
 
 
 def test_options_are_horovods_and_for_osf_and_simulate() -> None:

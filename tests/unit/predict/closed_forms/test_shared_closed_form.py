@@ -37,9 +37,9 @@ def profile_of(network: ModelGraph) -> Profile:
 
 
 def predicted(network: ModelGraph, strategy: str, evaluator: str = "paradl", **settings: object) -> Prediction:
-    model = CostModel(profile=profile_of(network), network=network)
+    costs = CostModel(profile=profile_of(network), network=network)
     point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=BATCH, **settings))
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 def convolutional() -> ModelGraph:
@@ -79,10 +79,12 @@ def test_filter_and_channel_by_hand(kind: str) -> None:
     assert alone.iteration_s == pytest.approx(layers(BATCH) / 4 + UPDATE_S / 4 + collectives(4, BATCH), rel=1e-9)
     expected = layers(4) / 4 + UPDATE_S / 4 + collectives(4, 4) + all_reduce(2, WEIGHTS / 4)
     assert nested.iteration_s == pytest.approx(expected, rel=1e-9)
-    assert sum(nested.breakdown_s.values()) - nested.breakdown_s["exposed_communication"] == pytest.approx(expected)
+    assert sum(nested.time.breakdown_s.values()) - nested.time.breakdown_s["exposed_communication"] == pytest.approx(
+        expected
+    )
     gather = 3 * (2 * ALPHA_S + 4 * OUTPUTS / 4 * BETA)
-    assert alone.breakdown_s["all_gather"] == pytest.approx(3 * (2 * ALPHA_S + BATCH * OUTPUTS / 4 * BETA))
-    assert nested.breakdown_s["all_gather"] == pytest.approx(gather)
+    assert alone.time.breakdown_s["all_gather"] == pytest.approx(3 * (2 * ALPHA_S + BATCH * OUTPUTS / 4 * BETA))
+    assert nested.time.breakdown_s["all_gather"] == pytest.approx(gather)
 
 
 def test_named_layers_are_split_and_the_others_run_whole() -> None:
@@ -101,7 +103,7 @@ def test_spatial_by_hand(strategy: str, groups: int) -> None:
     expected = layers(samples) / 2 + UPDATE_S + halos + all_reduce(ranks, WEIGHTS)
     found = predicted(NETWORK, strategy)
     assert found.iteration_s == pytest.approx(expected, rel=1e-9)
-    assert found.breakdown_s["halo"] == pytest.approx(halos)
+    assert found.time.breakdown_s["halo"] == pytest.approx(halos)
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "d2f2", "d2c2"])
@@ -115,8 +117,8 @@ def test_simulating_equal_shares_adds_communication_behind_the_last_layer(strate
     paradl = predicted(network, strategy)
     last = BATCH // (2 if "d" in strategy else 1) * 16 * 4
     behind = ALPHA_S + last / 2 * BETA if "f" in strategy else 2 * (ALPHA_S + last / 2 * BETA)
-    assert simulated.phases_s["FW"] - paradl.phases_s["FW"] == pytest.approx(behind, rel=1e-6)
-    assert simulated.phases_s["BW"] == pytest.approx(paradl.phases_s["BW"], rel=1e-9)
+    assert simulated.time.phases_s["FW"] - paradl.time.phases_s["FW"] == pytest.approx(behind, rel=1e-6)
+    assert simulated.time.phases_s["BW"] == pytest.approx(paradl.time.phases_s["BW"], rel=1e-9)
 
 
 def test_memory_is_the_paper_s_row() -> None:
@@ -130,7 +132,7 @@ def test_memory_is_the_paper_s_row() -> None:
         "d2s2": BATCH * 2 * elements + 2 * (WEIGHTS - bias) + bias,
     }
     for strategy, expected in rows.items():
-        assert predicted(NETWORK, strategy).memory_bytes == expected, strategy
+        assert predicted(NETWORK, strategy).memory.memory_bytes == expected, strategy
     assert paradl_memory(NETWORK, BATCH, rho=0.5).peak_bytes == pytest.approx(
         paradl_memory(NETWORK, BATCH).peak_bytes / 2
     )
@@ -198,7 +200,7 @@ def test_the_tool_s_projections_are_reproduced() -> None:
             Level(name=name, ranks=ranks, alpha_s=alpha, beta_s_per_byte=beta) for name, ranks, alpha, beta in LEVELS
         ),
     )
-    model = CostModel(profile=profile, network=network, cluster=cluster)
+    costs = CostModel(profile=profile, network=network, cluster=cluster)
     for kinds, batch_text, ranks, memory, compute, communication in rows:
         batch = int(batch_text)
         iterations = -(-SAMPLES // batch)
@@ -206,8 +208,11 @@ def test_the_tool_s_projections_are_reproduced() -> None:
             strategy = parse_strategy("serial" if kind == "serial" else f"{kind[0]}{ranks}")
             settings = plan_settings(batch=batch, split=("conv*",) if kind in ("filter", "channel") else ())
             point = Configuration(strategy=strategy, settings=settings)
-            found = Predictor(model, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
-            assert found.communication_s * iterations == pytest.approx(float(communication), rel=1e-6), (kind, ranks)
-            assert found.compute_s / batch * SAMPLES == pytest.approx(float(compute), rel=1e-6), (kind, ranks)
+            found = Predictor(costs, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
+            assert found.time.communication_s * iterations == pytest.approx(float(communication), rel=1e-6), (
+                kind,
+                ranks,
+            )
+            assert found.time.compute_s / batch * SAMPLES == pytest.approx(float(compute), rel=1e-6), (kind, ranks)
             if memory:
-                assert found.memory_bytes == pytest.approx(int(memory.split()[0]), rel=1e-6), (kind, ranks)
+                assert found.memory.memory_bytes == pytest.approx(int(memory.split()[0]), rel=1e-6), (kind, ranks)

@@ -43,8 +43,8 @@ def profile_with(*shares: float) -> Profile:
 
 
 def priced(profile: Profile) -> PricedPlan:
-    model = CostModel(profile=profile, network=CHAIN)
-    return model.price(planner_for(parse_strategy("p2")).plan(CHAIN, parse_strategy("p2"), SETTINGS))
+    costs = CostModel(profile=profile, network=CHAIN)
+    return costs.price(planner_for(parse_strategy("p2")).plan(CHAIN, parse_strategy("p2"), SETTINGS))
 
 
 def parts(plan: Plan) -> dict[tuple[str, str], int]:
@@ -97,16 +97,16 @@ def test_unmeasured_backward_parts_carry_the_flops_error_of_measured_ones() -> N
 
 def test_a_prediction_says_what_parts_backward() -> None:
     guessed, measured = predict(profile_with()), predict(profile_with(0.5, 0.5, 0.5))
-    assert any("--isolated split measures it" in line for line in guessed.extrapolated)
-    assert not any("--isolated split" in line for line in measured.extrapolated)
-    assert guessed.sources["scaled"] > 0
-    assert measured.sources["scaled"] == 0
-    low, high = guessed.interval_s
-    assert high - low > measured.interval_s[1] - measured.interval_s[0]
+    assert any("--isolated split measures it" in line for line in guessed.provenance.extrapolated)
+    assert not any("--isolated split" in line for line in measured.provenance.extrapolated)
+    assert guessed.provenance.sources["scaled"] > 0
+    assert measured.provenance.sources["scaled"] == 0
+    low, high = guessed.time.interval_s
+    assert high - low > measured.time.interval_s[1] - measured.time.interval_s[0]
 
 
 def test_zero_bubble_is_faster_and_less_idle_than_1f1b() -> None:
     profile = profile_with(0.5, 0.5, 0.5)
     zero_bubble, alternating = predict(profile), predict(profile, "1f1b")
     assert zero_bubble.iteration_s < alternating.iteration_s
-    assert zero_bubble.breakdown_s["pipeline_idle"] < alternating.breakdown_s["pipeline_idle"]
+    assert zero_bubble.time.breakdown_s["pipeline_idle"] < alternating.time.breakdown_s["pipeline_idle"]

@@ -135,9 +135,9 @@ def profile_of(*entries: InContext) -> Profile:
 
 
 def predicted(strategy: str, *entries: InContext, batch: int = 8, evaluator: str = "simulate") -> Prediction:
-    model = CostModel(profile=profile_of(*entries), network=NETWORK)
+    costs = CostModel(profile=profile_of(*entries), network=NETWORK)
     asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
-    return Predictor(model, evaluator_named(evaluator)).predict(asked)
+    return Predictor(costs, evaluator_named(evaluator)).predict(asked)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_each_collective_of_a_layer_takes_so_much_longer() -> None:
     count = sum(isinstance(work, Collective) for work in plan.communication())
     plain, late = predicted("f2"), predicted("f2", measured("all_gather"), measured("all_reduce"))
     assert late.iteration_s - plain.iteration_s == pytest.approx(count * ADDED_S, rel=1e-6)
-    assert any("what it adds to them was not measured" in line for line in plain.extrapolated)
-    assert not any("after-compute" in line for line in late.extrapolated)
+    assert any("what it adds to them was not measured" in line for line in plain.provenance.extrapolated)
+    assert not any("after-compute" in line for line in late.provenance.extrapolated)
     spread = predicted("f2", measured("all_gather", covariance=((1e-10, 0.0), (0.0, 0.0))), measured("all_reduce"))
-    assert spread.interval_s[1] - spread.iteration_s > late.interval_s[1] - late.iteration_s
+    assert spread.time.interval_s[1] - spread.iteration_s > late.time.interval_s[1] - late.iteration_s
 
 
 def test_latency_counts_once_per_halo_exchange_and_per_pipeline_message() -> None:

@@ -25,9 +25,9 @@ CHAIN = make_network()
 
 def price(profile: Profile, strategy: str, batch: int) -> PricedPlan:
     network = next(iter(profile.network.values()))
-    model = CostModel(profile=profile, network=network)
+    costs = CostModel(profile=profile, network=network)
     chosen = parse_strategy(strategy)
-    return model.price(planner_for(chosen).plan(network, chosen, PlanSettings(batch=batch)))
+    return costs.price(planner_for(chosen).plan(network, chosen, PlanSettings(batch=batch)))
 
 
 def exchange(
@@ -177,6 +177,6 @@ def test_what_was_measured_on_gpus_goes_before_what_was_published() -> None:
 
 
 def test_ghosts_of_gpus_sleep_as_long_beside_collectives() -> None:
-    model = CostModel(profile=emulated(on_gpu(make_profile(contexts=())), 2.0), network=CHAIN)
+    costs = CostModel(profile=emulated(on_gpu(make_profile(contexts=())), 2.0), network=CHAIN)
     work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
-    assert model.communication.with_compute(work, parse_strategy("d2"), 1.0)[0][:2] == (1.0, 1.0)
+    assert costs.communication.with_compute(work, parse_strategy("d2"), 1.0)[0][:2] == (1.0, 1.0)

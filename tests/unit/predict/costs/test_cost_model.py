@@ -53,9 +53,9 @@ def cost(
 
 def price(profile: Profile, strategy: str, batch: int) -> PricedPlan:
     network = next(iter(profile.network.values()))
-    model = CostModel(profile=profile, network=network)
+    costs = CostModel(profile=profile, network=network)
     chosen = parse_strategy(strategy)
-    return model.price(planner_for(chosen).plan(network, chosen, PlanSettings(batch=batch)))
+    return costs.price(planner_for(chosen).plan(network, chosen, PlanSettings(batch=batch)))
 
 
 def lines(found: Cost) -> str:
@@ -267,8 +267,8 @@ def test_layers_that_share_a_measurement_share_its_error() -> None:
 
 
 def test_ranks_of_a_node_share_a_host_and_no_more() -> None:
-    model = CostModel(profile=make_profile(), network=CHAIN)
-    assert [model.place(parse_strategy(f"d{ranks}"), 4).ranks_on_host for ranks in (1, 2, 64)] == [1, 2, 2]
+    costs = CostModel(profile=make_profile(), network=CHAIN)
+    assert [costs.place(parse_strategy(f"d{ranks}"), 4).ranks_on_host for ranks in (1, 2, 64)] == [1, 2, 2]
 
 
 def test_a_plan_holds_no_work_that_is_not_priced() -> None:

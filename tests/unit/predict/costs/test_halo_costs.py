@@ -53,16 +53,16 @@ def test_halo_messages_in_both_directions_take_measured_exchange_times(exchange:
 
 def test_only_halos_are_priced_so() -> None:
     halved, exchanged = (predicted("s2", exchange=exchange) for exchange in (False, True))
-    assert exchanged.communication_s > halved.communication_s
+    assert exchanged.time.communication_s > halved.time.communication_s
     piped, still = (predicted("p2", exchange=exchange) for exchange in (False, True))
-    assert still.communication_s == piped.communication_s
+    assert still.time.communication_s == piped.time.communication_s
 
 
 def test_what_compute_adds_to_a_halo_is_that_of_exchanges() -> None:
     one_way = measured("send_recv", 1e-4)
     slower = measured("exchange", 1e-3)
     alike = predicted("s2", one_way, exchange=True)
-    assert any("exchange at level 'node' after-compute: as send_recv" in text for text in alike.extrapolated)
+    assert any("exchange at level 'node' after-compute: as send_recv" in text for text in alike.provenance.extrapolated)
     own = predicted("s2", one_way, slower, exchange=True)
-    assert not any("exchange behind compute" in text for text in own.extrapolated)
-    assert own.communication_s > alike.communication_s
+    assert not any("exchange behind compute" in text for text in own.provenance.extrapolated)
+    assert own.time.communication_s > alike.time.communication_s

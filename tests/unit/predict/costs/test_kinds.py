@@ -60,9 +60,9 @@ def costs() -> CostModel:
     return CostModel(profile=profile, network=network)
 
 
-def plan_of(model: CostModel, strategy: str) -> Plan:
+def plan_of(costs: CostModel, strategy: str) -> Plan:
     asked = parse_strategy(strategy)
-    return planner_for(asked).plan(model.network, asked, PlanSettings(batch=BATCH))
+    return planner_for(asked).plan(costs.network, asked, PlanSettings(batch=BATCH))
 
 
 def with_last(plan: Plan, work: Work) -> Plan:
@@ -84,9 +84,9 @@ def with_last(plan: Plan, work: Work) -> Plan:
     return dataclasses.replace(plan, works=(*plan.works, work), roles=tuple(map(longer, plan.roles)))
 
 
-def iteration_s(model: CostModel, plan: Plan) -> float:
+def iteration_s(costs: CostModel, plan: Plan) -> float:
     point = Configuration(strategy=plan.strategy, settings=PlanSettings(batch=BATCH))
-    found = workload_of(model, point, model.price(plan))
+    found = workload_of(costs, point, costs.price(plan))
     return found.time(found.costs.seconds, found.costs.compute_slowdown, found.costs.communication_slowdown).iteration_s
 
 

@@ -108,9 +108,11 @@ def test_a_dilated_serial_run_multiplies_its_compute_without_its_spread(evaluato
     real, once, stretched = (predicted("serial", dilate, evaluator) for dilate in (None, 1.0, 20.0))
     assert once.iteration_s == pytest.approx(real.iteration_s)
     assert stretched.iteration_s == pytest.approx(20 * real.iteration_s)
-    assert real.interval_s[1] > real.iteration_s
-    assert stretched.interval_s == pytest.approx((stretched.iteration_s, stretched.iteration_s))
-    assert any("compute takes 20 times as long as the profile says, each time" in note for note in stretched.notes)
+    assert real.time.interval_s[1] > real.iteration_s
+    assert stretched.time.interval_s == pytest.approx((stretched.iteration_s, stretched.iteration_s))
+    assert any(
+        "compute takes 20 times as long as the profile says, each time" in note for note in stretched.provenance.notes
+    )
 
 
 def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None:
@@ -159,7 +161,7 @@ def emulated_run(
 ) -> Path:
     """A run of d2 that takes what is predicted of one, and says that it slept so many times what the profile says."""
     prediction = predicted("d2", dilate)
-    phases = prediction.phases_s
+    phases = prediction.time.phases_s
     row = (phases["FW"], phases["BW"], phases["GE"], phases["WU"])
     serial = predicted("serial", None)
     # A rank of two has half of the mini-batch, which is proportional but for what is fixed.

@@ -47,9 +47,9 @@ def predicted(
     **options: object,
 ) -> Prediction:
     wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
-    model = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
+    costs = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 def profile_of(network: ModelGraph, **changes: object) -> Profile:
@@ -128,10 +128,10 @@ def test_one_bucket_a_layer_without_interference_is_what_simulate_gives(
     )
     assert dag.iteration_s == pytest.approx(simulated.iteration_s, rel=1e-9)
     for phase in ("FW", "BW", "GE", "WU"):
-        assert dag.breakdown_s[phase] == pytest.approx(simulated.breakdown_s[phase], rel=1e-9, abs=1e-15)
-    assert dag.overlap_s == pytest.approx(simulated.overlap_s, rel=1e-6, abs=1e-12)
+        assert dag.time.breakdown_s[phase] == pytest.approx(simulated.time.breakdown_s[phase], rel=1e-9, abs=1e-15)
+    assert dag.time.overlap_s == pytest.approx(simulated.time.overlap_s, rel=1e-6, abs=1e-12)
     if 4 <= local <= 8:
-        assert dag.interval_s == pytest.approx(simulated.interval_s, rel=1e-9)
+        assert dag.time.interval_s == pytest.approx(simulated.time.interval_s, rel=1e-9)
 
 
 @given(st.lists(st.integers(1, 200), min_size=2, max_size=6), st.integers(2, 16), st.randoms())
@@ -160,23 +160,23 @@ def test_input_measured_in_the_profile_is_read_for_the_host() -> None:
     network = make_network()
     profile = profile_of(network, input_side=(LOADED,))
     free = predicted(profile_of(network), network, "d2", 16)
-    assert any("reading a mini-batch was not measured" in line for line in free.extrapolated)
+    assert any("reading a mini-batch was not measured" in line for line in free.provenance.extrapolated)
     fed = predicted(profile, network, "d2", 16, preset="naive")
     copy = 1e-3 + 8 * 64 * 4 * 1e-6
-    exposed = free.breakdown_s["exposed_communication"]
-    naive = free.iteration_s - exposed + fed.communication_s + 16 * 0.01 + copy
+    exposed = free.time.breakdown_s["exposed_communication"]
+    naive = free.iteration_s - exposed + fed.time.communication_s + 16 * 0.01 + copy
     assert fed.iteration_s == pytest.approx(naive)
-    assert fed.breakdown_s["input"] == pytest.approx(16 * 0.01)
-    assert fed.breakdown_s["h2d"] == pytest.approx(copy)
-    assert fed.compute_s == pytest.approx(free.compute_s)
-    low, high = fed.interval_s
+    assert fed.time.breakdown_s["input"] == pytest.approx(16 * 0.01)
+    assert fed.time.breakdown_s["h2d"] == pytest.approx(copy)
+    assert fed.time.compute_s == pytest.approx(free.time.compute_s)
+    low, high = fed.time.interval_s
     assert high - fed.iteration_s >= 1.6 * 0.1 * 16 * 0.01
     assert low < fed.iteration_s
     bound_by_reading = predicted(profile, network, "d2", 16, preset="mxnet")
     assert bound_by_reading.iteration_s == pytest.approx(max(0.16, copy + free.iteration_s))
     stated = predicted(profile, network, "d2", 16, preset="naive", io_s=0.5, h2d_s=0.25)
-    assert stated.breakdown_s["input"] == pytest.approx(2 * 0.5)
-    assert stated.breakdown_s["h2d"] == pytest.approx(0.25)
+    assert stated.time.breakdown_s["input"] == pytest.approx(2 * 0.5)
+    assert stated.time.breakdown_s["h2d"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("evaluator", ["dag", "simulate"])
@@ -206,7 +206,7 @@ def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> No
     two = profile_of(network, input_side=(LOADED, msgspec.structs.replace(LOADED, source="photos")))
     with pytest.raises(UserError, match="input of synthetic, photos: say which by --input"):
         predicted(two, network, "d2", 16)
-    assert predicted(two, network, "d2", 16, source="photos").breakdown_s
+    assert predicted(two, network, "d2", 16, source="photos").time.breakdown_s
     with pytest.raises(UserError, match="--input films: the profile has no such input"):
         predicted(two, network, "d2", 16, source="films")
     with pytest.raises(UserError, match="--preset keras: choices are naive, caffe-mpi"):

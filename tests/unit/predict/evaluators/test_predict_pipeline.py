@@ -55,18 +55,18 @@ def predict(
     settings = plan_settings(batch=batch, micro_batches=micro_batches, schedule=schedule)
     copies = free_copies(beta_s_per_byte=beta_s_per_byte, directions=("into", "out", "add"))
     profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=copies)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 
 def test_parts_add_up_to_the_iteration() -> None:
     found = predict()
-    parts = found.breakdown_s
+    parts = found.time.breakdown_s
     assert parts["pipeline_idle"] > 0
     assert sum(parts[name] for name in ("FW", "BW", "GE", "WU", "pipeline_idle")) == pytest.approx(found.iteration_s)
-    low, high = found.interval_s
+    low, high = found.time.interval_s
     assert low <= found.iteration_s <= high
 
 
@@ -76,22 +76,22 @@ def test_two_stages_take_between_half_and_all_of_serial_time() -> None:
 
 
 def test_the_closed_form_knows_no_overlap_and_one_schedule() -> None:
-    assert predict("paradl").iteration_s >= predict().breakdown_s["FW"]
-    assert any("GPipe's schedule alone" in line for line in predict("paradl", schedule="1f1b").extrapolated)
-    assert not any("GPipe's schedule" in line for line in predict("paradl").extrapolated)
+    assert predict("paradl").iteration_s >= predict().time.breakdown_s["FW"]
+    assert any("GPipe's schedule alone" in line for line in predict("paradl", schedule="1f1b").provenance.extrapolated)
+    assert not any("GPipe's schedule" in line for line in predict("paradl").provenance.extrapolated)
 
 
 def test_replicas_of_stages_exchange_their_gradients() -> None:
     found = predict(strategy="d2p2", batch=32)
-    assert found.breakdown_s["GE"] > 0
+    assert found.time.breakdown_s["GE"] > 0
     assert found.iteration_s > predict().iteration_s
 
 
 def test_a_send_takes_its_messages_time_and_a_receive_none() -> None:
-    model = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
+    costs = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
     strategy = parse_strategy("p2")
     plan = planner_for(strategy).plan(CHAIN, strategy, plan_settings(batch=16, micro_batches=4))
-    seconds = model.price(plan).costs.seconds
+    seconds = costs.price(plan).costs.seconds
     for work, found in zip(plan.works, seconds, strict=True):
         if isinstance(work, Transfer):
             expected = sum(50e-6 + size * 1e-9 for size in work.message_bytes)

@@ -45,8 +45,8 @@ def point(strategy: str, batch: int = BATCH) -> Configuration:
 
 
 def predicted(strategy: str, profile: Profile | None = None, network: ModelGraph = NETWORK) -> Prediction:
-    model = CostModel(profile=profile or profile_of(network), network=network)
-    return Predictor(model, evaluator_named("simulate")).predict(point(strategy))
+    costs = CostModel(profile=profile or profile_of(network), network=network)
+    return Predictor(costs, evaluator_named("simulate")).predict(point(strategy))
 
 
 def shards_of(strategy: str, network: ModelGraph = NETWORK) -> list[Layer]:
@@ -63,8 +63,10 @@ def communication_of_layers(strategy: str) -> list[Collective | HaloExchange]:
 def test_unmeasured_shards_are_scaled_from_their_neighbour_with_notice(strategy: str) -> None:
     found = predicted(strategy)
     assert found.iteration_s > 0
-    assert found.sources["scaled"] > 0.1
-    lines = [line for line in found.extrapolated if "not measured, scaled from the nearest operation" in line]
+    assert found.provenance.sources["scaled"] > 0.1
+    lines = [
+        line for line in found.provenance.extrapolated if "not measured, scaled from the nearest operation" in line
+    ]
     assert len(lines) == 1
     assert "paradl-bench layers --shards measures it: conv1" in lines[0]
 
@@ -73,9 +75,9 @@ def test_unmeasured_shards_are_scaled_from_their_neighbour_with_notice(strategy:
 def test_a_shard_is_scaled_from_its_whole_layer(strategy: str) -> None:
     """Half the work of a layer whose time is proportional to it takes half its time; another's settings differ."""
     profile = profile_of(layer_times=layer_times(NETWORK, seconds=by_work))
-    model = CostModel(profile=profile, network=NETWORK)
+    costs = CostModel(profile=profile, network=NETWORK)
     plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
-    priced = model.price(plan)
+    priced = costs.price(plan)
     whole = next(layer for layer in NETWORK.layers if layer.name == "conv2")
     (forward,) = [
         seconds
@@ -98,12 +100,12 @@ def test_measured_shards_are_taken_as_they_were_measured(strategy: str) -> None:
         for time in layer_times(network_of(shards), seconds=lambda layer, phase, batch: 7e-3)
     )
     found = predicted(strategy, profile_of(layer_times=(*layer_times(NETWORK), *measured)))
-    assert not [line for line in found.extrapolated if "nearest operation" in line]
+    assert not [line for line in found.provenance.extrapolated if "nearest operation" in line]
     split = {layer.name for layer in shards}
     whole = [layer for layer in NETWORK.layers if layer.name not in split]
     rest_s = sum(linear_seconds(layer, phase, BATCH) for layer in whole for phase in ("FW", "BW"))
     # Convolutions and fully connected layers, pooling and activations: forward and backward of each shard.
-    assert found.compute_s == pytest.approx(2 * 7e-3 * len(shards) + rest_s + updating_s(strategy), rel=1e-6)
+    assert found.time.compute_s == pytest.approx(2 * 7e-3 * len(shards) + rest_s + updating_s(strategy), rel=1e-6)
 
 
 def network_of(layers: Sequence[Layer]) -> ModelGraph:
@@ -133,14 +135,14 @@ def updating_s(strategy: str) -> float:
 def test_the_breakdown_parts_communication_for_layers_from_compute(strategy: str, names: set[str]) -> None:
     found = predicted(strategy)
     phases = {"FW", "BW", "GE", "WU"}
-    assert set(found.breakdown_s) == phases | names | {"exposed_communication"}
-    assert sum(found.breakdown_s[name] for name in phases | names) == pytest.approx(found.iteration_s)
-    assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
-    of_layers = sum(found.breakdown_s[name] for name in names)
-    assert found.breakdown_s["FW"] + found.breakdown_s["BW"] + of_layers == pytest.approx(
-        found.phases_s["FW"] + found.phases_s["BW"]
+    assert set(found.time.breakdown_s) == phases | names | {"exposed_communication"}
+    assert sum(found.time.breakdown_s[name] for name in phases | names) == pytest.approx(found.iteration_s)
+    assert sum(found.time.phases_s.values()) == pytest.approx(found.iteration_s)
+    of_layers = sum(found.time.breakdown_s[name] for name in names)
+    assert found.time.breakdown_s["FW"] + found.time.breakdown_s["BW"] + of_layers == pytest.approx(
+        found.time.phases_s["FW"] + found.time.phases_s["BW"]
     )
-    assert of_layers <= found.breakdown_s["exposed_communication"] * (1 + 1e-9)
+    assert of_layers <= found.time.breakdown_s["exposed_communication"] * (1 + 1e-9)
 
 
 def seconds_of(work: Collective | HaloExchange) -> tuple[str, float]:
@@ -158,15 +160,15 @@ def test_communication_for_layers_takes_what_the_fits_say(strategy: str) -> None
     for work in communication_of_layers(strategy):
         name, seconds = seconds_of(work)
         expected[name] = expected.get(name, 0.0) + seconds
-    found = predicted(strategy).breakdown_s
+    found = predicted(strategy).time.breakdown_s
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_sums_are_those_of_one_rank_where_ranks_differ() -> None:
     """Three uneven blocks are three roles; what one rank computes is less than the whole, not the sum of all."""
     alone, cut = predicted("serial"), predicted("s3")
-    assert cut.compute_s < alone.compute_s
-    assert cut.compute_s + cut.communication_s == pytest.approx(cut.iteration_s, rel=0.05)
+    assert cut.time.compute_s < alone.time.compute_s
+    assert cut.time.compute_s + cut.time.communication_s == pytest.approx(cut.iteration_s, rel=0.05)
 
 
 def test_a_halo_exchange_without_a_fit_names_its_measuring_command() -> None:
@@ -228,15 +230,15 @@ def test_synchronised_batch_norm_costs_its_all_reduces() -> None:
     factory.loss()
     network = factory.network("normalised")
     profile = profile_of(network, communication=fits("all_reduce", "broadcast"))
-    model = CostModel(profile=profile, network=network)
+    costs = CostModel(profile=profile, network=network)
     local, sync = (
-        Predictor(model, evaluator_named("simulate")).predict(
+        Predictor(costs, evaluator_named("simulate")).predict(
             Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
         )
         for of in ("local", "sync")
     )
     assert (local.options, sync.options) == ({}, {"batch_norm": "sync"})
-    assert sync.breakdown_s["all_reduce"] > local.breakdown_s.get("all_reduce", 0.0)
+    assert sync.time.breakdown_s["all_reduce"] > local.time.breakdown_s.get("all_reduce", 0.0)
 
 
 def test_shards_measured_for_all_layers_serve_chosen_ones() -> None:
@@ -245,12 +247,12 @@ def test_shards_measured_for_all_layers_serve_chosen_ones() -> None:
         msgspec.structs.replace(time, shard="f2")
         for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: 7e-3)
     )
-    model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
+    costs = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
     settings = plan_settings(batch=BATCH, split=("fc",))
-    found = Predictor(model, evaluator_named("simulate")).predict(
+    found = Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("f2"), settings=settings)
     )
-    assert not [line for line in found.extrapolated if "nearest operation" in line]
+    assert not [line for line in found.provenance.extrapolated if "nearest operation" in line]
 
 
 def shard_profile() -> Profile:
@@ -268,9 +270,9 @@ def shard_profile() -> Profile:
 def test_a_measured_shard_gives_weight_update_and_time_between_operations(
     strategy: str, between_s: float, wu_s: float | None
 ) -> None:
-    model = CostModel(profile=shard_profile(), network=NETWORK)
+    costs = CostModel(profile=shard_profile(), network=NETWORK)
     plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
-    priced = model.price(plan)
+    priced = costs.price(plan)
     counts = np.bincount(plan.roles[0].work, minlength=len(plan.works))
     totals = {
         (type(work).__name__, getattr(work, "phase", "")): seconds * count
@@ -298,9 +300,9 @@ def test_proportional_takes_a_layers_share_and_ignores_measured_shards() -> None
         if time.operation == of
     ]
     profile = profile_of(layer_times=(*times, *shards))
-    model = CostModel(profile=profile, network=NETWORK)
+    costs = CostModel(profile=profile, network=NETWORK)
     simulated, shared = (
-        Predictor(model, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
+        Predictor(costs, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
     )
     of_split = sum(
         linear_seconds(layer, phase, BATCH)
@@ -308,5 +310,5 @@ def test_proportional_takes_a_layers_share_and_ignores_measured_shards() -> None
         if layer.operation in twins.values()
         for phase in ("FW", "BW")
     )
-    assert simulated.compute_s - shared.compute_s == pytest.approx(of_split / 2)
+    assert simulated.time.compute_s - shared.time.compute_s == pytest.approx(of_split / 2)
     assert not evaluator_named("proportional").covers(parse_strategy("d2"))

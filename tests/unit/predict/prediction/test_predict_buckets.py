@@ -14,8 +14,7 @@ from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from predict.cli import group
 from predict.prediction.bucket_advice import BucketAdvice, parse_caps, print_advice
-from predict.prediction.interval import Interval
-from predict.prediction.scaling_band import Timed, gain_band
+from predict.prediction.interval import Interval, Timed, gain_band
 
 NETWORK = make_network((256, 512, 512, 512, 32))
 

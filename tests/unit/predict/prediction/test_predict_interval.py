@@ -35,14 +35,14 @@ COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for ph
 
 def predict(profile: Profile, strategy: str = "serial", batch: int = 4, evaluator: str = "simulate") -> Prediction:
     settings = plan_settings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named(evaluator)).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 
 def sides(prediction: Prediction) -> tuple[float, float]:
-    low, high = prediction.interval_s
+    low, high = prediction.time.interval_s
     return prediction.iteration_s - low, high - prediction.iteration_s
 
 
@@ -61,12 +61,12 @@ def test_what_all_layers_share_adds_up() -> None:
     found = predict(make_profile(model_times=model_times(CHAIN, common_sd=0.03)))
     expected = Z90 * 0.03 * (COMPUTE_S + 1e-4)
     assert sides(found) == pytest.approx((expected, expected))
-    assert found.spread_s == pytest.approx({"compute, all layers": expected})
+    assert found.provenance.spread_s == pytest.approx({"compute, all layers": expected})
 
 
 def test_sources_of_error_add_in_quadrature() -> None:
     profile = make_profile(layer_times=layer_times(CHAIN, block_sd=0.1), model_times=model_times(CHAIN, common_sd=0.03))
-    parts = predict(profile).spread_s
+    parts = predict(profile).provenance.spread_s
     assert sides(predict(profile))[0] == pytest.approx(math.hypot(parts["each layer"], parts["compute, all layers"]))
 
 
@@ -106,14 +106,14 @@ def test_the_covariance_of_the_fit_is_propagated(evaluator: str) -> None:
 
 def test_drift_of_communication_counts_where_it_is_exposed() -> None:
     found = predict(make_profile(communication=(ring_fit(block_relative_sd=0.2),)), "d2", 8)
-    expected = Z90 * 0.2 * found.communication_s
+    expected = Z90 * 0.2 * found.time.communication_s
     assert sides(found) == pytest.approx((expected, expected))
 
 
 def hidden(profile: Profile) -> Prediction:
     settings = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
-    model = CostModel(profile=profile, network=CHAIN)
-    return Predictor(model, evaluator_named("simulate")).predict(
+    costs = CostModel(profile=profile, network=CHAIN)
+    return Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("d2"), settings=settings)
     )
 
@@ -121,9 +121,9 @@ def hidden(profile: Profile) -> Prediction:
 def test_the_spread_of_interference_counts_where_there_is_overlap() -> None:
     sure = hidden(make_profile(contexts=(with_compute(1.5, 1.5),)))
     unsure = hidden(make_profile(contexts=(with_compute(1.5, 1.5, sd=0.3),)))
-    assert sure.overlap_s > 0
-    assert "interference, compute" not in sure.spread_s
-    assert unsure.spread_s["interference, compute"] > 0
+    assert sure.time.overlap_s > 0
+    assert "interference, compute" not in sure.provenance.spread_s
+    assert unsure.provenance.spread_s["interference, compute"] > 0
     assert sides(unsure) > sides(sure)
 
 
@@ -139,8 +139,8 @@ def test_the_lag_of_the_slowest_rank_is_in_the_point() -> None:
     found = predict(lagging, "d2", 8, "simulate")
     # Times are spread evenly from 0.8 to 1.2: the larger of two has two thirds of that behind it in the mean.
     factor = 1 + 0.4 * (2 / 3 - 1 / 2)
-    assert found.straggler == pytest.approx(factor)
-    assert found.iteration_s == pytest.approx(factor * found.compute_s + found.communication_s)
+    assert found.time.straggler == pytest.approx(factor)
+    assert found.iteration_s == pytest.approx(factor * found.time.compute_s + found.time.communication_s)
 
 
 def test_unmeasured_overlap_widens_the_upper_side_by_hidden_time() -> None:
@@ -155,12 +155,12 @@ def test_unmeasured_overlap_widens_the_upper_side_by_hidden_time() -> None:
         unknown = of(make_profile(communication=(fit,), contexts=()), evaluator)
         known = of(make_profile(communication=(fit,), contexts=(with_compute(1.0, 1.0),)), evaluator)
         assert unknown.iteration_s == pytest.approx(known.iteration_s)
-        assert unknown.overlap_s > 0
-        hidden = 0.95 * unknown.overlap_s
-        assert unknown.spread_s["overlap that was not measured"] == pytest.approx(hidden)
+        assert unknown.time.overlap_s > 0
+        hidden = 0.95 * unknown.time.overlap_s
+        assert unknown.provenance.spread_s["overlap that was not measured"] == pytest.approx(hidden)
         assert sides(unknown)[0] == pytest.approx(sides(known)[0], abs=1e-15)
         assert sides(unknown)[1] == pytest.approx(math.hypot(sides(known)[1], hidden))
-    assert "overlap that was not measured" not in of(make_profile(communication=(fit,)), "csf").spread_s
+    assert "overlap that was not measured" not in of(make_profile(communication=(fit,)), "csf").provenance.spread_s
 
 
 def test_a_published_mean_of_interference_spans_none_to_most() -> None:
@@ -171,20 +171,20 @@ def test_a_published_mean_of_interference_spans_none_to_most() -> None:
     )
 
     def of(profile: Profile, evaluator: str) -> Prediction:
-        model = CostModel(profile=profile, network=CHAIN, backend="gloo")
-        return Predictor(model, evaluator_named(evaluator)).predict(point)
+        costs = CostModel(profile=profile, network=CHAIN, backend="gloo")
+        return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
     free, assumed = of(cpu, "simulate"), of(gpu, "simulate")
     # All that is exchanged is hidden but the last of it: compute beside it takes 1.189 times as long.
     assert assumed.iteration_s > free.iteration_s
-    assert assumed.iteration_s - free.iteration_s <= 0.189 * assumed.overlap_s
-    assert assumed.spread_s["overlap that was not measured"] == pytest.approx(
-        max(assumed.iteration_s - free.iteration_s, free.iteration_s + 0.95 * free.overlap_s - assumed.iteration_s)
+    assert assumed.iteration_s - free.iteration_s <= 0.189 * assumed.time.overlap_s
+    assert assumed.provenance.spread_s["overlap that was not measured"] == pytest.approx(
+        max(assumed.iteration_s - free.iteration_s, free.iteration_s + 0.95 * free.time.overlap_s - assumed.iteration_s)
     )
     down, up = sides(assumed)
     unchanged_below, _ = sides(free)
     assert down == pytest.approx(math.hypot(unchanged_below, assumed.iteration_s - free.iteration_s), rel=1e-3)
-    assert assumed.iteration_s + up == pytest.approx(free.iteration_s + 0.95 * free.overlap_s, rel=1e-2)
+    assert assumed.iteration_s + up == pytest.approx(free.iteration_s + 0.95 * free.time.overlap_s, rel=1e-2)
     # The closed forms take overlap as free, as their papers do, and their interval tells of the same.
     assert of(gpu, "osf").iteration_s == pytest.approx(of(cpu, "osf").iteration_s)
     assert sides(of(gpu, "osf")) == pytest.approx(sides(of(cpu, "osf")))
@@ -200,11 +200,11 @@ def unmeasured(*operations: str) -> Profile:
 
 def test_unmeasured_overlap_widens_the_interval_of_efficiency() -> None:
     found = hidden(on_gpu(unmeasured("all_reduce")))
-    low, high = found.interval_s
+    low, high = found.time.interval_s
     assert low < found.iteration_s < high
     # One rank overlaps nothing, and is as fast whatever overlap costs.
-    of_one_s = found.efficiency * found.iteration_s
-    assert found.efficiency_interval == pytest.approx((of_one_s / high, of_one_s / low), rel=0.01)
+    of_one_s = found.use.efficiency * found.iteration_s
+    assert found.use.efficiency_interval == pytest.approx((of_one_s / high, of_one_s / low), rel=0.01)
 
 
 def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:

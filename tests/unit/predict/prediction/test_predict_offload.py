@@ -41,9 +41,9 @@ def profile_with(*copies: CopyTime, **changes: object) -> Profile:
 
 def predict(profile: Profile, strategy: str = "serial", evaluator: str = "simulate", **settings: object) -> Prediction:
     asked = PlanSettings(batch=16, **settings)  # type: ignore[arg-type]
-    model = CostModel(profile=profile, network=CHAIN)
+    costs = CostModel(profile=profile, network=CHAIN)
     point = Configuration(strategy=parse_strategy(strategy), settings=asked)
-    return Predictor(model, evaluator_named(evaluator)).predict(point)
+    return Predictor(costs, evaluator_named(evaluator)).predict(point)
 
 
 @pytest.mark.parametrize("strategy", ["serial", "d2"])
@@ -52,9 +52,9 @@ def test_the_iteration_takes_both_copies_longer(strategy: str) -> None:
     kept, moved = (predict(profile, strategy, offload=offload) for offload in ("none", "optimizer"))
     copies_s = TENSORS * (2e-6 + 5e-6) + PARAMETERS * (3e-10 + 7e-10)
     assert moved.iteration_s - kept.iteration_s == pytest.approx(copies_s, rel=1e-9)
-    assert moved.breakdown_s["WU"] - kept.breakdown_s["WU"] == pytest.approx(copies_s, rel=1e-9)
-    assert any("lies in host memory, bytes a rank: " in note for note in moved.notes)
-    assert not any("stand for them" in text for text in moved.extrapolated)
+    assert moved.time.breakdown_s["WU"] - kept.time.breakdown_s["WU"] == pytest.approx(copies_s, rel=1e-9)
+    assert any("lies in host memory, bytes a rank: " in note for note in moved.provenance.notes)
+    assert not any("stand for them" in text for text in moved.provenance.extrapolated)
 
 
 def test_copies_into_buckets_stand_for_it_on_a_cpu() -> None:
@@ -63,14 +63,14 @@ def test_copies_into_buckets_stand_for_it_on_a_cpu() -> None:
     kept, moved = (predict(profile, offload=offload) for offload in ("none", "optimizer"))
     assert moved.iteration_s - kept.iteration_s == pytest.approx(2 * PARAMETERS * 1e-9, rel=1e-9)
     text = "copies of the optimizer's state were not measured, copies into buckets stand for them"
-    assert any(text in line for line in moved.extrapolated)
+    assert any(text in line for line in moved.provenance.extrapolated)
 
 
 def test_copies_of_the_input_stand_for_it_on_a_device() -> None:
     pinned = HostCopy(how="pinned", alpha_s=1e-6, beta_s_per_byte=4e-11, relative_sd=0.1, bytes_range=(1, 1 << 20))
     profile = profile_with(input_side=(InputSide(source="synthetic", copies=(pinned,)),))
     found = predict(profile, offload="optimizer")
-    assert any("the input's from pinned memory stand for them" in line for line in found.extrapolated)
+    assert any("the input's from pinned memory stand for them" in line for line in found.provenance.extrapolated)
 
 
 def test_a_device_whose_copies_nobody_measured_is_refused() -> None:

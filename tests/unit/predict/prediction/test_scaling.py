@@ -20,10 +20,9 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
-from predict.prediction.interval import Interval
+from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling import Sweep, with_knees
-from predict.prediction.scaling_band import Timed
 from predict.prediction.utilisation import check_price, model_flops
 from predict.workload import Configuration, evaluator_named
 
@@ -40,8 +39,8 @@ def predict(
     **options: object,
 ) -> list[Prediction]:
     """Predictions with so many samples a rank."""
-    model = CostModel(profile=profile, network=network, hardware=hardware or Hardware())
-    predictor = Predictor(model, evaluator_named(evaluator), **options)  # type: ignore[arg-type]
+    costs = CostModel(profile=profile, network=network, hardware=hardware or Hardware())
+    predictor = Predictor(costs, evaluator_named(evaluator), **options)  # type: ignore[arg-type]
     return [
         predictor.predict(Configuration(strategy=strategy, settings=PlanSettings(batch=batch * strategy.ranks)))
         for strategy in map(parse_strategy, strategies)
@@ -53,9 +52,9 @@ def test_what_slows_both_alike_takes_nothing_from_efficiency() -> None:
         model_times=model_times(CHAIN, common_sd=0.2), communication=(ring_fit(alpha_s=1e-15, beta_s_per_byte=0.0),)
     )
     serial, data = predict(slow_spells, "serial", "d2")
-    assert serial.efficiency_interval == (1, 1)
-    assert data.interval_s[0] < 0.8 * data.iteration_s
-    assert data.efficiency_interval == pytest.approx((1, 1))
+    assert serial.use.efficiency_interval == (1, 1)
+    assert data.time.interval_s[0] < 0.8 * data.iteration_s
+    assert data.use.efficiency_interval == pytest.approx((1, 1))
 
 
 def test_the_efficiency_band_of_an_uncertain_exchange_matches_draws() -> None:
@@ -67,29 +66,30 @@ def test_the_efficiency_band_of_an_uncertain_exchange_matches_draws() -> None:
     (alone,) = predict(profile, "serial")
     drawn = np.random.default_rng(0).normal(beta_s, sd, 200_000)
     efficiencies = alone.iteration_s / (alone.iteration_s + CHAIN.parameter_bytes * drawn)
-    assert found.efficiency_interval == pytest.approx(np.quantile(efficiencies, [0.05, 0.95]), rel=2e-3)
+    assert found.use.efficiency_interval == pytest.approx(np.quantile(efficiencies, [0.05, 0.95]), rel=2e-3)
 
 
 def test_layers_own_errors_count_on_both_sides() -> None:
     profile = make_profile(layer_times=layer_times(CHAIN, block_sd=0.1), communication=(ring_fit(alpha_s=0.0),))
     (found,) = predict(profile, "d2")
     (alone,) = predict(profile, "serial")
-    sizes = [each.spread_s["each layer"] / each.iteration_s for each in (found, alone)]
-    low, high = found.efficiency_interval
-    assert high - found.efficiency == pytest.approx(found.efficiency * math.hypot(*sizes))
-    assert found.efficiency - low == pytest.approx(high - found.efficiency)
+    sizes = [each.provenance.spread_s["each layer"] / each.iteration_s for each in (found, alone)]
+    low, high = found.use.efficiency_interval
+    assert high - found.use.efficiency == pytest.approx(found.use.efficiency * math.hypot(*sizes))
+    assert found.use.efficiency - low == pytest.approx(high - found.use.efficiency)
 
 
 def at(ranks: int, efficiency: float, *, strategy: str = "", per_rank: int = 4) -> Prediction:
     (found,) = predict(make_profile(), "d2")
+    use = msgspec.structs.replace(found.use, efficiency=efficiency)
     return msgspec.structs.replace(
-        found, strategy=strategy or f"d{ranks}", ranks=ranks, batch=per_rank * ranks, efficiency=efficiency
+        found, strategy=strategy or f"d{ranks}", ranks=ranks, batch=per_rank * ranks, use=use
     )
 
 
 def certain(points: Sequence[Prediction]) -> list[Timed]:
     """Iterations that the efficiencies stand for, without any error."""
-    seconds = [1 / point.efficiency for point in points]
+    seconds = [1 / point.use.efficiency for point in points]
     return [Timed(value, Interval(value, value, {}, {}, 0.0, ())) for value in seconds]
 
 
@@ -103,7 +103,7 @@ def test_the_knee_is_the_last_point_with_sufficient_efficiency() -> None:
     points = [at(ranks, value) for ranks, value in ((2, 0.9), (4, 0.85), (8, 0.73), (16, 0.7), (32, 0.9))]
     found, (sweep,) = knees(points)
     # 0.8 of 0.9 is 0.72. That 32 ranks are efficient again makes no knee of them.
-    assert [point.knee_ranks for point in found] == [8] * 5
+    assert [point.use.knee_ranks for point in found] == [8] * 5
     assert "8 ranks; up to there efficiency is at least 0.8 of that at 2" in str(sweep)
     assert sweep.knee_range == (8, 8)
     assert knees(points, fraction=0.95)[1][0].knee_ranks == 2
@@ -118,7 +118,7 @@ def test_the_knees_range_comes_from_independent_errors_of_points() -> None:
         each if index == 0 else each._replace(bounds=each.bounds._replace(own_s=0.15 * each.iteration_s))
         for index, each in enumerate(timed)
     ]
-    (sweep,) = with_knees(points, loose, strong=False)[1]
+    (sweep,) = with_knees(points, loose, strong=False, fraction=0.8)[1]
     assert (sweep.knee_ranks, sweep.knee_range) == (4, (2, 8))
     assert "2 to 8 by the ends of its band" in str(sweep)
 
@@ -131,18 +131,18 @@ def test_errors_shared_by_all_points_leave_the_knee_unmoved() -> None:
         )
         for each in certain(points)
     ]
-    (sweep,) = with_knees(points, shared, strong=False)[1]
+    (sweep,) = with_knees(points, shared, strong=False, fraction=0.8)[1]
     assert sweep.knee_range == (sweep.knee_ranks,) * 2 == (4, 4)
 
 
 def test_a_sweep_needs_two_points_of_one_strategy_and_samples() -> None:
     points = [at(2, 0.9), at(4, 0.5), at(2, 0.9, per_rank=8), at(4, 0.8, per_rank=8), at(4, 0.9, strategy="f4")]
     found, sweeps = knees(points)
-    assert [point.knee_ranks for point in found] == [2, 2, 4, 4, None]
+    assert [point.use.knee_ranks for point in found] == [2, 2, 4, 4, None]
     assert [str(sweep).partition(":")[0] for sweep in sweeps] == ["data, 4 samples a rank", "data, 8 samples a rank"]
     strong = [msgspec.structs.replace(point, batch=64) for point in points[:2]]
     found, (sweep,) = knees(strong, strong=True)
-    assert [point.knee_ranks for point in found] == [2, 2]
+    assert [point.use.knee_ranks for point in found] == [2, 2]
     assert str(sweep).startswith("data, batch 64: 2 ranks")
 
 
@@ -150,7 +150,7 @@ def test_sweeps_differ_by_axes_inside_the_growing_axis() -> None:
     strategies = {"d2f2": 0.9, "d4f2": 0.5, "d2f4": 0.9, "d4f4": 0.8, "z3d4f4": 0.1}
     points = [at(parse_strategy(text).ranks, value, strategy=text) for text, value in strategies.items()]
     found, sweeps = knees(points)
-    assert [point.knee_ranks for point in found] == [4, 4, 16, 16, None]
+    assert [point.use.knee_ranks for point in found] == [4, 4, 16, 16, None]
     assert [sweep.strategy for sweep in sweeps] == ["data+f2", "data+f4"]
 
 
@@ -183,11 +183,11 @@ def test_utilisation_is_model_flops_over_peak_flops_of_all_ranks() -> None:
     widths = (64, 128, 256, 32)
     per_sample = sum(6 * rows * columns + 2 * columns for rows, columns in itertools.pairwise(widths))
     per_sample -= 2 * widths[0] * widths[1]  # the gradient of the input, which nobody computes
-    assert serial.model_flops == 4 * per_sample
-    assert serial.model_flops_utilisation == pytest.approx(4 * per_sample / serial.iteration_s / 1e11)
-    assert data.model_flops == 8 * per_sample
-    assert data.model_flops_utilisation == pytest.approx(8 * per_sample / (data.iteration_s * 2 * 6e10))
-    assert data.peak_flops_basis == "measured by doctor in fp32"
+    assert serial.use.model_flops == 4 * per_sample
+    assert serial.use.model_flops_utilisation == pytest.approx(4 * per_sample / serial.iteration_s / 1e11)
+    assert data.use.model_flops == 8 * per_sample
+    assert data.use.model_flops_utilisation == pytest.approx(8 * per_sample / (data.iteration_s * 2 * 6e10))
+    assert data.use.peak_flops_basis == "measured by doctor in fp32"
 
 
 def test_what_no_parameter_has_a_part_in_has_no_gradient() -> None:
@@ -207,39 +207,43 @@ def test_utilisation_is_of_the_device_that_is_asked_for() -> None:
     rates = with_rates(("fp32", 1, 1e11))
     device = msgspec.structs.replace(rates.devices[0], memory_bandwidth_bytes_per_s=1e10)
     (found,) = predict(msgspec.structs.replace(rates, devices=(device,)), "serial", hardware=Hardware(peak_flops=3.0))
-    assert found.peak_flops_per_rank == pytest.approx(3e11)
+    assert found.use.peak_flops_per_rank == pytest.approx(3e11)
 
 
 def test_what_layers_reached_is_no_peak() -> None:
     (found,) = predict(make_profile(), "serial")
-    assert found.model_flops_utilisation is None
-    assert found.peak_flops_per_rank is None
-    assert "doctor --measure" in found.peak_flops_basis
+    assert found.use.model_flops_utilisation is None
+    assert found.use.peak_flops_per_rank is None
+    assert "doctor --measure" in found.use.peak_flops_basis
 
 
 def test_hours_and_cost_count_all_ranks() -> None:
     (found,) = predict(make_profile(), "d2", dataset_samples=100, price_per_rank_hour=2.5)
-    assert found.epoch_s is not None
+    assert found.time.epoch_s is not None
     # 100 samples in mini-batches of 8 are 13 iterations.
     hours = 13 * found.iteration_s * 2 / 3600
-    assert found.rank_hours_per_epoch == pytest.approx(hours)
-    assert found.cost_per_epoch == pytest.approx(2.5 * hours)
-    assert found.rank_hours_per_million_samples == pytest.approx(1e6 / found.samples_per_s * 2 / 3600)
-    assert found.cost_per_million_samples == pytest.approx(2.5 * found.rank_hours_per_million_samples)
-    assert found.samples_per_s_per_rank == pytest.approx(found.samples_per_s / 2)
-    assert found.tokens_per_s_per_rank is None
+    assert found.use.rank_hours_per_epoch == pytest.approx(hours)
+    assert found.use.cost_per_epoch == pytest.approx(2.5 * hours)
+    assert found.use.rank_hours_per_million_samples == pytest.approx(1e6 / found.time.samples_per_s * 2 / 3600)
+    assert found.use.cost_per_million_samples == pytest.approx(2.5 * found.use.rank_hours_per_million_samples)
+    assert found.use.samples_per_s_per_rank == pytest.approx(found.time.samples_per_s / 2)
+    assert found.use.tokens_per_s_per_rank is None
 
 
 def test_without_epoch_or_price_there_is_neither() -> None:
     (found,) = predict(make_profile(), "d2")
-    assert (found.rank_hours_per_epoch, found.cost_per_epoch, found.cost_per_million_samples) == (None, None, None)
-    assert found.rank_hours_per_million_samples > 0
+    assert (found.use.rank_hours_per_epoch, found.use.cost_per_epoch, found.use.cost_per_million_samples) == (
+        None,
+        None,
+        None,
+    )
+    assert found.use.rank_hours_per_million_samples > 0
 
 
 def test_tokens_are_those_of_all_sequences_of_a_sample() -> None:
     texts = msgspec.structs.replace(CHAIN, input_dtype="int64", input_shape=(2, 32))
     (found,) = predict(make_profile(texts), "d2", network=texts)
-    assert found.tokens_per_s_per_rank == pytest.approx(64 * found.samples_per_s_per_rank)
+    assert found.use.tokens_per_s_per_rank == pytest.approx(64 * found.use.samples_per_s_per_rank)
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf])

@@ -56,12 +56,12 @@ def profile(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("ranks", "batch"), [(2, 8), (4, 12), pytest.param(8, 8, marks=pytest.mark.slow)])
 def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: int, batch: int) -> None:
-    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    costs = CostModel(profile=profile_of(NETWORK), network=NETWORK)
     space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, (0.25, 1))
     times = {}
     for candidate in range(len(space)):
         strategy = str(space.strategies[space.strategy[candidate]])
-        times[candidate] = exactly(model, space.settings_of(candidate), strategy)
+        times[candidate] = exactly(costs, space.settings_of(candidate), strategy)
     answer = found(profile, "--ranks", str(ranks), "--batch", str(batch), "--caps", "0.25,1", "--predictions", "400")
     (searched,) = answer["searched"]
     assert searched["candidates"] == len(space)
@@ -99,10 +99,10 @@ def test_few_predictions_find_the_best_where_messages_outweigh_compute(
     ids=["from memory", "naive", "copied ahead"],
 )
 def test_no_candidate_is_faster_than_its_estimate(profile: Path, fed: InputOptions) -> None:
-    model = CostModel(profile=profile_of(NETWORK), network=NETWORK, input_options=fed)
+    costs = CostModel(profile=profile_of(NETWORK), network=NETWORK, input_options=fed)
     space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, (1,))
     shared = SharedWorks(NETWORK, space.settings)
-    estimates = Estimates(model, space, shared).seconds()
+    estimates = Estimates(costs, space, shared).seconds()
     whole = [c for c in range(len(space)) if space.mesh(c).shared is None]
     assert len(whole) > 50
     assert {"gpipe", "1f1b", "zb"} <= {
@@ -110,17 +110,17 @@ def test_no_candidate_is_faster_than_its_estimate(profile: Path, fed: InputOptio
     }
     for candidate in whole:
         strategy = str(space.strategies[space.strategy[candidate]])
-        exact = exactly(model, space.settings_of(candidate), strategy)
+        exact = exactly(costs, space.settings_of(candidate), strategy)
         assert 0 < estimates[candidate] <= exact * (1 + 1e-9), strategy
 
 
 def test_no_candidate_holds_less_than_its_bound(profile: Path) -> None:
-    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    costs = CostModel(profile=profile_of(NETWORK), network=NETWORK)
     space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, ())
-    bounds = MemoryBounds(model, space, SharedWorks(NETWORK, space.settings)).bytes()
+    bounds = MemoryBounds(costs, space, SharedWorks(NETWORK, space.settings)).bytes()
     for candidate in range(len(space)):
         strategy = space.strategies[space.strategy[candidate]]
-        held = model.memory(strategy, space.settings_of(candidate)).peak_bytes
+        held = costs.memory(strategy, space.settings_of(candidate)).peak_bytes
         assert 0 < bounds[candidate] <= held, (str(strategy), space.settings_of(candidate))
 
 
@@ -132,13 +132,13 @@ def test_images_are_searched_over_blocks_of_positions_too(tmp_path: Path) -> Non
     )
     names = {row["prediction"]["strategy"] for row in answer["rows"]}
     assert {"d4", "z1d4"} <= names
-    model = CostModel(profile=profile_of(network), network=network)
+    costs = CostModel(profile=profile_of(network), network=network)
     space = find_space(network, PlanSettings(batch=8, blocking=True), 4, (1,))
     kinds = {strategy.name for strategy in space.strategies}
     assert {"data+spatial", "spatial+data", "spatial", "filter+data", "data+filter"} <= kinds
     assert {"s2x2", "s4", "s1x4"} <= {str(strategy) for strategy in space.strategies}
     times = [
-        exactly(model, space.settings_of(candidate), str(space.strategies[space.strategy[candidate]]))
+        exactly(costs, space.settings_of(candidate), str(space.strategies[space.strategy[candidate]]))
         for candidate in range(len(space))
         if space.cap[candidate] == 0
     ]

@@ -22,9 +22,8 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.prediction.interval import Interval
+from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Predictor
-from predict.prediction.scaling_band import Timed
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
 from predict.search.search import _rows

@@ -18,7 +18,7 @@ from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.factorings import alike
+from predict.search.candidates.mesh import alike
 from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
@@ -30,7 +30,7 @@ NETWORK = make_network((64, 512, 256, 512, 32))
 
 
 @pytest.fixture(scope="module")
-def model() -> CostModel:
+def costs() -> CostModel:
     return CostModel(profile=profile_of(NETWORK), network=NETWORK)
 
 
@@ -61,8 +61,8 @@ def _exchanged(sizes: list[int], backward: list[float], first: int, cap: int, se
     return max(sum(backward) + (seconds(last) if total else 0.0), done + every)  # type: ignore[operator]
 
 
-def test_buckets_of_many_stages_and_sizes_are_those_of_each(model: CostModel) -> None:
-    groups = GroupCosts(model.communication)
+def test_buckets_of_many_stages_and_sizes_are_those_of_each(costs: CostModel) -> None:
+    groups = GroupCosts(costs.communication)
     group_ = Group(8, 16, 2, 2)
     link = groups.link("all_reduce", group_)
     gradient_bytes = np.array([[0, 4096, 0, 65536, 1024, 0], [8, 8, 8, 8, 8, 8], [0, 0, 0, 0, 9000, 400]])
@@ -83,8 +83,8 @@ def test_buckets_of_many_stages_and_sizes_are_those_of_each(model: CostModel) ->
         assert found[row, index, stage] == pytest.approx(_exchanged(sizes, times, *bucket_limits(cap), seconds))
 
 
-def test_messages_priced_together_equal_each_over_its_own_link(model: CostModel) -> None:
-    groups = GroupCosts(model.communication)
+def test_messages_priced_together_equal_each_over_its_own_link(costs: CostModel) -> None:
+    groups = GroupCosts(costs.communication)
     asked = [
         (operation, group_along(parse_strategy(text), 0))
         for text in ("d1", "d2", "d8", "d4f2", "f2d4", "d2p2f2", "d32")
@@ -94,13 +94,13 @@ def test_messages_priced_together_equal_each_over_its_own_link(model: CostModel)
     sizes = np.linspace(0, 1 << 22, 9).round()
     together = groups.seconds_over(links[:, None], sizes)
     for own, each in zip(together, asked, strict=True):
-        assert own == pytest.approx(GroupCosts(model.communication).seconds(*each, sizes))
+        assert own == pytest.approx(GroupCosts(costs.communication).seconds(*each, sizes))
     assert links[0] == 0
     assert together[0].tolist() == [0.0] * 9
 
 
-def test_layer_waits_equal_messages_of_their_part_and_samples(model: CostModel) -> None:
-    groups, shared = GroupCosts(model.communication), SharedWorks(NETWORK, PlanSettings(batch=8))
+def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) -> None:
+    groups, shared = GroupCosts(costs.communication), SharedWorks(NETWORK, PlanSettings(batch=8))
     waits = Waits(groups)
     texts = ("f2d4", "d4f2", "c4", "d8", "t2")
     cases = [(strategy, count) for strategy in map(parse_strategy, texts) for count in (1, 4)]
@@ -121,7 +121,7 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(model: CostModel) 
     assert np.array(expected).max() > 0
 
 
-def test_a_strategy_is_estimated_among_others_as_by_itself(model: CostModel) -> None:
+def test_a_strategy_is_estimated_among_others_as_by_itself(costs: CostModel) -> None:
     def alone(space: Space, index: int) -> Space:
         own = np.flatnonzero(space.strategy == index)
         columns = {name: getattr(space, name)[own] for name in ("micro_batches", "schedule", "cap", "again")}
@@ -140,28 +140,28 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(model: CostModel) -> 
         )
 
     space = find_space(NETWORK, PlanSettings(batch=48, blocking=True), 16, (0.25, 4))
-    together = Estimates(model, space, SharedWorks(NETWORK, space.settings)).seconds()
+    together = Estimates(costs, space, SharedWorks(NETWORK, space.settings)).seconds()
     assert np.isfinite(together).all()
     assert len(space.strategies) > 40
     for index in range(len(space.strategies)):
         one = alone(space, index)
-        found = Estimates(model, one, SharedWorks(NETWORK, space.settings)).seconds()
+        found = Estimates(costs, one, SharedWorks(NETWORK, space.settings)).seconds()
         assert found == pytest.approx(together[space.strategy == index], rel=1e-12), str(space.strategies[index])
 
 
-def test_bucket_sizes_and_axis_order_do_not_change_memory(model: CostModel) -> None:
-    network, dtype = model.network, model.dtype
+def test_bucket_sizes_and_axis_order_do_not_change_memory(costs: CostModel) -> None:
+    network, dtype = costs.network, costs.dtype
     for text, changes in (("d4", {}), ("z1d4", {"accumulate": 2}), ("d2p2", {"micro_batches": 2, "schedule": "1f1b"})):
         strategy = parse_strategy(text)
         peaks = set()
         for cap in (None, 0.001, 256):
             first, rest = bucket_limits(cap)
             settings = plan_settings(batch=16, first_bucket_bytes=first, bucket_cap_bytes=rest, **changes)
-            use = memory_of_plan(network, strategy, settings, dtype=dtype, device=model.device_kind)
+            use = memory_of_plan(network, strategy, settings, dtype=dtype, device=costs.device_kind)
             peaks.add(use.peak_bytes)
-            assert model.memory(strategy, settings).peak_bytes == use.peak_bytes
+            assert costs.memory(strategy, settings).peak_bytes == use.peak_bytes
         assert len(peaks) == 1
-    assert model.memory(parse_strategy("p2d2"), settings).peak_bytes == use.peak_bytes
+    assert costs.memory(parse_strategy("p2d2"), settings).peak_bytes == use.peak_bytes
 
 
 def attention(heads: int) -> NetworkFactory:

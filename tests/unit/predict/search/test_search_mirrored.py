@@ -56,9 +56,9 @@ def test_where_height_and_width_differ_both_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("s2", "s1x2"), ("s4x2", "s2x4"), ("d2s4", "d2s1x4"), ("s4p2", "s1x4p2")])
 def test_what_is_left_out_is_predicted_as_what_is_kept(one: str, other: str) -> None:
-    model = CostModel(profile=profile_of(SQUARE), network=SQUARE)
+    costs = CostModel(profile=profile_of(SQUARE), network=SQUARE)
     settings = plan_settings(batch=8, blocking=True, micro_batches=2 if "p" in one else None)
-    assert exactly(model, settings, one) == pytest.approx(exactly(model, settings, other), rel=1e-12)
+    assert exactly(costs, settings, one) == pytest.approx(exactly(costs, settings, other), rel=1e-12)
     space = find_space(SQUARE, PlanSettings(batch=8), 8, (), like=like_dims(SQUARE))
     names = {str(strategy) for strategy in space.strategies}
     assert other not in names

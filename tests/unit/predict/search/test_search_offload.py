@@ -41,9 +41,9 @@ def profile(tmp_path: Path) -> Path:
 
 
 def held(offload: str) -> int:
-    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    costs = CostModel(profile=profile_of(NETWORK), network=NETWORK)
     settings = PlanSettings(batch=1, offload=offload)  # type: ignore[arg-type]
-    return model.memory(Strategy(), settings).peak_bytes
+    return costs.memory(Strategy(), settings).peak_bytes
 
 
 def test_the_state_moves_where_nothing_fits_with_it(profile: Path) -> None:

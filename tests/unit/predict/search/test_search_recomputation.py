@@ -56,12 +56,12 @@ class Candidates(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def model() -> CostModel:
+def costs() -> CostModel:
     return CostModel(profile=profile_of(NETWORK), network=NETWORK)
 
 
 @pytest.fixture(scope="module")
-def predicted(model: CostModel) -> Callable[[int, int], Candidates]:
+def predicted(costs: CostModel) -> Callable[[int, int], Candidates]:
     known: dict[tuple[int, int], Candidates] = {}
 
     def find(ranks: int, batch: int) -> Candidates:
@@ -72,8 +72,8 @@ def predicted(model: CostModel) -> Callable[[int, int], Candidates]:
             points = list(zip(strategies, settings, strict=True))
             known[ranks, batch] = Candidates(
                 space,
-                np.array([exactly(model, own, str(strategy)) for strategy, own in points]),
-                np.array([model.memory(*point).peak_bytes for point in points]),
+                np.array([exactly(costs, own, str(strategy)) for strategy, own in points]),
+                np.array([costs.memory(*point).peak_bytes for point in points]),
                 np.array([bool(own.recompute) for own in settings]),
             )
         return known[ranks, batch]
@@ -97,33 +97,33 @@ def test_every_axis_but_pipelines_and_whole_shards_computes_again() -> None:
     assert space.impossible.counts["a pipeline with --recompute, which runs without one"] > 2
 
 
-def test_no_candidate_is_faster_than_its_estimate(model: CostModel) -> None:
+def test_no_candidate_is_faster_than_its_estimate(costs: CostModel) -> None:
     space = find_space(NETWORK, PlanSettings(batch=8, blocking=True), 4, (CAP_MB,))
-    estimates = Estimates(model, space, SharedWorks(NETWORK, space.settings)).seconds()
+    estimates = Estimates(costs, space, SharedWorks(NETWORK, space.settings)).seconds()
     again = [c for c in range(len(space)) if space.settings_of(c).recompute and space.mesh(c).shared is None]
     # d4 and z1d4, of one micro-batch or two, with either bucket size.
     assert len(again) == 8
     for candidate in again:
         strategy = str(space.strategies[space.strategy[candidate]])
-        assert 0 < estimates[candidate] <= exactly(model, space.settings_of(candidate), strategy) * (1 + 1e-9)
+        assert 0 < estimates[candidate] <= exactly(costs, space.settings_of(candidate), strategy) * (1 + 1e-9)
 
 
 def test_computing_again_is_estimated_to_take_what_it_takes_longer(
-    model: CostModel, predicted: Callable[[int, int], Candidates]
+    costs: CostModel, predicted: Callable[[int, int], Candidates]
 ) -> None:
     space, seconds, _, again = predicted(1, 4)
-    estimates = Estimates(model, space, SharedWorks(NETWORK, space.settings)).seconds()
+    estimates = Estimates(costs, space, SharedWorks(NETWORK, space.settings)).seconds()
     assert space.micro_batches[again].tolist() == [1, 2, 4] == space.micro_batches[~again].tolist()
     assert estimates[again] - estimates[~again] == pytest.approx(seconds[again] - seconds[~again])
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (4, 8)])
-def test_no_candidate_holds_less_than_its_bound(model: CostModel, ranks: int, batch: int) -> None:
+def test_no_candidate_holds_less_than_its_bound(costs: CostModel, ranks: int, batch: int) -> None:
     space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, ())
-    bounds = MemoryBounds(model, space, SharedWorks(NETWORK, space.settings)).bytes()
+    bounds = MemoryBounds(costs, space, SharedWorks(NETWORK, space.settings)).bytes()
     for candidate in range(len(space)):
         strategy = space.strategies[space.strategy[candidate]]
-        held = model.memory(strategy, space.settings_of(candidate)).peak_bytes
+        held = costs.memory(strategy, space.settings_of(candidate)).peak_bytes
         assert 0 < bounds[candidate] <= held, (str(strategy), space.settings_of(candidate))
 
 

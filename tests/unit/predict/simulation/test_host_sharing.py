@@ -100,7 +100,7 @@ def test_seconds_and_shares_follow_from_each_other(together: float, schedule: st
     priced = price(costs, Configuration(strategy=asked, settings=settings))
     plan, seconds = priced.plan, priced.costs.seconds
     ones = np.ones(len(plan.works))
-    computing = PipelineSimulation(plan, ones).computing(seconds, ones, ones)
+    computing = [line.computing(seconds, ones, ones) for line in PipelineSimulation(plan, ones).lines]
     busy = busy_beside(plan, computing, ranks_beside(plan, 2))
     whole = costs.price(plan).costs.seconds
     computes = ~priced.costs.is_communication & (whole > 0)

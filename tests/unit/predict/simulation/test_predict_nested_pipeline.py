@@ -53,8 +53,8 @@ def point(strategy: str, batch: int = 8, **changes: object) -> Configuration:
 
 
 def predicted(strategy: str, batch: int = 8, **changes: object) -> Prediction:
-    model = CostModel(profile=PROFILE, network=NETWORK)
-    return Predictor(model, evaluator_named("simulate")).predict(point(strategy, batch, **changes))
+    costs = CostModel(profile=PROFILE, network=NETWORK)
+    return Predictor(costs, evaluator_named("simulate")).predict(point(strategy, batch, **changes))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def predicted(strategy: str, batch: int = 8, **changes: object) -> Prediction:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parts_add_up_and_communication_for_layers_is_named(strategy: str, names: set[str], schedule: str) -> None:
     found = predicted(strategy, 16, schedule=schedule)
-    parts = found.breakdown_s
+    parts = found.time.breakdown_s
     assert names <= parts.keys()
     assert all(parts[name] > 0 for name in names)
     # The first stage may never have to wait.
@@ -78,9 +78,9 @@ def test_parts_add_up_and_communication_for_layers_is_named(strategy: str, names
     whole = parts.keys() - {"exposed_communication"}
     assert sum(parts[name] for name in whole) == pytest.approx(found.iteration_s)
     assert bool(parts["GE"]) == any(letter in strategy for letter in "ds")
-    low, high = found.interval_s
+    low, high = found.time.interval_s
     assert low <= found.iteration_s <= high
-    assert any("stages start at conv3, cut by --stages" in line for line in found.notes)
+    assert any("stages start at conv3, cut by --stages" in line for line in found.provenance.notes)
 
 
 def test_communication_takes_what_the_fits_say() -> None:
@@ -95,7 +95,7 @@ def test_communication_takes_what_the_fits_say() -> None:
                 halves = work.message_bytes / 2 if work.operation == "all_reduce" else work.message_bytes
                 sums[work.operation] += (2 if work.operation == "all_reduce" else 1) * (50e-6 + halves * 1e-9)
         expected.append(sums)
-    parts = predicted("p2f2").breakdown_s
+    parts = predicted("p2f2").time.breakdown_s
     assert {name: parts[name] for name in expected[0]} in [pytest.approx(sums) for sums in expected]
 
 

@@ -77,8 +77,8 @@ def priced_at(
     batch = local * next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
     batch *= int(str(settings.get("micro_batches", 1)))
     point = Configuration(strategy=strategy, settings=plan_settings(batch=batch, **settings))  # type: ignore[arg-type]
-    model = CostModel(profile=profile, network=next(iter(profile.network.values())))
-    return model, point, price(model, point)
+    costs = CostModel(profile=profile, network=next(iter(profile.network.values())))
+    return costs, point, price(costs, point)
 
 
 def simulated_s(profile: Profile, text: str, **settings: object) -> float:

@@ -14,11 +14,12 @@ from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.slow_rank import SlowRank
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.costs.spread.stragglers import RankSpread
 from predict.prediction.prediction import Prediction, Predictor
-from predict.simulation.slow_rank import SlowRank, slow_rank_option
+from predict.prediction.request import slow_rank_option
 from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network((64, 128, 256, 32))
@@ -37,8 +38,8 @@ def profile_of(**model: object) -> Profile:
 def predicted(profile: Profile, text: str, slow: SlowRank | None, batch: int = 16, **settings: object) -> Prediction:
     one_bucket = {"first_bucket_bytes": 1 << 40, "bucket_cap_bytes": 1 << 40}
     wanted = plan_settings(batch=batch, **(one_bucket | settings))  # type: ignore[arg-type]
-    model = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
-    return Predictor(model, evaluator_named("simulate")).predict(
+    costs = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
+    return Predictor(costs, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy(text), settings=wanted)
     )
 
@@ -46,9 +47,9 @@ def predicted(profile: Profile, text: str, slow: SlowRank | None, batch: int = 1
 @pytest.mark.parametrize(("text", "batch"), [("serial", 4), ("d4", 16), ("f4", 4), ("d2f2", 8)])
 def test_all_wait_for_it_where_ranks_meet(text: str, batch: int) -> None:
     found = predicted(profile_of(), text, SlowRank(factor=1.5), batch)
-    assert found.iteration_s == pytest.approx(1.5 * found.compute_s + found.communication_s)
-    assert found.straggler == pytest.approx(1.5)
-    assert any("rank 0 computes 1.5 times as long" in note for note in found.notes)
+    assert found.iteration_s == pytest.approx(1.5 * found.time.compute_s + found.time.communication_s)
+    assert found.time.straggler == pytest.approx(1.5)
+    assert any("rank 0 computes 1.5 times as long" in note for note in found.provenance.notes)
 
 
 def test_among_equal_ranks_it_is_irrelevant_which_is_slow() -> None:
@@ -65,7 +66,7 @@ def test_a_factor_of_1_changes_nothing() -> None:
 
 def test_speed_up_is_against_a_rank_as_measured() -> None:
     slow, plain = (predicted(profile_of(), "d4", each) for each in (SlowRank(factor=2.0, rank=3), None))
-    assert slow.speedup / plain.speedup == pytest.approx(plain.iteration_s / slow.iteration_s)
+    assert slow.use.speedup / plain.use.speedup == pytest.approx(plain.iteration_s / slow.iteration_s)
 
 
 @pytest.mark.parametrize("slower", [1.01, 1.05, 1.15, 1.5])
@@ -81,7 +82,7 @@ def test_the_wait_behind_a_slow_rank_equals_that_of_draws(slower: float) -> None
 def test_a_slow_rank_among_spread_ranks_is_not_always_last() -> None:
     profile = profile_of(quantiles=EVEN, samples=1000)
     waits = RankSpread(quantiles=EVEN, samples=1000)
-    found = [predicted(profile, "d4", SlowRank(factor=factor)).straggler for factor in (1.0, 1.05, 1.5)]
+    found = [predicted(profile, "d4", SlowRank(factor=factor)).time.straggler for factor in (1.0, 1.05, 1.5)]
     assert found == pytest.approx([1 + waits.wait(4), 1.05 + waits.wait(4, 1.05), 1.5])
 
 

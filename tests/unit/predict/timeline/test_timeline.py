@@ -122,8 +122,10 @@ def test_no_task_starts_before_what_it_waits_for(strategy: str, schedule: str) -
 def test_use_of_the_slowest_role_is_the_predictions(strategy: str, schedule: str) -> None:
     timeline, prediction = predicted(strategy, schedule)
     slowest = max(timeline.roles, key=lambda role: role.finish_s).use(timeline.iteration_s)
-    assert slowest.overlap_s == pytest.approx(prediction.overlap_s, abs=1e-12)
-    assert slowest.exposed_communication_s == pytest.approx(prediction.breakdown_s["exposed_communication"], abs=1e-12)
+    assert slowest.overlap_s == pytest.approx(prediction.time.overlap_s, abs=1e-12)
+    assert slowest.exposed_communication_s == pytest.approx(
+        prediction.time.breakdown_s["exposed_communication"], abs=1e-12
+    )
     for role in summarise(timeline, prediction, None).roles:
         assert role.compute_s + role.exposed_communication_s + role.idle_s == pytest.approx(timeline.iteration_s)
 
@@ -157,7 +159,7 @@ def test_single_tasks_of_late_ranks_end_when_the_prediction_does(strategy: str, 
     settings = {name: value for name, value in changes.items() if name != "fusion"}
     model = CostModel(profile=SPREAD, network=NETWORK, fusion=fusion)  # type: ignore[arg-type]
     timeline, prediction = predicted(strategy, model=model, **settings)
-    assert prediction.straggler > 1.01
+    assert prediction.time.straggler > 1.01
     assert timeline.iteration_s == pytest.approx(prediction.iteration_s, rel=1e-9)
 
 

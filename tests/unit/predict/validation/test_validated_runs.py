@@ -136,7 +136,7 @@ def test_runs_that_memory_ended_stand_beside_their_predicted_memory(profile: Pat
     assert [(unfit.run, unfit.needed_bytes, unfit.had_bytes) for unfit in report.did_not_fit] == [
         (str(path), 3000, 2000) for path in ended.values()
     ]
-    assert {unfit.predicted_bytes for unfit in report.did_not_fit} == {predicted("d2", 16).memory_bytes}
+    assert {unfit.predicted_bytes for unfit in report.did_not_fit} == {predicted("d2", 16).memory.memory_bytes}
     assert {pair.run for pair in report.pairs} == {str(whole), str(ended["late"])}
 
     alone = validate(profile, [ended["early"]])

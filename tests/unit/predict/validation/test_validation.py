@@ -109,7 +109,7 @@ def test_predictions_are_held_against_the_median_of_a_configurations_runs(profil
     for name, of_median in found.by_evaluator.items():
         expected = predicted("serial", 8, name)
         assert of_median.error == pytest.approx(expected.iteration_s / found.measured_median_s - 1)
-        low, high = expected.interval_s
+        low, high = expected.time.interval_s
         assert of_median.covered == (low <= found.measured_median_s <= high)
     text = markdown(report)
     assert f"| all | simulate | 1 | {1 - abs(found.by_evaluator['simulate'].error):.1%} |" in text
@@ -119,7 +119,7 @@ def test_predictions_are_held_against_the_median_of_a_configurations_runs(profil
 
 
 def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path: Path) -> None:
-    wanted = predicted("d2", 8).memory_bytes
+    wanted = predicted("d2", 8).memory.memory_bytes
     peaks = tuple(
         MemoryPeak(rank=rank, tracked_bytes=size, parts_bytes={"parameters": size})
         for rank, size in enumerate((wanted // 4, wanted // 2))
@@ -135,7 +135,7 @@ def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path:
 def test_error_is_signed_and_names_the_phase_that_explains_it(profile: Path, tmp_path: Path) -> None:
     report = validate(profile, [run_like(tmp_path / "run", "serial", 8, factor=1.5, slow="BW")])
     pair = report.pairs[0]
-    parts = predicted("serial", 8).phases_s
+    parts = predicted("serial", 8).time.phases_s
     assert pair.error == pytest.approx(-0.5 * parts["BW"] / pair.measured_median_s)
     assert pair.accuracy == pytest.approx(1 + pair.error)
     assert pair.phases["BW"].error == pytest.approx(1 / 1.5 - 1)
@@ -175,7 +175,7 @@ def pipelined_run(directory: Path, *, idle_factor: float = 1.0, bw_factor: float
     found = Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("p2"), settings=settings)
     )
-    parts, idle_s = found.phases_s, found.breakdown_s["pipeline_idle"] * idle_factor
+    parts, idle_s = found.time.phases_s, found.time.breakdown_s["pipeline_idle"] * idle_factor
     row = parts["FW"], parts["BW"] * bw_factor, parts["GE"], parts["WU"]
     path = write_training_run(
         directory, CHAIN, strategy="p2", batch=8, phases_s=[[row] * 6] * 2, micro_batches=4, schedule="gpipe"

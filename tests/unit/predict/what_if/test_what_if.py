@@ -39,7 +39,7 @@ def request(
     profile: Profile, *points: Configuration, evaluator: str = "simulate", cluster: Cluster | None = None
 ) -> Request:
     return Request(
-        model=CostModel(profile=profile, network=CHAIN, cluster=cluster),
+        costs=CostModel(profile=profile, network=CHAIN, cluster=cluster),
         evaluator=evaluator_named(evaluator),
         settings=settings_at,
         points=points,
@@ -58,12 +58,12 @@ def test_factors_of_one_leave_the_prediction_exactly_as_it_is(evaluator: str, st
     asked = request(NOISY, at, evaluator=evaluator)
     if not asked.evaluator.covers(at.strategy):
         pytest.skip(f"{evaluator} has no closed form of {strategy}")
-    plain = Predictor(asked.model, asked.evaluator).predict(at)
+    plain = Predictor(asked.costs, asked.evaluator).predict(at)
     ones = dict.fromkeys(("bandwidth", "bandwidth@node", "latency", "peak-flops", "memory-bandwidth"), 1.0)
     base, row = what_if(asked, [ones]).rows
     for found in (base, row):
         for name in ("iteration_s", "interval_s", "breakdown_s", "sources", "extrapolated", "notes"):
-            assert getattr(found, name) == getattr(plain, name)
+            assert getattr(found, name) == plain.record()[name]
         assert found.speedup_over_base == 1
 
 
@@ -128,7 +128,7 @@ def test_input_can_bound() -> None:
     model = CostModel(profile=make_profile(), network=CHAIN)
     slow = dataclasses.replace(model.input_options, io_s=100.0)
     asked = request(make_profile(), point("serial", 8), evaluator="dag")
-    asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, input_options=slow))
+    asked = dataclasses.replace(asked, costs=dataclasses.replace(asked.costs, input_options=slow))
     assert {row.bound_by for row in what_if(asked, [{"bandwidth": 2}]).rows} == {"input"}
 
 

@@ -59,22 +59,22 @@ def test_bandwidth_divides_beta_and_latency_multiplies_alpha(factor: float) -> N
         predicted(make_profile(), point("d2", 8), hardware)
         for hardware in (Hardware(), Hardware(bandwidth=factor), Hardware(latency=factor))
     )
-    assert plain.communication_s == pytest.approx(ring_s(ALPHA_S, BETA_S))
+    assert plain.time.communication_s == pytest.approx(ring_s(ALPHA_S, BETA_S))
     assert wide.iteration_s - plain.iteration_s == pytest.approx(
         ring_s(ALPHA_S, BETA_S / factor) - ring_s(ALPHA_S, BETA_S)
     )
     assert slow.iteration_s - plain.iteration_s == pytest.approx(
         ring_s(ALPHA_S * factor, BETA_S) - ring_s(ALPHA_S, BETA_S)
     )
-    assert wide.sources["scaled"] > 0 == plain.sources["scaled"]
-    assert any("links of level 'node'" in line for line in wide.extrapolated)
+    assert wide.provenance.sources["scaled"] > 0 == plain.provenance.sources["scaled"]
+    assert any("links of level 'node'" in line for line in wide.provenance.extrapolated)
 
 
 def test_links_that_a_cluster_states_change_as_well() -> None:
     stated = Cluster(name="x", levels=(Level(name="node", ranks=2, alpha_s=1e-3, beta_s_per_byte=1e-8),))
     hardware = Hardware(bandwidth=2.0, latency=0.5)
     found = predicted(make_profile(), point("d2", 8), hardware, cluster=stated)
-    assert found.communication_s == pytest.approx(2 * (0.5e-3 + GRADIENT_BYTES / 2 * 0.5e-8))
+    assert found.time.communication_s == pytest.approx(2 * (0.5e-3 + GRADIENT_BYTES / 2 * 0.5e-8))
 
 
 def test_one_level_changes_and_another_stays() -> None:
@@ -86,7 +86,7 @@ def test_one_level_changes_and_another_stays() -> None:
         plain, changed = (
             predicted(make_profile(), point(strategy, 16), each, cluster=cluster) for each in (Hardware(), hardware)
         )
-        return changed.communication_s / plain.communication_s
+        return changed.time.communication_s / plain.time.communication_s
 
     assert times("d2") == 1
     assert times("d4") == pytest.approx(2)
@@ -130,8 +130,8 @@ def test_layers_scale_with_the_roofline_and_overhead_stays(peak: float, memory: 
             after = max(roofline_s(layer, phase, batch, 1e11 * peak, 1e10 * memory))
             expected += linear_seconds(layer, phase, batch) * after / before
     assert found.iteration_s == pytest.approx(expected)
-    assert found.sources["scaled_by_roofline"] == pytest.approx(1 - 3 * between_s / expected)
-    assert any("by roofline" in line for line in found.extrapolated)
+    assert found.provenance.sources["scaled_by_roofline"] == pytest.approx(1 - 3 * between_s / expected)
+    assert any("by roofline" in line for line in found.provenance.extrapolated)
 
 
 def test_what_memory_bounds_gains_nothing_from_more_flops() -> None:
@@ -149,9 +149,9 @@ def test_what_the_roofline_leaves_open_widens_the_interval() -> None:
     base, twice, ten = (
         predicted(NOISY, point("serial", 8), Hardware(peak_flops=factor)) for factor in (1.0, 2.0, 10.0)
     )
-    assert "scaling" not in base.spread_s
-    assert base.spread_s.keys() < twice.spread_s.keys()
-    assert twice.spread_s["scaling"] < ten.spread_s["scaling"]
+    assert "scaling" not in base.provenance.spread_s
+    assert base.provenance.spread_s.keys() < twice.provenance.spread_s.keys()
+    assert twice.provenance.spread_s["scaling"] < ten.provenance.spread_s["scaling"]
 
 
 def test_a_layer_at_its_roofline_leaves_nothing_open() -> None:
@@ -162,7 +162,7 @@ def test_a_layer_at_its_roofline_leaves_nothing_open() -> None:
         layer_times=layer_times(CHAIN, seconds=at_bound), model_times=model_times(CHAIN, seconds=at_bound, wu_s=1e-9)
     )
     found = predicted(profile, point("serial", 8), Hardware(peak_flops=3.0, memory_bandwidth=2.0))
-    assert found.spread_s.get("scaling", 0.0) < 1e-9
+    assert found.provenance.spread_s.get("scaling", 0.0) < 1e-9
 
 
 def test_closure_is_that_of_the_device_that_was_measured() -> None:
@@ -236,11 +236,11 @@ def test_another_clusters_device_scales_compute_by_roofline_with_notice() -> Non
     found = predicted(with_doctor(NOISY), point("d2", 8), Hardware(), cluster=other)
     same = predicted(NOISY, point("d2", 8), Hardware(peak_flops=3.0, memory_bandwidth=5.0))
     assert found.iteration_s == pytest.approx(same.iteration_s)
-    assert found.interval_s == pytest.approx(same.interval_s)
-    assert found.sources == pytest.approx(same.sources)
-    assert found.sources["scaled_by_roofline"] > 0
-    assert (found.peak_flops_per_rank, found.peak_flops_basis) == (3e11, "stated by the cluster file")
-    assert any("by roofline" in line for line in found.extrapolated)
+    assert found.time.interval_s == pytest.approx(same.time.interval_s)
+    assert found.provenance.sources == pytest.approx(same.provenance.sources)
+    assert found.provenance.sources["scaled_by_roofline"] > 0
+    assert (found.use.peak_flops_per_rank, found.use.peak_flops_basis) == (3e11, "stated by the cluster file")
+    assert any("by roofline" in line for line in found.provenance.extrapolated)
 
 
 def test_stated_rates_are_not_held_against_what_layers_reached() -> None:

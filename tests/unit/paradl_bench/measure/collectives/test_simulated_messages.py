@@ -70,7 +70,7 @@ def test_a_profile_and_its_predictions_name_them(tmp_path: Path) -> None:
     environment = msgspec.structs.replace(TEST_HOST, emulated=Emulation(messages=TREE))
     model = CostModel(profile=make_profile(chain, environments=(TEST_HOST, environment)), network=chain)
     point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
-    assert f"not measured: {WORDS}" in Predictor(model, evaluator_named("simulate")).predict(point).notes
+    assert f"not measured: {WORDS}" in Predictor(model, evaluator_named("simulate")).predict(point).provenance.notes
 
 
 def test_no_real_sweep_is_proposed_for_simulated_messages(tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ def predict(profile: Profile, strategy: str, evaluator: str = "simulate", optimi
 def test_every_evaluator_predicts_and_says_what_it_took_as_none(evaluator: str, strategy: str) -> None:
     found = predict(layers_alone(), strategy, evaluator)
     assert found.iteration_s > 0
-    assert any("time between operations" in text and "taken as none" in text for text in found.extrapolated)
-    assert any("weight update: not measured, at the bandwidth of memory" in text for text in found.extrapolated)
+    assert any("time between operations" in text and "taken as none" in text for text in found.provenance.extrapolated)
+    assert any(
+        "weight update: not measured, at the bandwidth of memory" in text for text in found.provenance.extrapolated
+    )
 
 
 def test_the_update_moves_five_tensors_through_memory() -> None:
@@ -44,16 +46,16 @@ def test_the_update_moves_five_tensors_through_memory() -> None:
     bandwidth = profile.devices[0].memory_bandwidth_bytes_per_s
     assert bandwidth
     exact = 5 * 4 * network.parameter_elements / bandwidth
-    assert predict(profile, "serial").breakdown_s["WU"] == pytest.approx(exact)
-    assert predict(profile, "serial", optimizer="adam").breakdown_s["WU"] == pytest.approx(exact * 7 / 5)
+    assert predict(profile, "serial").time.breakdown_s["WU"] == pytest.approx(exact)
+    assert predict(profile, "serial", optimizer="adam").time.breakdown_s["WU"] == pytest.approx(exact * 7 / 5)
 
 
 def test_without_a_bandwidth_it_is_none_and_said_to_be() -> None:
     device = msgspec.structs.replace(make_profile().devices[0], memory_bandwidth_bytes_per_s=None, peak_flops=None)
     found = predict(layers_alone(devices=(device,)), "d2")
-    assert found.breakdown_s["WU"] == 0
+    assert found.time.breakdown_s["WU"] == 0
     for what in ("weight update", "copies of gradients"):
-        assert any(text.startswith(what) and "taken as none" in text for text in found.extrapolated)
+        assert any(text.startswith(what) and "taken as none" in text for text in found.provenance.extrapolated)
 
 
 def test_iterations_of_another_dtype_are_no_layers_alone() -> None:
