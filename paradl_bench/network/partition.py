@@ -89,7 +89,7 @@ class Transfer(NamedTuple):
     box: Box
 
 
-class Exchange(NamedTuple):
+class Halo(NamedTuple):
     """What one rank does so that it holds what it reads.
 
     Attributes:
@@ -105,7 +105,7 @@ class Exchange(NamedTuple):
     receives: tuple[Transfer, ...]
 
 
-def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]:
+def halos(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Halo, ...]:
     """What every rank sends and receives; nobody is sent what it owns, and padding is sent by nobody.
 
     Args:
@@ -125,7 +125,7 @@ def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]
                 sends[source].append(Transfer(reader, part))
                 receives[reader].append(Transfer(source, part))
     return tuple(
-        Exchange(
+        Halo(
             owned=owned[rank],
             read=read[rank],
             kept=kept[rank],

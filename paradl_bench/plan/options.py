@@ -144,7 +144,7 @@ def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_sh
 
     Args:
         texts: by the name of an option, what a command says otherwise of it: ``help``, ``metavar``.
-        of_shards: only those that decide what ranks run of layers that they share.
+        of_shards: only those that decide what ranks run of layers that they shard.
     """
     return together(
         *(

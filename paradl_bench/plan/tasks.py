@@ -135,7 +135,7 @@ class Plan:
         micro_batches: into how many parts it computes them, one after the other.
         recomputes: whether some of forward is computed again in backward.
         notes: what the plan leaves out, in words, for reports.
-        positions: per position along the axes that share layers (the last one counting fastest), the index of the role
+        positions: per position along the axes that shard layers (the last one counting fastest), the index of the role
             that stands there.
         per_node: ranks that exchange gradients on a node, where their roles differ by their place on it: ``positions``
             then has all positions once a place; 1 where they do not.

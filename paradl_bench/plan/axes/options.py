@@ -58,7 +58,7 @@ class AxisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options that one or several kinds of axes have; every field has a default.
 
     Attributes:
-        shown: what commands show. of_shards: whether they decide what ranks run of layers that they share.
+        shown: what commands show. of_shards: whether they decide what ranks run of layers that they shard.
         unsaid: fields that the words for a plan's settings leave out.
     """
 

@@ -23,10 +23,10 @@ def flat_over_nodes(steps: Floats, moved: Floats, ranks: Floats, ranks_per_node:
         steps: messages one after the other. moved: bytes over the slowest link.
     """
     nodes = ranks / ranks_per_node
-    share = np.where(nodes > 1, (nodes - 1) / np.maximum(ranks - 1, 1), 0.0)
+    fraction = np.where(nodes > 1, (nodes - 1) / np.maximum(ranks - 1, 1), 0.0)
     outside = np.where(nodes > 1, moved, 0.0)
     return LevelTerms(
-        CostTerms(steps * (1 - share), moved - outside, 0 * moved), CostTerms(steps * share, outside, 0 * moved)
+        CostTerms(steps * (1 - fraction), moved - outside, 0 * moved), CostTerms(steps * fraction, outside, 0 * moved)
     )
 
 

@@ -16,7 +16,7 @@ from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, bui
 
 
 class DataPlanner:
-    """Replicas that each compute a part of the mini-batch; they share no layer, and exchange gradients."""
+    """Replicas that each compute a part of the mini-batch; they shard no layer, and exchange gradients."""
 
     name = "data"
 

@@ -7,7 +7,7 @@ gradient for each input that needs one, unless it hands its own on, and for its 
 output's gradient and of what was saved. Where branches meet their gradients are added: in place where nobody else holds
 the first, else into a third tensor.
 
-Layers that a rank shares with others hold what their communication does as well: the part and the buffer beside
+Sharded layers hold what their communication does as well: the part and the buffer beside
 gathered activations, the slice of the input that a channel shard reads, the block with its halo and the messages, the
 copy of a gradient that is summed.
 
@@ -27,7 +27,7 @@ from paradl_bench.network.kinds.kind import Saved
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, shares_input
-from paradl_bench.strategies.memory.shared_layers import ShardedLayers
+from paradl_bench.strategies.memory.sharded_operations import ShardedOperations
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Pass:
     waiting: dict[int, list[Gradient]] = field(default_factory=dict)
 
 
-class Liveness(ShardedLayers):
+class Liveness(ShardedOperations):
     """Walks a rank's network, or one stage of it, as often as micro-batches pass.
 
     Args:

@@ -194,26 +194,26 @@ def moving_parts(ledger: Ledger, state: OptimizerState) -> dict[str, int]:
 def planned_memory(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
 ) -> MemoryUse:
-    """The peak of the rank that needs most, of all that share a replica's layers.
+    """The peak of the rank that needs most, of all that shard a replica's layers.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
     of_ranks = [
         per_phase_memory(
-            shared.network,
+            sharded.network,
             settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
             settings,
             exchanged=degree_of(strategy, Trait.REPLICATES) > 1,
             dtype=dtype,
             device=device,
-            shards=shared.shards,
+            shards=sharded.shards,
             block_elements=block_of_input(network, strategy),
             parted=parted_state(strategy),
             micro_batches=settings.accumulate,
-            recomputed=_run_again(shared.network, settings),
+            recomputed=_run_again(sharded.network, settings),
         )
-        for shared in planner_for(strategy).shares(network, strategy, settings).distinct
+        for sharded in planner_for(strategy).shards(network, strategy, settings).distinct
     ]
     return max(of_ranks, key=lambda use: use.peak_bytes)
 

@@ -6,7 +6,7 @@ starts at once and nothing inside of the iteration waits for it; the iteration e
 With one batch ahead its copy waits until it was read; with more, one batch is copied while another one is read. What is
 not fetched ahead comes first, and all that a rank computes and communicates waits for it.
 
-Ranks read as they compute: every rank of a group that shares layers has the whole local mini-batch, of a pipeline those
+Ranks read as they compute: every rank of a group that shards layers has the whole local mini-batch, of a pipeline those
 of the first stage do (labels, which the last one reads, are not counted). Reading for the ranks of one host takes as
 long as one loader needs for all of their samples. Neither readers nor copies slow compute or each other.
 """

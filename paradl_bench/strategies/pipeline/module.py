@@ -4,7 +4,7 @@ A stage runs the model's own forward, whatever its control flow: operations of o
 (:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
 of layers as in the plan. A rank holds the parameters of its own stages; the others' take no memory.
 
-Where an axis shares layers, a stage runs its range of them under that axis' rules for the whole network.
+Where an axis shards layers, a stage runs its range of them under that axis' rules for the whole network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
-from paradl_bench.strategies.pipeline.stage_shares import CrossingShape, StageShare, share_stage
+from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.running.group_functions import Group, Spans
@@ -44,11 +44,11 @@ class RankPipeline:
     """The stages of one rank and the schedule that runs them.
 
     Args:
-        module: the whole model, its layers shared already; parameters and buffers of other ranks' stages lose their
+        module: the whole model, its layers sharded already; parameters and buffers of other ranks' stages lose their
             memory.
         network: its traced network.
-        shared: its layers as this rank shares them, as planned. sharding: the same, as they run.
-        calls: operations of one micro-batch, recorded before layers were shared.
+        sharded: its layers as this rank shards them, as planned. sharding: the same, as they run.
+        calls: operations of one micro-batch, recorded before layers were sharded.
         group: along the pipeline. after_first: of the same ranks, for all steps but the first.
         replicas: ranks that hold the same parameters of the same stages, and exchange gradients; None for one.
         loss: a mean over samples.
@@ -68,7 +68,7 @@ class RankPipeline:
         device: torch.device,
         loss: Loss,
         *,
-        shared: ShardedLayers,
+        sharded: ShardedLayers,
         sharding: Sharding,
         calls: Calls,
         group: Group,
@@ -83,10 +83,10 @@ class RankPipeline:
         self._first = group.rank == 0
         hold_only(module, self.stages)
         detach = schedule.splits_backward
-        shares = [share_stage(network, stage, shared) for stage in self.stages]
+        shards = [shard_stage(network, stage, sharded) for stage in self.stages]
         parts = [
             StageModule(module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach)
-            for own in shares
+            for own in shards
         ]
         self.module = torch.nn.ModuleList(parts)
         running = []
@@ -94,7 +94,7 @@ class RankPipeline:
             exchanged: torch.nn.Module = part
             if replicas is not None:
                 part.hide_from_exchange()
-                exchanged = exchange_gradients(part, part.share.network, settings, device, replicas.process_group)
+                exchanged = exchange_gradients(part, part.shard.network, settings, device, replicas.process_group)
             running.append(
                 TimedStage(
                     exchanged,
@@ -105,7 +105,7 @@ class RankPipeline:
                     output_args=part.outputs(),
                     group=group.process_group,
                     spans=group.spans,
-                    arrival=gradient_order(part.share.network),
+                    arrival=gradient_order(part.shard.network),
                 )
             )
         self._running, self._after_first = running, after_first
@@ -113,12 +113,12 @@ class RankPipeline:
         self._schedule = kind(
             running[0] if issubclass(kind, PipelineScheduleSingle) else running,
             self._count,
-            loss_fn=self._share_of(loss, parts[-1], group.spans),
+            loss_fn=self._loss_of(loss, parts[-1], group.spans),
             # The loss is scaled instead: gradients come out right without another pass over them.
             scale_grads=False,
         )
 
-    def _share_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
+    def _loss_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
         count = self._count
 
         def of_micro_batch(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -149,14 +149,14 @@ class PipelineRunner:
         device: torch.device,
         loss: Loss,
         *,
-        shared: ShardedLayers,
-        share: Callable[[], Sharding],
+        sharded: ShardedLayers,
+        shard: Callable[[], Sharding],
         group_along: Callable[..., Group],
     ) -> tuple[RankPipeline, Sharding]:
         """See :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
         # The stages know each other's operations by their whole shapes.
         calls = record_calls(module, network, samples_at_once(strategy, settings))
-        sharding, axes = share(), group_axes(strategy, Trait.STAGES)
+        sharding, axes = shard(), group_axes(strategy, Trait.STAGES)
         replicating = group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes once, which has to be heard.
         heard, after_first = group_along(axes, heard=True), group_along(axes).process_group
@@ -166,7 +166,7 @@ class PipelineRunner:
             settings,
             device,
             loss,
-            shared=shared,
+            sharded=sharded,
             sharding=sharding,
             calls=calls,
             group=heard,
@@ -202,7 +202,7 @@ class StageModule(torch.nn.Module):
 
     Args:
         module: the model; the stages of a rank have it in common.
-        share: what this rank runs of the stage. sharding: how, by index in the whole network.
+        shard: what this rank runs of the stage. sharding: how, by index in the whole network.
         calls: the whole model's operations for one micro-batch.
         last: whether the stage ends with the model's output.
         detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
@@ -213,7 +213,7 @@ class StageModule(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        share: StageShare,
+        shard: StageShard,
         sharding: Sharding,
         calls: Calls,
         *,
@@ -223,8 +223,8 @@ class StageModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.share = share
-        self.stage = share.stage
+        self.shard = shard
+        self.stage = shard.stage
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
         self._calls, self._walk = calls, walk
@@ -243,12 +243,12 @@ class StageModule(torch.nn.Module):
         """What forward takes, as tensors without memory."""
         if not self.stage.receives:
             return (self._calls.inputs,)
-        return tuple(self._value(value, shape) for value, shape in self.share.receives.items())
+        return tuple(self._value(value, shape) for value, shape in self.shard.receives.items())
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """What forward returns, as tensors without memory."""
         if not self._ends:
-            return tuple(self._value(value, shape) for value, shape in self.share.sends.items())
+            return tuple(self._value(value, shape) for value, shape in self.shard.sends.items())
         leaves = tree_flatten(self._calls.outputs)[0]
         return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
 
@@ -272,7 +272,7 @@ class StageModule(torch.nn.Module):
         receive = self._sharding.receive
         if receive:
             # What an axis cuts into blocks are layers that return one tensor.
-            whole = {at for at, shape in self.share.receives.items() if at.output or shape.is_whole}
+            whole = {at for at, shape in self.shard.receives.items() if at.output or shape.is_whole}
             values = {at: value if at in whole else receive(at.layer, value) for at, value in values.items()}
         walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
         inputs = walk.first.get(INPUT, self._calls.inputs)
@@ -284,7 +284,7 @@ class StageModule(torch.nn.Module):
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
-            return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.share.sends.items()])
+            return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.shard.sends.items()])
         leaves = tree_flatten(outputs)[0]
         needed = [leaf for number, leaf in enumerate(leaves) if number in self._calls.needed]
         return self._outputs(self._sharding.leave(needed) if self._sharding.leave else needed)

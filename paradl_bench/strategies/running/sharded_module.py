@@ -119,7 +119,7 @@ class Sharding(NamedTuple):
 
 @runtime_checkable
 class AxisRunner(Protocol):
-    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis share layers."""
+    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis shard layers."""
 
     @property
     def name(self) -> str:
@@ -170,14 +170,14 @@ class StagingRunner(Protocol):
         device: torch.device,
         loss: Loss,
         *,
-        shared: ShardedLayers,
-        share: Callable[[], Sharding],
+        sharded: ShardedLayers,
+        shard: Callable[[], Sharding],
         group_along: Callable[..., Group],
     ) -> tuple[StagedModule, Sharding]:
-        """This rank's stages, and how their layers are shared.
+        """This rank's stages, and how their layers are sharded.
 
         Args:
-            shared: the layers as this rank shares them, as planned. share: has them run so.
+            sharded: the layers as this rank shards them, as planned. shard: has them run so.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
 
@@ -197,8 +197,8 @@ def axis_runner(kind: AxisKind) -> object | None:
     return kind.beside("module", "RUNNER", object)
 
 
-def sharing_runner(kind: AxisKind) -> AxisRunner:
-    """That of a kind whose ranks share layers."""
+def sharding_runner(kind: AxisKind) -> AxisRunner:
+    """That of a kind whose ranks shard layers."""
     runner = axis_runner(kind)
     assert isinstance(runner, AxisRunner)
     return runner

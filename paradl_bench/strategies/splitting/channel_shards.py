@@ -206,9 +206,9 @@ def check_extent(network: ModelGraph, strategy: Strategy, axis: int, limit: Limi
 
 
 def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
-    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its share of the FLOPs."""
+    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its part of the FLOPs."""
     filters, channels, groups = channels_of(layer)
-    share = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
+    fraction = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
     attributes = dict(layer.attributes)
     if layer.kind == "linear":
         attributes["out_features"] = shard.filters.extent
@@ -222,9 +222,9 @@ def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
         attributes=attributes,
         input_shapes=(tuple(inputs), *layer.input_shapes[1:]),
         output_shape=tuple(output),
-        fw_flops=round(layer.fw_flops * share),
-        bw_input_flops=round(layer.bw_input_flops * share),
-        bw_weight_flops=round(layer.bw_weight_flops * share),
+        fw_flops=round(layer.fw_flops * fraction),
+        bw_input_flops=round(layer.bw_input_flops * fraction),
+        bw_weight_flops=round(layer.bw_weight_flops * fraction),
         fw_bytes=4 * (math.prod(inputs) + math.prod(output)),
     )
 

@@ -222,7 +222,7 @@ class Estimates:
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault(mesh.shared, len(self._numbers))
-        group = group_along(strategy, *group_axes(strategy, Trait.SHARES_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
+        group = group_along(strategy, *group_axes(strategy, Trait.SHARDS_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
         sent = (
             self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))

@@ -14,7 +14,7 @@ import pytest
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds, read_options
-from paradl_bench.plan.axis_planner import SharingPlanner, StagingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import ShardingPlanner, StagingPlanner, axis_planner
 
 ROOT = Path(__file__).parents[3]
 STRATEGIES = ROOT / "paradl_bench" / "strategies"
@@ -113,7 +113,7 @@ def test_what_an_axis_declares_goes_with_its_planner() -> None:
     for kind in axis_kinds().values():
         planner = axis_planner(kind)
         assert planner.name == kind.name
-        assert isinstance(planner, SharingPlanner) == kind.has(Trait.SHARES_LAYERS)
+        assert isinstance(planner, ShardingPlanner) == kind.has(Trait.SHARDS_LAYERS)
         assert isinstance(planner, StagingPlanner) == kind.has(Trait.STAGES)
 
 
@@ -156,7 +156,7 @@ AXIS = AxisKind(
     letter="x",
     package=__package__,
     options=(ToyOptions,),
-    traits=frozenset({Trait.SHARES_LAYERS}),
+    traits=frozenset({Trait.SHARDS_LAYERS}),
 )
 '''
 

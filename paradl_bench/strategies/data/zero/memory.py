@@ -60,7 +60,7 @@ class ShardedLiveness(Liveness):
     """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
 
     Args:
-        ranks: that share out parameters. reshard: whether units are freed after forward (stage 3).
+        ranks: that shard parameters. reshard: whether units are freed after forward (stage 3).
     """
 
     def __init__(self, ledger: Ledger, network: ModelGraph, samples: int, ranks: int, *, reshard: bool, **rest: Any):

@@ -16,7 +16,7 @@ last reduce-scatter: two gathered buffers are there at most, and one of gradient
 communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
 does on a CPU.
 
-One role stands for all ranks: that with the largest share of parameters, which the others wait for.
+One role stands for all ranks: that with the largest shard of parameters, which the others wait for.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
