@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 
 from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.kinds.kind import Saved
-from paradl_bench.plan.compute import LayerShard
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
-from paradl_bench.strategies.memory.rank_operations import RECEIVED, shares_input
+from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankRun, shares_input
 from paradl_bench.strategies.memory.sharded_operations import ShardedOperations
 
 
@@ -53,47 +52,14 @@ class Liveness(ShardedOperations):
 
     Args:
         network: with the shapes that parameters have on the rank.
-        samples: that pass at a time.
-        shards: what the rank runs of layers, by index; all of those that are missing.
-        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
-        kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
-        input_has_gradient: whether backward makes a gradient of what the network reads.
-        device: kind of the device: ``cpu`` or ``cuda``.
-        mask_bytes: of an element of a mask; None for as many as any other element has.
-        recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
-            backward.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        network: ModelGraph,
-        samples: int,
-        *,
-        dtype: str = "fp32",
-        device: str = "cpu",
-        shards: Mapping[int, LayerShard] | None = None,
-        outputs: Sequence[int] = (),
-        kept_outputs: Sequence[int] = (),
-        input_has_gradient: bool = False,
-        mask_bytes: int | None = None,
-        recomputed: Sequence[range] = (),
-    ) -> None:
-        super().__init__(
-            ledger,
-            network,
-            samples,
-            dtype=dtype,
-            device=device,
-            shards=shards,
-            outputs=outputs,
-            input_has_gradient=input_has_gradient,
-            mask_bytes=mask_bytes,
-        )
-        self._kept_outputs = frozenset(kept_outputs)
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
+        super().__init__(ledger, network, run)
+        self._kept_outputs = frozenset(run.kept_outputs)
         self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
         self._finished: set[str] = set()
-        self._recomputed = tuple(recomputed)
+        self._recomputed = tuple(run.recomputed)
         self._keeping = [
             [i for i in self._order if i in layers and self._keeps(i) != Saved()] for layers in self._recomputed
         ]

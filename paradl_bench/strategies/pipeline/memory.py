@@ -35,11 +35,11 @@ from paradl_bench.strategies.memory.peak import (
     MemoryUse,
     block_of_input,
     fixed_parts,
-    mask_bytes,
     memory_use,
     moving_parts,
     optimizer_state,
 )
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -112,18 +112,17 @@ def _parts(
 
 def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
     stage = shard.stage
-    return PartedLiveness(
-        ledger,
-        shard.network,
-        micro_batch,
+    run = RankRun(
+        samples=micro_batch,
         dtype=dtype,
+        device=device,
         shards=shard.shards,
         # What a stage passes on is made by an earlier one.
         outputs=stage.outputs if stage.sends else (),
         kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
         input_has_gradient=bool(stage.receives),
-        mask_bytes=mask_bytes(device),
     )
+    return PartedLiveness(ledger, shard.network, run)
 
 
 def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:

@@ -22,6 +22,7 @@ from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
@@ -132,15 +133,9 @@ class MemoryBounds:
     def _kept_by(self, stage: Stage) -> float:
         """Bytes of activations of one sample after its forward."""
         ledger = Ledger()
-        walk = Liveness(
-            ledger,
-            stage.network,
-            1,
-            dtype=self._model.dtype,
-            device=self._model.device_kind,
-            outputs=stage.outputs,
-            mask_bytes=None if self._model.device_kind == "cpu" else 1,
-        )
+        model = self._model
+        run = RankRun(samples=1, dtype=model.dtype, device=model.device_kind, outputs=stage.outputs)
+        walk = Liveness(ledger, stage.network, run)
         received = ledger.allocate(0)
         walk.forward(received)
         return float(ledger.activations)

@@ -10,7 +10,7 @@ twice. Stage 2 keeps units whole from forward to backward. The rank with the lar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
 from paradl_bench.strategies.memory.peak import updated_parameters
+from paradl_bench.strategies.memory.rank_operations import RankRun
 
 
 def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
@@ -47,9 +48,9 @@ class ZeroState(NamedTuple):
         """Shards, from stage 2 on."""
         return held_network(network, self.ranks) if self.stage > 1 else None
 
-    def walk(self, ledger: Ledger, network: ModelGraph, samples: int, **rest: Any) -> Liveness:
+    def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """With units that are gathered and gradients that are reduced."""
-        return ShardedLiveness(ledger, network, samples, self.ranks, reshard=self.stage == 3, **rest)
+        return ShardedLiveness(ledger, network, run, self.ranks, reshard=self.stage == 3)
 
     def updated_bytes(self, network: ModelGraph) -> int | None:
         """Of stage 1, which parts the update alone."""
@@ -63,8 +64,8 @@ class ShardedLiveness(Liveness):
         ranks: that shard parameters. reshard: whether units are freed after forward (stage 3).
     """
 
-    def __init__(self, ledger: Ledger, network: ModelGraph, samples: int, ranks: int, *, reshard: bool, **rest: Any):
-        super().__init__(ledger, network, samples, **rest)
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, ranks: int, *, reshard: bool):
+        super().__init__(ledger, network, run)
         self._units = _ShardedUnits(network, ranks, reshard=reshard)
         self._in_forward, self._entering = self._units.in_forward()
         self._in_backward, self._in_reduction = self._units.in_backward()

@@ -10,6 +10,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 
 SAMPLES, RECEIVED, SENT = 3, 40, 512
@@ -27,7 +28,8 @@ def a_stage_with_a_branch() -> ModelGraph:
 
 def walk_over(network: ModelGraph, ledger: Ledger) -> PartedLiveness:
     last = len(network.layers) - 1
-    return PartedLiveness(ledger, network, SAMPLES, outputs=(last,), kept_outputs=(last,), input_has_gradient=True)
+    run = RankRun(samples=SAMPLES, outputs=(last,), kept_outputs=(last,), input_has_gradient=True)
+    return PartedLiveness(ledger, network, run)
 
 
 class EveryOne:
