@@ -252,28 +252,30 @@ class NetworkCompute:
         """Per layer, the task that its readers wait for."""
         return tuple(self._forward)
 
-    def add_backward(
-        self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
-
-        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
-        """
-        whole = BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
-        return self._add_backward(whole, after, before_layer)
+    @property
+    def whole_backward(self) -> BackwardPart:
+        """All of backward."""
+        return BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
 
     @property
     def backward_parts(self) -> tuple[BackwardPart, BackwardPart]:
         """That of the input and that of the parameters."""
         return parts_of_backward(self._network, self.backward_layers, input_has_gradient=self._input_has_gradient)
 
-    def add_backward_part(self, part: BackwardPart, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
-        """Append one of :attr:`backward_parts`, as :meth:`add_backward` does all of it."""
-        return self._add_backward(part, after, None)
-
-    def _add_backward(
-        self, part: BackwardPart, after: tuple[int, ...], before_layer: BeforeLayer | None
+    def add_backward(
+        self,
+        after: tuple[int, ...] = (),
+        before_layer: BeforeLayer | None = None,
+        part: BackwardPart | None = None,
     ) -> Iterator[tuple[int, int]]:
+        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
+
+        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
+
+        Args:
+            part: one of :attr:`backward_parts`; None for all of it.
+        """
+        part = part or self.whole_backward
         between = FrameworkOverhead(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}

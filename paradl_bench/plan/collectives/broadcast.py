@@ -74,7 +74,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.2) whose near steps stay inside nodes",
-            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+            level_terms=binomial_of_nodes,
         ),
         Algorithm(
             name="binomial_at_once",
@@ -84,7 +84,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial_at_once_of_nodes",
             source="the same over ranks side by side on nodes, whose near steps stay inside them",
-            level_terms=lambda p, m, g: binomial_at_once_of_nodes(m, p, g),
+            level_terms=binomial_at_once_of_nodes,
         ),
     ),
 )

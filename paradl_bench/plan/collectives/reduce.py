@@ -85,7 +85,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.6) whose near steps stay inside nodes",
-            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+            level_terms=binomial_of_nodes,
         ),
     ),
 )

@@ -162,7 +162,7 @@ def _build_pipeline(
     index = staging_axis(strategy)
     runner = None if index is None else axis_runner(strategy.axes[index].declared)
     assert isinstance(runner, StagingRunner)
-    pipeline, sharding = runner.build_stages(
+    pipeline = runner.build_stages(
         module,
         network,
         strategy,
@@ -173,6 +173,7 @@ def _build_pipeline(
         shard=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
         group_along=mesh.group,
     )
+    sharding = pipeline.sharding
     return ParallelModule(
         pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part
     )

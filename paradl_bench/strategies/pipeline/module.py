@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -37,44 +36,36 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk
+from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies
 
 
 class RankPipeline:
-    """The stages of one rank and the schedule that runs them.
+    """The stages of one rank and the schedule that runs them: a
+    :class:`~paradl_bench.strategies.running.sharded_module.StagedModule`.
 
-    Args:
-        module: the whole model, its layers sharded already; parameters and buffers of other ranks' stages lose their
-            memory.
-        network: its traced network.
-        sharded: its layers as this rank shards them, as planned. sharding: the same, as they run.
-        calls: operations of one micro-batch, recorded before layers were sharded.
-        group: along the pipeline. after_first: of the same ranks, for all steps but the first.
-        replicas: ranks that hold the same parameters of the same stages, and exchange gradients; None for one.
-        loss: a mean over samples.
-
-    Attributes:
-        stages: of this rank.
-
-    Raises:
-        UserError: the network can't be cut as asked for.
+    Parameters and buffers of other ranks' stages lose their memory.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
         network: ModelGraph,
+        strategy: Strategy,
         settings: PlanSettings,
         device: torch.device,
         loss: Loss,
         *,
         sharded: ShardedLayers,
-        sharding: Sharding,
-        calls: Calls,
-        group: Group,
-        after_first: dist.ProcessGroup,
-        replicas: Group | None,
+        shard: Callable[[], Sharding],
+        group_along: Callable[..., Group],
     ) -> None:
+        # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
+        calls = record_calls(module, network, samples_at_once(strategy, settings))
+        self.sharding = sharding = shard()
+        axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
+        # Stages tell each other their shapes in the first step, which has to be heard.
+        group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
+        replicas = group_along(replicating) if replicating else None
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
@@ -108,7 +99,7 @@ class RankPipeline:
                     arrival=gradient_order(part.shard.network),
                 )
             )
-        self._running, self._after_first = running, after_first
+        self._running = running
         kind = get_schedule_class(schedule.torch_name)
         self._schedule = kind(
             running[0] if issubclass(kind, PipelineScheduleSingle) else running,
@@ -138,42 +129,9 @@ class RankPipeline:
 
 
 class PipelineRunner:
-    """Builds the stages of a rank."""
+    """Builds the stages of a rank: see :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
 
-    def build_stages(
-        self,
-        module: torch.nn.Module,
-        network: ModelGraph,
-        strategy: Strategy,
-        settings: PlanSettings,
-        device: torch.device,
-        loss: Loss,
-        *,
-        sharded: ShardedLayers,
-        shard: Callable[[], Sharding],
-        group_along: Callable[..., Group],
-    ) -> tuple[RankPipeline, Sharding]:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
-        # The stages know each other's operations by their whole shapes.
-        calls = record_calls(module, network, samples_at_once(strategy, settings))
-        sharding, axes = shard(), group_axes(strategy, Trait.STAGES)
-        replicating = group_axes(strategy, Trait.REPLICATES)
-        # Stages tell each other their shapes once, which has to be heard.
-        heard, after_first = group_along(axes, heard=True), group_along(axes).process_group
-        pipeline = RankPipeline(
-            module,
-            network,
-            settings,
-            device,
-            loss,
-            sharded=sharded,
-            sharding=sharding,
-            calls=calls,
-            group=heard,
-            after_first=after_first,
-            replicas=group_along(replicating) if replicating else None,
-        )
-        return pipeline, sharding
+    build_stages = RankPipeline
 
 
 RUNNER = PipelineRunner()
@@ -321,10 +279,7 @@ def _is_meta(value: Any) -> bool:
 
 
 def _varies(name: str, index: int) -> WorkError:
-    return WorkError(
-        f"forward of {name} differs from when it was recorded at its operation {index}: its control flow varies, which"
-        " that of a module that runs in stages must not"
-    )
+    return control_flow_varies(f"{name} differs from when it was recorded at its operation {index}", "in stages")
 
 
 class StageWalk(Walk):

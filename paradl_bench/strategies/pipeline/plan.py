@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ReplicaShards, ShardedLayers, samples_at_once, sharded_layers
-from paradl_bench.plan.compute import NetworkCompute, add_weight_update, weight_update
+from paradl_bench.plan.compute import BackwardPart, NetworkCompute, add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -91,7 +91,39 @@ class PipelinePlanner:
         self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shards: ReplicaShards
     ) -> Plan:
         """See :class:`~paradl_bench.plan.axis_planner.StagingPlanner`."""
-        return plan_pipeline(network, strategy, settings, shards)
+        (axis,) = group_axes(strategy, Trait.STAGES)
+        replicas, count = degree_of(strategy, Trait.DIVIDES_BATCH), micro_batches(settings, strategy.axes[axis].degree)
+        stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
+        places = [
+            (position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)
+        ]
+        works: dict[Work, int] = {}
+        roles: dict[tuple[int, int], Role] = {}
+        for (rank, shard), alike in Counter(places).items():
+            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], works)
+            name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
+            roles[rank, shard] = planned.role(name, alike * replicas)
+        numbers = {place: number for number, place in enumerate(roles)}
+        exchange_axes = group_axes(strategy, Trait.REPLICATES)
+        exchanging = stages if exchange_axes else ()
+        exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
+        return Plan(
+            strategy=strategy,
+            network=network.name,
+            local_batch=settings.batch // replicas,
+            roles=tuple(roles.values()),
+            works=tuple(works),
+            notes=(
+                f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
+                f" {count} micro-batches, {settings.of(PipelineOptions).schedule}",
+                *dict.fromkeys(note for sharded in shards.distinct for note in sharded.notes),
+                *exchanged,
+            ),
+            positions=tuple(numbers[place] for place in places),
+            exchange_axes=exchange_axes,
+            sharded=sharded_layers(shards),
+            micro_batches=count,
+        )
 
 
 PLANNER = PipelinePlanner()
@@ -107,43 +139,11 @@ def cut_by(settings: PlanSettings) -> str:
     return settings.of(PipelineOptions).cut_by or ("--stages" if settings.of(PipelineOptions).stages else "FLOPs")
 
 
-def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSettings, shards: ReplicaShards) -> Plan:
-    """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas.
-
-    Args:
-        shards: what ranks run of the whole network's layers, on a micro-batch.
-    """
-    (axis,) = group_axes(strategy, Trait.STAGES)
-    replicas, count = degree_of(strategy, Trait.DIVIDES_BATCH), micro_batches(settings, strategy.axes[axis].degree)
-    stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
-    places = [(position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)]
-    works: dict[Work, int] = {}
-    roles: dict[tuple[int, int], Role] = {}
-    for (rank, shard), alike in Counter(places).items():
-        planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], works)
-        name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
-        roles[rank, shard] = planned.role(name, alike * replicas)
-    numbers = {place: number for number, place in enumerate(roles)}
-    exchange_axes = group_axes(strategy, Trait.REPLICATES)
-    exchanging = stages if exchange_axes else ()
-    exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
-    return Plan(
-        strategy=strategy,
-        network=network.name,
-        local_batch=settings.batch // replicas,
-        roles=tuple(roles.values()),
-        works=tuple(works),
-        notes=(
-            f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
-            f" {count} micro-batches, {settings.of(PipelineOptions).schedule}",
-            *dict.fromkeys(note for sharded in shards.distinct for note in sharded.notes),
-            *exchanged,
-        ),
-        positions=tuple(numbers[place] for place in places),
-        exchange_axes=exchange_axes,
-        sharded=sharded_layers(shards),
-        micro_batches=count,
-    )
+def _part_of_backward(compute: NetworkCompute, action: Action) -> BackwardPart:
+    if action.direction == "BW":
+        return compute.whole_backward
+    of_input, of_weight = compute.backward_parts
+    return of_input if action.direction == "BW_input" else of_weight
 
 
 class _Forward(NamedTuple):
@@ -293,18 +293,18 @@ class _RankPlan:
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last, exchange = received[-1] if received else builder.tasks - 1, None
-        own = compute.backward_parts[1].layers if action.direction == "BW_weight" else compute.backward_layers
-        added = added_with(shard.network, own) if action.completes and action.micro_batch else {}
+        part = _part_of_backward(compute, action)
+        added = added_with(shard.network, part.layers) if action.completes and action.micro_batch else {}
         if exchanging:
             exchange = GradientExchange(
                 builder,
                 shard.network,
                 self._buckets[action.stage],
-                own,
+                part.layers,
                 self._exchanging,
                 self._exchange_axes,
             )
-        for layer, computed in self._backward_tasks(compute, action, received):
+        for layer, computed in compute.add_backward(received, part=part):
             if layer in added:
                 computed = builder.add(added[layer], Phase.BW, Stream.COMPUTE, (computed,))
             if exchange is not None:
@@ -317,15 +317,6 @@ class _RankPlan:
         if near.target is not None:
             self._send(builder, action, (last,))
         return computed, tuple(done) if action.completes else ()
-
-    def _backward_tasks(
-        self, compute: NetworkCompute, action: Action, received: tuple[int, ...]
-    ) -> Iterator[tuple[int, int]]:
-        """The layers that a backward, or a part of one, runs."""
-        if action.direction == "BW":
-            return compute.add_backward(received)
-        of_input, of_weight = compute.backward_parts
-        return compute.add_backward_part(of_input if action.direction == "BW_input" else of_weight, received)
 
     def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
         if source is None:

@@ -147,11 +147,12 @@ class StagedModule(Protocol):
     """The stages of one rank, which step through an iteration by themselves.
 
     Attributes:
-        module: what holds their parameters. stages: what they are.
+        module: what holds their parameters. stages: what they are. sharding: how their layers are sharded.
     """
 
     module: torch.nn.Module
     stages: Sequence[Any]
+    sharding: Sharding
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
@@ -173,8 +174,8 @@ class StagingRunner(Protocol):
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
         group_along: Callable[..., Group],
-    ) -> tuple[StagedModule, Sharding]:
-        """This rank's stages, and how their layers are sharded.
+    ) -> StagedModule:
+        """This rank's stages.
 
         Args:
             sharded: the layers as this rank shards them, as planned. shard: has them run so.
@@ -232,15 +233,19 @@ class ShardedModule(torch.nn.Module):
             outputs = self.module(entered)
         expected = operations_of_forward(sharding.network)
         if walk.index != expected:
-            raise _varies(sharding.network, f"called {walk.index} operations and {expected}")
+            name = sharding.network.name
+            raise control_flow_varies(
+                f"{name} called {walk.index} operations and {expected} when it was traced", _SHARDED
+            )
         return sharding.leave(outputs) if sharding.leave else outputs
 
 
-def _varies(network: ModelGraph, how: str) -> WorkError:
-    return WorkError(
-        f"forward of {network.name} {how} when it was traced: its control flow varies, which that of a module that runs"
-        " sharded must not"
-    )
+_SHARDED = "sharded"
+
+
+def control_flow_varies(what: str, runs: str) -> WorkError:
+    """The error of a forward that does not call the operations that are known of it."""
+    return WorkError(f"forward of {what}: its control flow varies, which that of a module that runs {runs} must not")
 
 
 WHOLE = "_paradl_whole"
@@ -305,8 +310,9 @@ class Walk(TorchFunctionMode):
                 result = called(*args, **given)
         if is_operation(function, result):
             if rule is not None and not ruled:
-                layer = self._sharding.network.layers[self.index].name
-                raise _varies(self._sharding.network, f"called {function.__name__} where {layer} was")
+                network = self._sharding.network
+                called_instead = f"called {function.__name__} where {network.layers[self.index].name} was"
+                raise control_flow_varies(f"{network.name} {called_instead} when it was traced", _SHARDED)
             self.index += 1
         return result
 
