@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
@@ -14,7 +16,7 @@ from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, RoleBuilder
+from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, RoleBuilder, Setup
 
 T = TypeVar("T")
 
@@ -107,6 +109,13 @@ class AxisPlace(NamedTuple):
         return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.index,))
 
 
+def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> Layer:
+    """The layer with ``part`` of ``whole`` of its FLOPs, and other values of some fields."""
+    names = ("fw_flops", "bw_input_flops", "bw_weight_flops")
+    flops = {name: round(getattr(layer, name) * part / whole) for name in names}
+    return msgspec.structs.replace(layer, **flops, **changes)
+
+
 PartsHeld = dict[str, tuple[slice | list[int], ...]]
 """Per parameter that is not whole on a rank, what the rank holds of it along its first dims."""
 
@@ -154,10 +163,6 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given
         if used and not present.intersection(of_kinds):
             found = ",".join(map(str, strategies)) or "no strategy"
             raise UserError(f"{used[0].flag} is for {', '.join(of_kinds)} parallelism, not for {found}")
-
-
-Setup = tuple[tuple[str, str, int, int], ...]
-"""Collectives before the steady state, as ``Role.setup`` has them."""
 
 
 @runtime_checkable

@@ -323,3 +323,17 @@ def add_weight_update(
 def gradient_order(network: ModelGraph) -> tuple[str, ...]:
     """Parameters in the order in which their gradients arrive; where none was seen, reverse registration order."""
     return network.gradient_order or tuple(parameter.name for parameter in reversed(network.parameters))
+
+
+def gradient_layers(network: ModelGraph, backward: Sequence[int]) -> dict[str, int]:
+    """The layer with whose backward each parameter's gradient is complete, in the order in which gradients arrive.
+
+    That is the last layer of backward that reads it; of a parameter that no layer lists, the last of all.
+
+    Args:
+        backward: layers in the order of backward, by index; empty where there is none, and so no gradient.
+    """
+    if not backward:
+        return {}
+    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
+    return {name: last.get(name, backward[-1]) for name in gradient_order(network)}

@@ -38,7 +38,7 @@ def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
 
 
 def _recursive_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Partners at distance 1, 2, 4, ... exchange all they have and add it up.
+    # Partners at distance 1, 2, 4, ... send each other all they have and add it up.
     moved = depth(ranks) * message_bytes
     return CostTerms(depth(ranks), moved, moved)
 

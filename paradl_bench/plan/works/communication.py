@@ -1,4 +1,4 @@
-"""What ranks do together: collectives, exchanges with neighbours, and what crosses a pipeline's cut."""
+"""What ranks do together: collectives, halos of neighbours, and what crosses a pipeline's cut."""
 
 from __future__ import annotations
 

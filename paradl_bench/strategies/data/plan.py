@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axis_planner import Setup
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Role, RoleBuilder
+from paradl_bench.plan.tasks import Role, RoleBuilder, Setup
 from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, build_sharded_role, check_zero
 
 

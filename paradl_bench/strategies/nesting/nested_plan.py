@@ -31,7 +31,7 @@ from paradl_bench.plan.compute import add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, place_of, positions, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Work
+from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
 from paradl_bench.strategies.exchange.gradients import (
     GradientBuckets,
     GradientExchange,
@@ -228,7 +228,7 @@ class _Exchanged(NamedTuple):
     """The buckets of a network, and what is issued for them before the steady state."""
 
     buckets: GradientBuckets
-    setup: tuple[tuple[str, str, int, int], ...]
+    setup: Setup
 
 
 class _Once:

@@ -37,7 +37,7 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
+from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -339,7 +339,7 @@ class _RankPlan:
             axes=(self._axis,),
         )
 
-    def _setup(self) -> tuple[tuple[str, str, int, int], ...]:
+    def _setup(self) -> Setup:
         if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()

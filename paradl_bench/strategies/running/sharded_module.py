@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import AxisKind
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import operations_of_forward
@@ -335,13 +336,20 @@ def _walk_again(
         yield
 
 
-CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-LINEAR_ARGUMENTS = ("input", "weight", "bias")
+def functions_of(layer: Layer) -> frozenset[str]:
+    """Normalised names of the torch functions that a layer may be a call of."""
+    kind = layer_kinds().get(layer.kind)
+    # Calls that did nothing are views, whatever they are called.
+    return frozenset((str(layer.attributes.get("function", layer.kind)), *(kind.functions if kind else ())))
+
+
+_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_LINEAR_ARGUMENTS = ("input", "weight", "bias")
 
 
 def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a convolution or fully connected layer by name."""
-    names = LINEAR_ARGUMENTS if layer.kind == "linear" else CONVOLUTION_ARGUMENTS
+    names = _LINEAR_ARGUMENTS if layer.kind == "linear" else _CONVOLUTION_ARGUMENTS
     return dict(zip(names, args, strict=False)) | kwargs
 
 

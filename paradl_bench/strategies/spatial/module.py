@@ -28,7 +28,16 @@ from paradl_bench.strategies.running.group_functions import (
     with_halo,
 )
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import WHOLE, Call, Rule, Sharding, beside, bind, instead
+from paradl_bench.strategies.running.sharded_module import (
+    WHOLE,
+    Call,
+    Rule,
+    Sharding,
+    beside,
+    bind,
+    functions_of,
+    instead,
+)
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
@@ -77,7 +86,7 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
         if layer.attributes.get(RETURNS_INPUT):
             # The block that it returns is marked already, and may have been gathered.
             run = _as_it_is
-        rules[index] = Rule(_functions(layer, kind), run)
+        rules[index] = Rule(functions_of(layer), run)
     whole = _Blocks(region.boxes, tuple(network.input_shape[1:]))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -114,11 +123,6 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
 
 def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return function(*args, **kwargs)
-
-
-def _functions(layer: Layer, kind: LayerKind) -> frozenset[str]:
-    # Calls that did nothing are views, whatever they are called.
-    return frozenset((*kind.functions, str(layer.attributes.get("function", ""))))
 
 
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:

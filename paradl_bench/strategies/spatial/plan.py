@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Box, Transfer, box_elements
-from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -140,14 +138,12 @@ def _block_layer(layer: Layer, block: BlockLayer, position: int) -> Layer:
         if "ceil_mode" in attributes:
             attributes["ceil_mode"] = False
     fraction = math.prod(output) / max(layer.output_elements, 1)
-    return msgspec.structs.replace(
+    return part_of_layer(
         layer,
+        fraction,
         attributes=attributes,
         input_shapes=inputs,
         output_shape=output,
-        fw_flops=round(layer.fw_flops * fraction),
-        bw_input_flops=round(layer.bw_input_flops * fraction),
-        bw_weight_flops=round(layer.bw_weight_flops * fraction),
         fw_bytes=round(layer.fw_bytes * fraction),
     )
 

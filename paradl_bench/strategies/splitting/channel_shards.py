@@ -18,6 +18,7 @@ import msgspec
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import ChannelShard, Interval
+from paradl_bench.plan.axis_planner import part_of_layer
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.splitting.gradient_parts import GradientParts, channel_dim, gradient_parts
@@ -217,14 +218,12 @@ def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
     inputs, output = list(layer.input_shapes[0]), list(layer.output_shape)
     inputs[channel_dim(layer, layer.input_shapes[0])] = shard.channels.extent
     output[channel_dim(layer, layer.output_shape)] = shard.filters.extent
-    return msgspec.structs.replace(
+    return part_of_layer(
         layer,
+        fraction,
         attributes=attributes,
         input_shapes=(tuple(inputs), *layer.input_shapes[1:]),
         output_shape=tuple(output),
-        fw_flops=round(layer.fw_flops * fraction),
-        bw_input_flops=round(layer.bw_input_flops * fraction),
-        bw_weight_flops=round(layer.bw_weight_flops * fraction),
         fw_bytes=4 * (math.prod(inputs) + math.prod(output)),
     )
 

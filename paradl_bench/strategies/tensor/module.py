@@ -14,13 +14,20 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
+from paradl_bench.strategies.running.sharded_module import (
+    Call,
+    Rule,
+    Sharding,
+    beside,
+    functions_of,
+    instead,
+    replace_parameter,
+)
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
@@ -61,7 +68,7 @@ class TensorRunner:
                 run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
             elif piece.part != "row":
                 run = _Inside(part, random)
-            rules[index] = Rule(_functions(layer), run)
+            rules[index] = Rule(functions_of(layer), run)
 
         def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
             is_part = index in parts and parts[index].piece.part != "row"
@@ -79,12 +86,6 @@ class TensorRunner:
 
 
 RUNNER = TensorRunner()
-
-
-def _functions(layer: Layer) -> frozenset[str]:
-    # Calls that did nothing are views, whatever they are called.
-    kind = layer_kinds().get(layer.kind)
-    return frozenset((function_of(layer), *(kind.functions if kind else ())))
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import Interval, cut
-from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -126,17 +124,13 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
     if "output" in attributes:
         attributes["output"] = output
 
-    def cut_flops(flops: int) -> int:
-        return round(flops * own.extent / piece.atoms)
-
-    return msgspec.structs.replace(
+    return part_of_layer(
         layer,
+        own.extent,
+        piece.atoms,
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,
-        fw_flops=cut_flops(layer.fw_flops),
-        bw_input_flops=cut_flops(layer.bw_input_flops),
-        bw_weight_flops=cut_flops(layer.bw_weight_flops),
         fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
     )
 
