@@ -175,11 +175,7 @@ class StagingPlanner(AxisPlanner, Protocol):
     def plan_stages(
         self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shards: ReplicaShards
     ) -> Plan:
-        """The tasks of one iteration on every rank.
-
-        Args:
-            shards: what ranks run of the whole network's layers, on a micro-batch.
-        """
+        """The tasks of one iteration on every rank; ``shards`` are those of a micro-batch."""
 
 
 @runtime_checkable

@@ -134,9 +134,6 @@ def parts_of_backward(
 
     The first runs what lies between the outputs and the input; the second the parameters of those layers, and all of
     the layers that lead to parameters alone. Where what is read has no gradient, the second runs everything.
-
-    Args:
-        order: layers that backward runs, in its order.
     """
     trained = {parameter.name for parameter in network.parameters}
     behind = layers_behind_input(network) if input_has_gradient else [False] * len(network.layers)

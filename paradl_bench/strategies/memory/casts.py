@@ -18,11 +18,7 @@ from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hol
 
 
 class Casts:
-    """Conversions of one walk; of a dtype that is not trained in by autocast there are none.
-
-    Args:
-        device: kind of the device: ``cpu`` or ``cuda``.
-    """
+    """Conversions of one walk; of a dtype that is not trained in by autocast there are none."""
 
     def __init__(self, ledger: Ledger, network: ModelGraph, dtype: str, device: str) -> None:
         self._ledger, self._layers = ledger, network.layers

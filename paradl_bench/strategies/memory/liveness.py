@@ -7,9 +7,7 @@ gradient for each input that needs one, unless it hands its own on, and for its 
 output's gradient and of what was saved. Where branches meet their gradients are added: in place where nobody else holds
 the first, else into a third tensor.
 
-Sharded layers hold what their communication does as well: the part and the buffer beside
-gathered activations, the slice of the input that a channel shard reads, the block with its halo and the messages, the
-copy of a gradient that is summed.
+Sharded layers hold what their communication does as well (:mod:`~paradl_bench.strategies.memory.sharded_operations`).
 
 An output also lives as long as the model's own variables hold it (``Layer.held_until``).
 
@@ -48,11 +46,7 @@ class Pass:
 
 
 class Liveness(ShardedOperations):
-    """Walks a rank's network, or one stage of it, as often as micro-batches pass.
-
-    Args:
-        network: with the shapes that parameters have on the rank.
-    """
+    """Walks a rank's network, or one stage of it, as often as micro-batches pass."""
 
     def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
         super().__init__(ledger, network, run)
@@ -103,7 +97,6 @@ class Liveness(ShardedOperations):
         received: Storage | None,
         saved: list[Storage],
     ) -> Storage:
-        """Run one operation on what others made."""
         self._gather_inputs(i, made, wholes)
         sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
         gathered = {} if self._is_cut(i) else wholes
@@ -169,11 +162,7 @@ class Liveness(ShardedOperations):
         return self._combine(i, output)
 
     def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """Run backward of a pass; returns the gradients of what the network read, which the caller holds.
-
-        Args:
-            given: gradients of the outputs.
-        """
+        """Run backward of a pass from gradients of its outputs; returns those of what it read, which the caller holds."""
         # What was gathered gets gradients of the whole, and takes its block.
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}

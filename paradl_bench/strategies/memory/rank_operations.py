@@ -95,10 +95,7 @@ class RankOperations:
         return found
 
     def _find_forgotten(self) -> list[list[int]]:
-        """Per layer, the layers that backward does not reach and whose last reader it is, or that of what they lead to.
-
-        Autograd forgets them as soon as nobody holds what they lead to.
-        """
+        """Per layer, the layers that autograd forgets then: backward reaches none, and nobody holds what they lead to."""
         ends = list(range(len(self._layers)))
         for reader, sources in enumerate(self._last_reader):
             for source in sources:

@@ -50,12 +50,7 @@ def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
 
 
 class MicroSteps:
-    """Adds forward and backward of a rank's micro-batches to a role.
-
-    Args:
-        sharded: what the rank runs of the layers, on one micro-batch.
-        operations: as :class:`~paradl_bench.plan.compute.NetworkCompute` takes it.
-    """
+    """Adds forward and backward of a rank's micro-batches to a role; ``sharded`` is what it runs of one of them."""
 
     def __init__(
         self, builder: RoleBuilder, sharded: ShardedLayers, settings: PlanSettings, operations: dict[int, str]

@@ -207,11 +207,7 @@ class _Modules:
         return sum(self._counts[i] for i in layers)
 
     def named(self, text: str) -> Iterator[Segment]:
-        """The segments of one name, pattern or slice.
-
-        Raises:
-            UserError: there is none, or one of them cannot be.
-        """
+        """The segments of one name, pattern or slice."""
         module, _, ends = text.rpartition(".")
         first, colon, last = ends.partition(":")
         if colon:

@@ -68,11 +68,7 @@ def constants(network: ModelGraph) -> frozenset[int]:
 
 
 def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
-    """Indices of constants.
-
-    Args:
-        other: names of layers that are none.
-    """
+    """Indices of constants."""
     found: set[str] = set()
     indices = []
     for i, layer in enumerate(network.layers):

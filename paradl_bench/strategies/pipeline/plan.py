@@ -234,11 +234,7 @@ class _RankPlan:
         )
 
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
-        """The tasks of an action.
-
-        Args:
-            exchanging: whether gradients are exchanged after it. first: whether none is before it.
-        """
+        """The tasks of an action."""
         forward = self._forward_of(action, first=first)
         if action.direction == "FW":
             return ActionTasks.of_builder(forward.builder, 0, forward.computed)

@@ -27,10 +27,6 @@ from paradl_bench.strategies.running.sharded_module import Sharding
 def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Run the stages of a strategy's pipeline; does nothing without one.
 
-    Args:
-        module: the model, on any device; it is copied.
-        network: its traced network.
-
     Raises:
         UserError: the model asks for values, or a stage reads what it does not get; the message names the operation.
         WorkError: forward calls other operations than when it was traced.

@@ -64,11 +64,7 @@ def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]
 
 
 def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> StageShard:
-    """The part of a stage that a rank runs.
-
-    Args:
-        network: the whole one. sharded: its layers as the rank shards them.
-    """
+    """The part of a stage that a rank runs."""
     start, flow = stage.layers.start, data_flow(network)
     shards = {index - start: sharded.shards[index] for index in stage.layers if index in sharded.shards}
     end = operations_of_forward(network)

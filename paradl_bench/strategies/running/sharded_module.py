@@ -57,20 +57,12 @@ class Substitute(ABC):
 
 
 def instead(called: Call, function: Call) -> Call:
-    """What a rule calls for a layer's work, where that is another function than the model's.
-
-    Args:
-        called: what the rule was given to call.
-    """
+    """What a rule calls for a layer's work, where that is another function than the model's."""
     return called.instead(function) if isinstance(called, Substitute) else function
 
 
 def beside(called: Call, function: Call) -> Call:
-    """What a rule calls on tensors of the layer's beside its work.
-
-    Args:
-        called: what the rule was given to call.
-    """
+    """What a rule calls on tensors of the layer's beside its work."""
     return called.beside(function) if isinstance(called, Substitute) else function
 
 
@@ -129,11 +121,7 @@ class AxisRunner(Protocol):
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """Put this rank's shards in the place of parameters; no communication.
-
-        Args:
-            module: the whole model, with the same values on every rank.
-            network: its traced network.
+        """Put this rank's shards in the place of parameters, which are alike on all ranks; no communication.
 
         Raises:
             UserError: a limit is exceeded; the message names the layer that sets it.
@@ -207,11 +195,7 @@ def sharding_runner(kind: AxisKind) -> AxisRunner:
 
 
 class ShardedModule(torch.nn.Module):
-    """Runs ``module`` under rules.
-
-    Args:
-        sharding: how.
-    """
+    """Runs ``module`` under rules."""
 
     def __init__(self, module: torch.nn.Module, sharding: Sharding) -> None:
         super().__init__()

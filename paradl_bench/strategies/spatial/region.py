@@ -186,9 +186,6 @@ def most_parts(network: ModelGraph, *, until: str | None = None) -> tuple[tuple[
     """How many parts each dim can be cut in at most so that some windows run on blocks, and the layer that says so.
 
     That is the layer with windows that can be cut furthest, and those before it. None where no layer can be cut.
-
-    Args:
-        until: as in :func:`spatial_region`.
     """
     dims = len(network.input_shape) - 1
     if dims < 1:

@@ -100,9 +100,6 @@ def _number(value: object) -> int:
 def split_layers(network: ModelGraph, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
     """What is split over ``parts`` ranks, by ``cut``.
 
-    Args:
-        patterns: as in :func:`choose_layers`.
-
     Raises:
         UserError: as :func:`choose_layers`, or a layer that is named does not split in ``parts``.
     """
@@ -184,11 +181,7 @@ def splittable(network: ModelGraph, patterns: Sequence[str] = ()) -> list[Layer]
 
 
 def fewest(network: ModelGraph, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
-    """The limit that the layer with the fewest filters or channels sets.
-
-    Args:
-        extents: name and number of each layer that counts.
-    """
+    """The limit that the layer with the fewest filters or channels sets."""
     if not extents:
         return Limit(axis=axis, ranks=1, reason=f"no layer of {network.name} can be split by its {what}")
     name, extent = min(extents, key=lambda pair: pair[1])

@@ -34,11 +34,7 @@ from paradl_bench.strategies.splitting.options import FilterOptions, SplitOption
 
 
 class SplitPlanner(ABC):
-    """Plans an axis whose ranks split the same layers.
-
-    Args:
-        splitting: how.
-    """
+    """Plans an axis whose ranks split the same layers."""
 
     def __init__(self, splitting: Splitting) -> None:
         self.name = splitting.name
@@ -47,11 +43,7 @@ class SplitPlanner(ABC):
 
     @abstractmethod
     def extents(self, network: ModelGraph, layers: Sequence[Layer]) -> list[tuple[str, int]]:
-        """Names of the layers that limit the axis, and how many filters or channels each has.
-
-        Args:
-            layers: those that are to be split.
-        """
+        """Names of the layers that limit the axis, and how many filters or channels each has."""
 
     @abstractmethod
     def forward(self, layer: Layer, shards: Shards, place: AxisPlace) -> Collective:

@@ -321,11 +321,7 @@ class _Finder:
 
 
 def _check_plain(layer: Layer) -> None:
-    """Refuse to follow a tensor that was changed through another view of it, which says nothing of its dims.
-
-    Raises:
-        CannotCut: names the layer that reads it.
-    """
+    """Refuse to follow a tensor that was changed through another view of it, which says nothing of its dims."""
     if {name for name, _ in layer.values_read} != set(layer.inputs):
         raise CannotCut(f"{layer.name}, which reads what was changed through another view")
 

@@ -66,11 +66,7 @@ class _Sent(NamedTuple):
 def fused_plan(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, fusion: Fusion, buffers: Buffers
 ) -> Plan:
-    """Forward, backward with what the rule sends, weight update.
-
-    Args:
-        buffers: by the rule, of the times at which gradients are ready.
-    """
+    """Forward, backward with what the rule sends, weight update."""
     builder, ranks = RoleBuilder(), strategy.ranks
     compute = NetworkCompute(builder, network)
     compute.add_forward()

@@ -49,11 +49,7 @@ def updated(
     settings: PlanSettings,
     all_reduces: Sequence[int],
 ) -> Plan:
-    """The plan of equal ranks that update behind backward and the last all-reduce.
-
-    Args:
-        builder: with forward, backward and all-reduces in it. all_reduces: tasks, in order.
-    """
+    """The plan of equal ranks that update behind backward and the last all-reduce."""
     after = tuple(all_reduces[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
     builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, after)
     return Plan(

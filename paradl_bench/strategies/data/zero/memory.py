@@ -127,11 +127,8 @@ class _ShardedUnits:
         return self._wholes[unit.name]
 
     def in_forward(self) -> tuple[list[int], dict[int, int]]:
-        """Per layer, bytes of gathered parameters and of the buffer that they came in.
-
-        And, by the layer that a unit is gathered for, those while it is copied out: the last unit's buffer is still
-        there (a variable of ``FSDPParamGroup.wait_for_unshard`` holds it to the end of that).
-        """
+        """Per layer, bytes of gathered parameters and their buffer; and those while its unit is copied out."""
+        # Then the last unit's buffer is still there: a variable of ``FSDPParamGroup.wait_for_unshard`` holds it.
         root = self._whole(self._units[-1])
         gathered, buffer, entered = root, root, set[str]()
         found, entering = [], {}
@@ -148,11 +145,7 @@ class _ShardedUnits:
         return found, entering
 
     def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
-        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced.
-
-        Args:
-            held: bytes of the reduced gradients of earlier micro-batches, which these are added to.
-        """
+        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced."""
         layers = len(self._network.layers)
         backward, reduction = [0] * layers, [0] * layers
         root = self._units[-1]
