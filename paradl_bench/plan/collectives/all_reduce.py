@@ -13,7 +13,7 @@ from paradl_bench.plan.cost_terms.hierarchies import (
     ring_of_nodes,
     segmented,
 )
-from paradl_bench.plan.cost_terms.pipelining import depth, two_tree
+from paradl_bench.plan.cost_terms.pipelining import binomial, depth, reducing, two_tree
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
@@ -35,12 +35,6 @@ def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Each step of the reduce-scatter halves the message, each of the all-gather doubles it: (p-1)/p of it either way.
     part = (ranks - 1) / ranks * message_bytes
     return CostTerms(2 * depth(ranks), 2 * part, part)
-
-
-def _recursive_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Partners at distance 1, 2, 4, ... send each other all they have and add it up.
-    moved = depth(ranks) * message_bytes
-    return CostTerms(depth(ranks), moved, moved)
 
 
 OPERATION = CollectiveOperation(
@@ -68,7 +62,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="recursive_doubling",
             source="log2(p) (alpha + m beta + m gamma) (Thakur, Rabenseifner, Gropp 2005, section 4.5): MPI, short",
-            terms=_recursive_doubling,
+            terms=reducing(binomial),
             short=True,
         ),
         ring_of_nodes(_ring, parts=lambda p: p),

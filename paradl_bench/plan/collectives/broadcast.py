@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.hierarchies import binomial_at_once_of_nodes, binomial_of_nodes, chain_and_tree
-from paradl_bench.plan.cost_terms.pipelining import chain, depth, messages_at_once, two_tree
+from paradl_bench.plan.cost_terms.pipelining import binomial, binomial_at_once, chain, depth, moving, two_tree
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
@@ -16,27 +16,9 @@ if TYPE_CHECKING:
 _ROOT = 0
 
 
-def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(depth(ranks), depth(ranks) * message_bytes, 0 * message_bytes)
-
-
-def _binomial_at_once(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(depth(ranks), messages_at_once(ranks) * message_bytes, 0 * message_bytes)
-
-
-def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    steps, moved = chain(ranks, message_bytes)
-    return CostTerms(steps, moved, 0 * moved)
-
-
 def _scatter_all_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
     moved = 2 * (ranks - 1) / ranks * message_bytes
     return CostTerms(depth(ranks) + ranks - 1, moved, 0 * moved)
-
-
-def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    steps, moved = two_tree(ranks, message_bytes)
-    return CostTerms(steps, moved, 0 * moved)
 
 
 OPERATION = CollectiveOperation(
@@ -48,18 +30,18 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial",
             source="binomial tree, not in pieces: log2(p) (alpha + m beta); gloo, MPICH for short messages",
-            terms=_binomial,
+            terms=moving(binomial),
         ),
         Algorithm(
             name="chain",
             source="pipeline along a chain (Sanders et al. 2009, section 1) in NCCL's pieces, as NCCL's ring broadcast",
-            terms=_chain,
+            terms=moving(chain),
             libraries=("nccl",),
         ),
         Algorithm(
             name="tree",
             source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
-            terms=_tree,
+            terms=moving(two_tree),
         ),
         Algorithm(
             name="scatter_all_gather",
@@ -79,7 +61,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial_at_once",
             source="binomial tree whose sends share a link, none waiting for another: MPI's while sends are buffered",
-            terms=_binomial_at_once,
+            terms=moving(binomial_at_once),
         ),
         Algorithm(
             name="binomial_at_once_of_nodes",

@@ -162,7 +162,7 @@ class Liveness(ShardedOperations):
         return self._combine(i, output)
 
     def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """Run backward of a pass from gradients of its outputs; returns those of what it read, which the caller holds."""
+        """Run backward of a pass from gradients of its outputs; returns those of what it read, held by the caller."""
         # What was gathered gets gradients of the whole, and takes its block.
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}

@@ -95,7 +95,7 @@ class RankOperations:
         return found
 
     def _find_forgotten(self) -> list[list[int]]:
-        """Per layer, the layers that autograd forgets then: backward reaches none, and nobody holds what they lead to."""
+        """Per layer, the layers that autograd forgets then: backward reaches none, nobody holds what they lead to."""
         ends = list(range(len(self._layers)))
         for reader, sources in enumerate(self._last_reader):
             for source in sources:

@@ -138,21 +138,23 @@ RUNNER = PipelineRunner()
 
 
 def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:
-    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold."""
+    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold.
+
+    Networks list trained parameters; frozen ones stay on every rank.
+    """
     names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
     held = {id(t) for name, t in (*module.named_parameters(), *module.named_buffers()) if name in names}
     for owner in module.modules():
         registered: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
         for tensors in registered:
             for attribute, tensor in list(tensors.items()):
-                if tensor is not None and id(tensor) not in held and _is_trained_or_buffer(tensor, tensors, owner):
+                if (
+                    tensor is not None
+                    and id(tensor) not in held
+                    and (tensors is owner._buffers or tensor.requires_grad)
+                ):
                     del tensors[attribute]
                     object.__setattr__(owner, attribute, tensor.detach().to("meta"))
-
-
-def _is_trained_or_buffer(tensor: torch.Tensor, tensors: Mapping[str, Any], owner: torch.nn.Module) -> bool:
-    """Networks list trained parameters; frozen ones stay on every rank."""
-    return tensors is owner._buffers or tensor.requires_grad
 
 
 class StageModule(torch.nn.Module):

@@ -288,7 +288,9 @@ class Walk(TorchFunctionMode):
             if rule is not None and ruled:
                 result = rule.run(called, args, given)
             elif asks_extent(function):
-                return self._of_whole(function, args, given)
+                # The answer is the serial model's.
+                args, given = tree_map_only(torch.Tensor, self._as_whole, (args, given))
+                return function(*args, **given)
             else:
                 if self._sharding.whole is not None and not asks_else(function):
                     args, given = self._sharding.whole((args, given))
@@ -300,11 +302,6 @@ class Walk(TorchFunctionMode):
                 raise control_flow_varies(f"{network.name} {called_instead} when it was traced", _SHARDED)
             self.index += 1
         return result
-
-    def _of_whole(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a question about extents is answered with: the serial model's."""
-        args, kwargs = tree_map_only(torch.Tensor, self._as_whole, (args, kwargs))
-        return function(*args, **kwargs)
 
     def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         of_activation = self._sharding.whole_shape

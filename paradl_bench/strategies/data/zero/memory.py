@@ -24,20 +24,6 @@ from paradl_bench.strategies.memory.peak import updated_parameters
 from paradl_bench.strategies.memory.rank_operations import RankRun
 
 
-def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
-    """The network with the shapes that parameters have on the rank with the largest shards."""
-    parameters = tuple(
-        msgspec.structs.replace(p, shape=(shard_elements(p, ranks),)) if p.shape else p for p in network.parameters
-    )
-    return msgspec.structs.replace(network, parameters=parameters)
-
-
-def largest_part_bytes(network: ModelGraph, ranks: int) -> int:
-    """Bytes of the parameters whose state the rank with most keeps under stage 1."""
-    updated = set(updated_parameters(network))
-    return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
-
-
 class ZeroState(NamedTuple):
     """What ranks hold under a stage; see :class:`~paradl_bench.strategies.memory.peak.PartedState`."""
 
@@ -45,8 +31,14 @@ class ZeroState(NamedTuple):
     ranks: int
 
     def held(self, network: ModelGraph) -> ModelGraph | None:
-        """Shards, from stage 2 on."""
-        return held_network(network, self.ranks) if self.stage > 1 else None
+        """Shards, from stage 2 on, as large as the largest."""
+        if self.stage < 2:
+            return None
+        parameters = tuple(
+            msgspec.structs.replace(p, shape=(shard_elements(p, self.ranks),)) if p.shape else p
+            for p in network.parameters
+        )
+        return msgspec.structs.replace(network, parameters=parameters)
 
     def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """With units that are gathered and gradients that are reduced."""
@@ -54,7 +46,10 @@ class ZeroState(NamedTuple):
 
     def updated_bytes(self, network: ModelGraph) -> int | None:
         """Of stage 1, which parts the update alone."""
-        return largest_part_bytes(network, self.ranks) if self.stage == 1 else None
+        if self.stage != 1:
+            return None
+        updated = set(updated_parameters(network))
+        return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
 
 
 class ShardedLiveness(Liveness):
