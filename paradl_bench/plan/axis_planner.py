@@ -93,20 +93,20 @@ class AxisPlace(NamedTuple):
     """A rank's place along one axis of a strategy.
 
     Attributes:
-        index: of the axis in the strategy.
+        axis_index: of the axis in the strategy.
         position: of the rank along the axis.
         local_batch: samples that it computes at a time.
     """
 
     axis: Axis
-    index: int
+    axis_index: int
     position: int
     local_batch: int
 
     def collective(self, operation: str, elements: int, *, batchless: bool) -> Collective:
         """One along the axis, of so many fp32 elements a sample, or in all of a tensor that holds no batch."""
         size = elements * (1 if batchless else self.local_batch) * DTYPE_BYTES["fp32"]
-        return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.index,))
+        return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.axis_index,))
 
 
 def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> Layer:

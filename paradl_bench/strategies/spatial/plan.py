@@ -105,8 +105,8 @@ def _halos(
     bytes_a_position = layer.input_shapes[0][0] * place.local_batch * _ELEMENT_BYTES
     sends, receives = (_message_bytes(part, bytes_a_position) for part in (halo.sends, halo.receives))
     return (
-        (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(place.index,)),),
-        (HaloExchange(sends_bytes=receives, receives_bytes=sends, axes=(place.index,)),),
+        (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(place.axis_index,)),),
+        (HaloExchange(sends_bytes=receives, receives_bytes=sends, axes=(place.axis_index,)),),
     )
 
 
@@ -120,7 +120,7 @@ def _gathers(network: ModelGraph, region: Region, place: AxisPlace) -> dict[str,
     names = [name for of_layer in region.gathered.values() for name in of_layer]
     sizes = {name: gathered_bytes(network, name, of_names[name]) * place.local_batch for name in names}
     return {
-        name: Collective(operation="all_gather", message_bytes=size, ranks=place.axis.degree, axes=(place.index,))
+        name: Collective(operation="all_gather", message_bytes=size, ranks=place.axis.degree, axes=(place.axis_index,))
         for name, size in sizes.items()
     }
 
