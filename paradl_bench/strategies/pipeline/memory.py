@@ -134,14 +134,10 @@ def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence
         if action.direction == "FW":
             outputs[key] = passes[action.stage].forward()
             now = [hold(storage) for storage in outputs[key]]
-        elif action.direction == "BW_input":
-            now = passes[action.stage].backward_input(outputs[key])
-        elif action.direction == "BW_weight":
-            passes[action.stage].backward_weight(outputs.pop(key))
-            now = []
         else:
             # The gradient of what was sent is received into a buffer that is there already.
-            now = passes[action.stage].backward(outputs.pop(key))
+            of_micro_batch = outputs.pop(key) if action.completes else outputs[key]
+            now = passes[action.stage].backward(action.direction, of_micro_batch)
         messages.add(number, now)
     messages.release_all()
 

@@ -210,16 +210,12 @@ class _BlockOperation:
         if given.get("divisor_override") is not None:
             return torch.tensor(float(given["divisor_override"]), dtype=like.dtype, device=like.device)
         assert self._kind.windows is not None
+        windows, box = self._kind.windows(self._layer.attributes), self._block.boxes[self._group.rank]
+        include = bool(given.get("count_include_pad", True))
         counts = [
-            _window_counts(window, interval, extent, include=bool(given.get("count_include_pad", True)))
-            for window, interval, extent in zip(
-                self._kind.windows(self._layer.attributes),
-                self._block.boxes[self._group.rank],
-                self._layer.input_shapes[0][1:],
-                strict=True,
-            )
+            _window_counts(window, interval, extent, include=include)
+            for window, interval, extent in zip(windows, box, self._layer.input_shapes[0][1:], strict=True)
         ]
-        windows = self._kind.windows(self._layer.attributes)
         if all(count == window.kernel for window, own in zip(windows, counts, strict=True) for count in own):
             return None
         return _outer([torch.tensor(own, dtype=like.dtype, device=like.device) for own in counts])
