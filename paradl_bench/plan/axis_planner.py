@@ -142,7 +142,7 @@ class ShardingPlanner(AxisPlanner, Protocol):
 def shard_label(axis: Axis, settings: PlanSettings) -> str:
     """What a rank runs of a model, as measurements and plans call it: ``f2``, ``f2[split=fc1,fc2]``."""
     shards = (settings.of(kind) for kind in axis.declared.options if kind.of_shards)
-    options = [f"{name}={text}" for own in shards for name, text in own.words.items()]
+    options = [f"{name}={text}" for given in shards for name, text in given.words.items()]
     return f"{axis}[{' '.join(options)}]" if options else str(axis)
 
 

@@ -121,7 +121,7 @@ def layers_behind_input(network: ModelGraph) -> list[bool]:
 
 
 class BackwardPart(NamedTuple):
-    """What one of backward's two parts runs: indices of layers in its order, and which share of each."""
+    """What one of backward's two parts runs: indices of layers in its order, and which part of each."""
 
     layers: tuple[int, ...]
     phases: tuple[ComputePhase, ...]

@@ -85,16 +85,16 @@ class AxisKind:
         """An axis of four ranks, as one is written."""
         return f"{self.letter}{'2x2' if self.dims > 1 else 4}"
 
-    def beside(self, module: str, attribute: str, of: type[T]) -> T | None:
+    def beside(self, module: str, attribute: str, wanted: type[T]) -> T | None:
         """What a module in the axis' folder declares; None without such a module. It is imported here and not before.
 
         Raises:
             TypeError: it is not of the type asked for.
         """
         entry = _declared_in(f"{self.package}.{module}", attribute)
-        if entry is None or isinstance(entry, of):
+        if entry is None or isinstance(entry, wanted):
             return entry
-        raise TypeError(f"{self.package}.{module}: {attribute} is no {of.__name__}")
+        raise TypeError(f"{self.package}.{module}: {attribute} is no {wanted.__name__}")
 
 
 @cache

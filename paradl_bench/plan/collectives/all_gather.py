@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.hierarchies import ring_of_nodes
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import moving, ring_of_parts
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(ranks - 1, (ranks - 1) * message_bytes, 0 * message_bytes)
-
+_ring = moving(ring_of_parts)
 
 OPERATION = CollectiveOperation(
     name="all_gather",

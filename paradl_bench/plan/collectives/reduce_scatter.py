@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.hierarchies import ring_of_nodes
+from paradl_bench.plan.cost_terms.pipelining import reducing, ring_of_parts
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    moved = (ranks - 1) * message_bytes
-    return CostTerms(ranks - 1, moved, moved)
+_ring = reducing(ring_of_parts)
 
 
 def _by_all_reduce(ranks: Floats, message_bytes: Floats) -> CostTerms:

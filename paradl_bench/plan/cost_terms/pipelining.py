@@ -76,6 +76,11 @@ def reducing(steps_and_bytes: StepsFunction) -> TermsFunction:
     return terms
 
 
+def ring_of_parts(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a ring along which every rank's part, of so many bytes, passes all others."""
+    return ranks - 1, (ranks - 1) * message_bytes
+
+
 def binomial(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
     """(steps, bytes) of a binomial tree, or of partners at distance 1, 2, 4, ...: the whole message at every step."""
     return depth(ranks), depth(ranks) * message_bytes

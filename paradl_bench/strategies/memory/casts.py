@@ -53,7 +53,11 @@ class Casts:
             size_of: bytes of an input, by its position, as it is.
         """
         width = self._widths[i]
-        places = [place for place, of in enumerate(width.reads) if of != width.runs] if width.converts else []
+        places = (
+            [place for place, read_width in enumerate(width.reads) if read_width != width.runs]
+            if width.converts
+            else []
+        )
         if not places:
             return read, []
         found = list(read)

@@ -136,10 +136,10 @@ class RankOperations:
         run, source = self._shards[i].layer, self._reads[i][position]
         if len(self._reads[i]) == len(run.input_shapes) or source < 0:
             # Of what crosses a pipeline's cut, the last tensors have no position of their own.
-            which = min(position, len(run.input_shapes) - 1)
-            samples = 1 if which in run.batchless_inputs else self._samples
+            place = min(position, len(run.input_shapes) - 1)
+            samples = 1 if place in run.batchless_inputs else self._samples
             width = self._casts.read_width(i, position)
-            return math.prod(run.input_shapes[which]) * samples * width
+            return math.prod(run.input_shapes[place]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
 

@@ -122,9 +122,9 @@ class Part(NamedTuple):
             setattr(tensor, _MARK, self)
         return result
 
-    def take(self, tensor: torch.Tensor, of: Cut) -> torch.Tensor:
+    def take(self, tensor: torch.Tensor, cut_dim: Cut) -> torch.Tensor:
         """This rank's part of a whole tensor."""
-        return _take(tensor, tensor.dim() + of.dim, of.of(tuple(tensor.shape), self.own, self.piece.atoms))
+        return _take(tensor, tensor.dim() + cut_dim.dim, cut_dim.of(tuple(tensor.shape), self.own, self.piece.atoms))
 
 
 def _own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -254,8 +254,8 @@ class _Inside:
         cuts = iter(self._part.piece.inputs)
 
         def part_of(tensor: torch.Tensor) -> torch.Tensor:
-            of = next(cuts, None)
-            return tensor if of is None or getattr(tensor, _MARK, None) else self._part.take(tensor, of)
+            cut_dim = next(cuts, None)
+            return tensor if cut_dim is None or getattr(tensor, _MARK, None) else self._part.take(tensor, cut_dim)
 
         taken: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, part_of, (args, kwargs))
         return taken

@@ -268,9 +268,8 @@ class _Finder:
             for index, cut in walk.cuts.items():
                 layer = self._layers[index]
                 extents.append(cut.extent(layer.output_shape))
-                extents += [
-                    of.extent(shape) for shape, of in zip(layer.input_shapes, walk.inputs[index], strict=False) if of
-                ]
+                inputs = zip(layer.input_shapes, walk.inputs[index], strict=False)
+                extents += [input_cut.extent(shape) for shape, input_cut in inputs if input_cut]
         return math.gcd(*extents)
 
     def _pairs(self, blocks: list[list[_Walk]]) -> Pairs:

@@ -22,8 +22,7 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
-from paradl_bench.strategies.tensor.cuts import Cut, is_view
-from paradl_bench.strategies.tensor.linear import Linear
+from paradl_bench.strategies.tensor.cuts import is_view
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
 
 Ranges = tuple[Interval, ...]
@@ -91,7 +90,7 @@ class TensorPlanner:
             )
         held = parameter_ranges(network, pairs, parts, place.position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
-        shapes = {name: held_shape(known[name], *of) for name, of in held.items()}
+        shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}
         return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
 
     def _pairs(self, network: ModelGraph, settings: PlanSettings) -> Pairs:
@@ -117,8 +116,9 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
         inputs[0] = piece.cut.shape(inputs[0], own, piece.atoms)
     else:
         output = piece.cut.shape(output, own, piece.atoms)
-    for index, of in enumerate(piece.inputs):
-        inputs[index] = of.shape(inputs[index], own, piece.atoms) if of else inputs[index]
+    for index, input_cut in enumerate(piece.inputs):
+        if input_cut:
+            inputs[index] = input_cut.shape(inputs[index], own, piece.atoms)
     if "out_features" in attributes:
         attributes["out_features"] = output[-1]
     if "output" in attributes:
@@ -141,19 +141,17 @@ def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: in
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     for index, piece in pairs.pieces.items():
         own = cut(piece.atoms, parts)[position]
-
-        def held(name: str, dim: int, of: Cut = piece.cut, own: Interval = own, atoms: int = piece.atoms) -> None:
-            shape = shapes[name]
-            along = of._replace(dim=dim - len(shape))
-            found[name] = (dim, along.of(shape, own, atoms))
-
+        dims: dict[str, int] = {}
         if piece.part == "lookup":
-            held(network.layers[index].parameters[0], 1)
+            dims[network.layers[index].parameters[0]] = 1
         elif index in pairs.linear:
-            linear: Linear = pairs.linear[index]
-            held(linear.weight, linear.output_dim if piece.part == "column" else 1 - linear.output_dim)
+            linear = pairs.linear[index]
+            dims[linear.weight] = linear.output_dim if piece.part == "column" else 1 - linear.output_dim
             if linear.bias and piece.part == "column":
-                held(linear.bias, 0)
+                dims[linear.bias] = 0
+        for name, dim in dims.items():
+            along = piece.cut._replace(dim=dim - len(shapes[name]))
+            found[name] = (dim, along.of(shapes[name], own, piece.atoms))
     return found
 
 

@@ -89,10 +89,10 @@ class ShardedLiveness(Liveness):
 
 def _complete_with(network: ModelGraph) -> list[list[Tensor]]:
     """Per layer, the parameters whose gradient is complete with its backward."""
-    parameter = {each.name: each for each in network.parameters}
+    parameters = {parameter.name: parameter for parameter in network.parameters}
     first = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
     return [
-        [parameter[name] for name in dict.fromkeys(layer.parameters) if name in parameter and first[name] is layer]
+        [parameters[name] for name in dict.fromkeys(layer.parameters) if name in parameters and first[name] is layer]
         for layer in network.layers
     ]
 
@@ -167,6 +167,6 @@ class _ShardedUnits:
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
         root = self._whole(self._units[-1])
         if not self._reshard:
-            return root + sum(self._whole(each) for each in self._called if each.layers[0] <= layer)
-        in_front = [each for each in self._called if each.layers[-1] < (unit.layers[0] if unit else layer)]
+            return root + sum(self._whole(called) for called in self._called if called.layers[0] <= layer)
+        in_front = [called for called in self._called if called.layers[-1] < (unit.layers[0] if unit else layer)]
         return root + (self._whole(unit) if unit else 0) + (self._whole(in_front[-1]) if in_front else 0)
