@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -46,6 +46,7 @@ from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, messa
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
 _VOTE_BYTES = 4
+_DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
 _FORWARD, _COMPLETES = 0, 2
 _DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
@@ -324,11 +325,11 @@ class _RankPlan:
         cut = action.stage if action.direction == "FW" else action.stage - 1
         builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
 
-    def _transfer(self, direction: str, action: Action, cut: int) -> Transfer:
+    def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
         own = self._own[action.stage]
         sizes = message_bytes(own.sends if cut == action.stage else own.receives, self._micro_batch)
         return Transfer(
-            direction=direction,  # type: ignore[arg-type]
+            direction=direction,
             phase=action.way,
             cut=cut,
             message_bytes=sizes,
@@ -345,7 +346,10 @@ class _RankPlan:
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 
-    def _handshake(self) -> tuple[HaloExchange, ...]:
-        cuts = sum((index > 0) + (index < self._last_stage) for index in self._own)
-        votes = (_VOTE_BYTES,) * cuts
-        return (HaloExchange(sends_bytes=votes, receives_bytes=votes, axes=(self._axis,)),)
+    def _handshake(self) -> tuple[Transfer, ...]:
+        cuts = [cut for stage in self._own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]
+        return tuple(
+            Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(self._axis,))
+            for cut in cuts
+            for direction in _DIRECTIONS_OF_MESSAGES
+        )
