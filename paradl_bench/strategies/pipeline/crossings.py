@@ -68,7 +68,6 @@ def constants(network: ModelGraph) -> frozenset[int]:
 
 
 def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
-    """Indices of constants."""
     found: set[str] = set()
     indices = []
     for i, layer in enumerate(network.layers):

@@ -126,7 +126,6 @@ def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: 
 
 
 def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:
-    """Walk through a rank's actions."""
     outputs: dict[tuple[int, int], list[Storage]] = {}
     messages = _Messages(ledger, actions, schedule)
     for number, action in enumerate(actions):

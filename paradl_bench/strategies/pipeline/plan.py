@@ -235,7 +235,6 @@ class _RankPlan:
         )
 
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
-        """The tasks of an action."""
         forward = self._forward_of(action, first=first)
         if action.direction == "FW":
             return ActionTasks.of_builder(forward.builder, 0, forward.computed)

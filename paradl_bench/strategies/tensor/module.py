@@ -170,8 +170,6 @@ _KEYWORDS = {"mat1": "input", "mat2": "weight", "other": "weight"}
 
 
 class _Given(NamedTuple):
-    """What a linear layer is called with."""
-
     input: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -190,7 +188,6 @@ def _bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given
 
 
 def _multiply(layer: Layer, function: Call, given: _Given) -> torch.Tensor:
-    """The product, without bias."""
     multiply: Call = F.linear if function_of(layer) == "linear" else torch.matmul
     product: torch.Tensor = instead(function, multiply)(given.input, given.weight)
     return product

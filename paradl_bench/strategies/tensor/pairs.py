@@ -116,8 +116,6 @@ def find_pairs(network: ModelGraph, patterns: Sequence[str] = ()) -> Pairs:
 
 
 class _Finder:
-    """The search for pairs in one network."""
-
     def __init__(self, network: ModelGraph, patterns: Sequence[str]) -> None:
         self._layers = network.layers[: operations_of_forward(network)]
         self._network = network

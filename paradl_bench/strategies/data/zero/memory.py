@@ -98,8 +98,6 @@ def _complete_with(network: ModelGraph) -> list[list[Tensor]]:
 
 
 class _ShardedUnits:
-    """Walks an iteration of ZeRO stages 2 and 3, layer by layer."""
-
     def __init__(self, network: ModelGraph, ranks: int, *, reshard: bool) -> None:
         self._network, self._ranks, self._reshard = network, ranks, reshard
         self._units = units_of(network)
@@ -114,7 +112,6 @@ class _ShardedUnits:
 
     @property
     def scattered_bytes(self) -> int:
-        """Bytes of a rank's reduced gradients."""
         return sum(shard_bytes(parameters, self._ranks) for parameters in self._updated.values())
 
     def _whole(self, unit: Unit) -> int:
