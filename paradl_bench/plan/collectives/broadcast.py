@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.hierarchies import binomial_at_once_of_nodes, binomial_of_nodes, chain_and_tree
+from paradl_bench.plan.cost_terms.hierarchies import TREE_OF_NODES, binomial_at_once_of_nodes, binomial_of_nodes
 from paradl_bench.plan.cost_terms.pipelining import binomial, binomial_at_once, chain, depth, moving, two_tree
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
@@ -48,11 +48,7 @@ OPERATION = CollectiveOperation(
             source="binomial scatter, then ring all-gather (Thakur, Rabenseifner, Gropp 2005, section 4.2): MPI, long",
             terms=_scatter_all_gather,
         ),
-        Algorithm(
-            name="tree_of_nodes",
-            source="chain through each node, tree between nodes, in pieces: the message once over each link",
-            level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
-        ),
+        TREE_OF_NODES,
         Algorithm(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.2) whose near steps stay inside nodes",

@@ -58,6 +58,14 @@ def chain_and_tree(passes: int, message_bytes: Floats, ranks: Floats, ranks_per_
     )
 
 
+TREE_OF_NODES = Algorithm(
+    name="tree_of_nodes",
+    source="chain through each node, tree between nodes, in pieces: the message once over each link",
+    level_terms=lambda ranks, message_bytes, per_node: chain_and_tree(1, message_bytes, ranks, per_node),
+)
+"""Of a broadcast or a reduction."""
+
+
 def binomial_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
     """A binomial tree over ranks that stand side by side on nodes: far steps first, those inside nodes last.
 
