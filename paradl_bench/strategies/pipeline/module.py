@@ -80,26 +80,21 @@ class RankPipeline:
             for own in shards
         ]
         self.module = torch.nn.ModuleList(parts)
-        running = []
-        for part in parts:
-            exchanged: torch.nn.Module = part
-            if replicas is not None:
-                part.hide_from_exchange()
-                exchanged = exchange_gradients(part, part.shard.network, settings, device, replicas.process_group)
-            running.append(
-                TimedStage(
-                    exchanged,
-                    part.stage.index,
-                    len(everywhere),
-                    device,
-                    input_args=part.inputs(),
-                    output_args=part.outputs(),
-                    group=group.process_group,
-                    spans=group.spans,
-                    arrival=gradient_order(part.shard.network),
-                )
+        exchanged = [part if replicas is None else _exchanging(part, settings, device, replicas) for part in parts]
+        self._running = running = [
+            TimedStage(
+                stage,
+                part.stage.index,
+                len(everywhere),
+                device,
+                input_args=part.inputs(),
+                output_args=part.outputs(),
+                group=group.process_group,
+                spans=group.spans,
+                arrival=gradient_order(part.shard.network),
             )
-        self._running = running
+            for stage, part in zip(exchanged, parts, strict=True)
+        ]
         kind = get_schedule_class(schedule.torch_name)
         self._schedule = kind(
             running[0] if issubclass(kind, PipelineScheduleSingle) else running,
@@ -126,6 +121,11 @@ class RankPipeline:
         for stage in self._running:
             stage.group = self._after_first
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
+
+
+def _exchanging(part: StageModule, settings: PlanSettings, device: torch.device, replicas: Group) -> torch.nn.Module:
+    part.hide_from_exchange()
+    return exchange_gradients(part, part.shard.network, settings, device, replicas.process_group)
 
 
 class PipelineRunner:
