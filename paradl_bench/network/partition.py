@@ -93,7 +93,7 @@ class Transfer(NamedTuple):
     box: Box
 
 
-class Exchange(NamedTuple):
+class Halo(NamedTuple):
     """What one rank does so that it holds what it reads.
 
     Attributes:
@@ -109,7 +109,7 @@ class Exchange(NamedTuple):
     receives: tuple[Transfer, ...]
 
 
-def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]:
+def halos(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Halo, ...]:
     """What every rank sends and receives; nobody is sent what it owns, and padding is sent by nobody.
 
     Args:
@@ -128,7 +128,7 @@ def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]
                 sends[source].append(Transfer(reader, part))
                 receives[reader].append(Transfer(source, part))
     return tuple(
-        Exchange(owned[rank], read[rank], kept[rank], tuple(sends[rank]), tuple(receives[rank]))
+        Halo(owned[rank], read[rank], kept[rank], tuple(sends[rank]), tuple(receives[rank]))
         for rank in range(len(owned))
     )
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.registry import option_types
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Communication, Plan, Role, RoleBuilder
+from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, RoleBuilder, Setup
 
 T = TypeVar("T")
 
 
 class ShardedLayers(NamedTuple):
-    """The layers of a network as the ranks of one axis share them, seen from one of them.
+    """The layers of a network as the ranks of one axis shard them, seen from one of them.
 
     Attributes:
         shards: by index of the layer; layers that are missing run whole on every rank.
@@ -36,30 +38,30 @@ class ShardedLayers(NamedTuple):
     gathers: Mapping[str, Communication] = {}
 
 
-class Shares(NamedTuple):
+class ReplicaShards(NamedTuple):
     """What the ranks of a replica run.
 
     Attributes:
         distinct: what some ranks run, each once.
         positions: per position along the axes other than data, the index of what stands there. Along a pipeline all
-            share alike: each takes its stages of it.
+            run alike: each takes its stages of it.
     """
 
     distinct: tuple[ShardedLayers, ...]
     positions: tuple[int, ...]
 
 
-def sharded_layers(shares: Shares) -> tuple[tuple[Layer, int], ...]:
+def sharded_layers(shards: ReplicaShards) -> tuple[tuple[Layer, int], ...]:
     """Layers with the shapes of their shards, each operation once, and bytes of what a rank holds of parameters."""
     found: dict[str, tuple[Layer, int]] = {}
     seen: set[tuple[int, int]] = set()
-    for shared in shares.distinct:
-        size = {parameter.name: parameter.bytes for parameter in shared.network.parameters}
-        for layer in (shard.layer for shard in shared.shards.values() if shard.shard):
-            # Ranks often share a layer, and what they hold of it: to spell its key takes longer than all else here.
-            if (id(layer), id(shared.network)) in seen:
+    for sharded in shards.distinct:
+        size = {parameter.name: parameter.bytes for parameter in sharded.network.parameters}
+        for layer in (shard.layer for shard in sharded.shards.values() if shard.shard):
+            # Ranks often run the same shard: to spell its key takes longer than all else here.
+            if (id(layer), id(sharded.network)) in seen:
                 continue
-            seen.add((id(layer), id(shared.network)))
+            seen.add((id(layer), id(sharded.network)))
             found[layer.operation] = (layer, sum(size.get(name, 0) for name in layer.parameters))
     return tuple(found.values())
 
@@ -87,6 +89,33 @@ class AxisPlanner(Protocol):
         """The largest degree of the axis on this network, and what sets it."""
 
 
+class AxisPlace(NamedTuple):
+    """A rank's place along one axis of a strategy.
+
+    Attributes:
+        axis_index: of the axis in the strategy.
+        position: of the rank along the axis.
+        local_batch: samples that it computes at a time.
+    """
+
+    axis: Axis
+    axis_index: int
+    position: int
+    local_batch: int
+
+    def collective(self, operation: str, elements: int, *, batchless: bool) -> Collective:
+        """One along the axis, of so many fp32 elements a sample, or in all of a tensor that holds no batch."""
+        size = elements * (1 if batchless else self.local_batch) * DTYPE_BYTES["fp32"]
+        return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.axis_index,))
+
+
+def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> Layer:
+    """The layer with ``part`` of ``whole`` of its FLOPs, and other values of some fields."""
+    names = ("fw_flops", "bw_input_flops", "bw_weight_flops")
+    flops = {name: round(getattr(layer, name) * part / whole) for name in names}
+    return msgspec.structs.replace(layer, **flops, **changes)
+
+
 PartsHeld = dict[str, tuple[slice | list[int], ...]]
 """Per parameter that is not whole on a rank, what the rank holds of it along its first dims."""
 
@@ -100,19 +129,11 @@ class DimsPlanner(AxisPlanner, Protocol):
 
 
 @runtime_checkable
-class SharingPlanner(AxisPlanner, Protocol):
-    """An axis whose ranks share layers."""
+class ShardingPlanner(AxisPlanner, Protocol):
+    """An axis whose ranks shard layers."""
 
-    def share(
-        self,
-        network: ModelGraph,
-        strategy: Strategy,
-        axis: int,
-        position: int,
-        local_batch: int,
-        settings: PlanSettings,
-    ) -> ShardedLayers:
-        """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """What the rank at a place along the axis runs of each layer."""
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
         """What the rank at ``position`` along the axis holds of parameters that are not whole on it."""
@@ -121,7 +142,7 @@ class SharingPlanner(AxisPlanner, Protocol):
 def shard_label(axis: Axis, settings: PlanSettings) -> str:
     """What a rank runs of a model, as measurements and plans call it: ``f2``, ``f2[split=fc1,fc2]``."""
     shards = (settings.of(kind) for kind in axis.declared.options if kind.of_shards)
-    options = [f"{name}={text}" for own in shards for name, text in own.words.items()]
+    options = [f"{name}={text}" for given in shards for name, text in given.words.items()]
     return f"{axis}[{' '.join(options)}]" if options else str(axis)
 
 
@@ -144,10 +165,6 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given
             raise UserError(f"{used[0].flag} is for {', '.join(of_kinds)} parallelism, not for {found}")
 
 
-Setup = tuple[tuple[str, str, int, int], ...]
-"""Collectives before the steady state, as ``Role.setup`` has them."""
-
-
 @runtime_checkable
 class StagingPlanner(AxisPlanner, Protocol):
     """An axis that parts layers into stages."""
@@ -155,12 +172,10 @@ class StagingPlanner(AxisPlanner, Protocol):
     def micro_batches(self, settings: PlanSettings, ranks: int) -> int:
         """Into how many micro-batches the samples of a rank are split, of so many along the axis."""
 
-    def plan_stages(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
-        """The tasks of one iteration on every rank.
-
-        Args:
-            shares: what ranks run of the whole network's layers, on a micro-batch.
-        """
+    def plan_stages(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shards: ReplicaShards
+    ) -> Plan:
+        """The tasks of one iteration on every rank; ``shards`` are those of a micro-batch."""
 
 
 @runtime_checkable
@@ -205,7 +220,7 @@ def steps_of(strategy: Strategy, settings: PlanSettings) -> int:
 
 
 def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
-    """Samples that a rank computes at a time: its share of the mini-batch, or a micro-batch of that."""
+    """Samples that a rank computes at a time: its part of the mini-batch, or a micro-batch of that."""
     return settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH) // steps_of(strategy, settings)
 
 
@@ -215,8 +230,8 @@ def axis_planner(kind: AxisKind) -> AxisPlanner:
     Raises:
         TypeError: there is none, or it lacks what the kind's traits ask for.
     """
-    sharing = kind.has(Trait.SHARES_LAYERS)
-    planner = kind.beside("plan", "PLANNER", SharingPlanner if sharing else AxisPlanner)  # type: ignore[type-abstract]
+    wanted = ShardingPlanner if kind.has(Trait.SHARDS_LAYERS) else AxisPlanner
+    planner = kind.beside("plan", "PLANNER", wanted)  # type: ignore[type-abstract]
     if planner is None:
         raise TypeError(f"{kind.package}.plan declares no PLANNER")
     return planner

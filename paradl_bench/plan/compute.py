@@ -121,7 +121,7 @@ def layers_behind_input(network: ModelGraph) -> list[bool]:
 
 
 class BackwardPart(NamedTuple):
-    """What one of backward's two parts runs: indices of layers in its order, and which share of each."""
+    """What one of backward's two parts runs: indices of layers in its order, and which part of each."""
 
     layers: tuple[int, ...]
     phases: tuple[ComputePhase, ...]
@@ -134,9 +134,6 @@ def parts_of_backward(
 
     The first runs what lies between the outputs and the input; the second the parameters of those layers, and all of
     the layers that lead to parameters alone. Where what is read has no gradient, the second runs everything.
-
-    Args:
-        order: layers that backward runs, in its order.
     """
     trained = {parameter.name for parameter in network.parameters}
     behind = layers_behind_input(network) if input_has_gradient else [False] * len(network.layers)
@@ -252,28 +249,30 @@ class NetworkCompute:
         """Per layer, the task that its readers wait for."""
         return tuple(self._forward)
 
-    def add_backward(
-        self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None
-    ) -> Iterator[tuple[int, int]]:
-        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
-
-        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
-        """
-        whole = BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
-        return self._add_backward(whole, after, before_layer)
+    @property
+    def whole_backward(self) -> BackwardPart:
+        """All of backward."""
+        return BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
 
     @property
     def backward_parts(self) -> tuple[BackwardPart, BackwardPart]:
         """That of the input and that of the parameters."""
         return parts_of_backward(self._network, self.backward_layers, input_has_gradient=self._input_has_gradient)
 
-    def add_backward_part(self, part: BackwardPart, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
-        """Append one of :attr:`backward_parts`, as :meth:`add_backward` does all of it."""
-        return self._add_backward(part, after, None)
-
-    def _add_backward(
-        self, part: BackwardPart, after: tuple[int, ...], before_layer: BeforeLayer | None
+    def add_backward(
+        self,
+        after: tuple[int, ...] = (),
+        before_layer: BeforeLayer | None = None,
+        part: BackwardPart | None = None,
     ) -> Iterator[tuple[int, int]]:
+        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
+
+        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
+
+        Args:
+            part: one of :attr:`backward_parts`; None for all of it.
+        """
+        part = part or self.whole_backward
         between = FrameworkOverhead(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
@@ -321,3 +320,17 @@ def add_weight_update(
 def gradient_order(network: ModelGraph) -> tuple[str, ...]:
     """Parameters in the order in which their gradients arrive; where none was seen, reverse registration order."""
     return network.gradient_order or tuple(parameter.name for parameter in reversed(network.parameters))
+
+
+def gradient_layers(network: ModelGraph, backward: Sequence[int]) -> dict[str, int]:
+    """The layer with whose backward each parameter's gradient is complete, in the order in which gradients arrive.
+
+    That is the last layer of backward that reads it; of a parameter that no layer lists, the last of all.
+
+    Args:
+        backward: layers in the order of backward, by index; empty where there is none, and so no gradient.
+    """
+    if not backward:
+        return {}
+    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
+    return {name: last.get(name, backward[-1]) for name in gradient_order(network)}

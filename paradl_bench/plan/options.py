@@ -52,7 +52,6 @@ sample_options = together(
         "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
     ),
 )
-"""What a sample is."""
 
 dtype_option = click.option(
     "--dtype",
@@ -61,7 +60,6 @@ dtype_option = click.option(
     show_default=True,
     help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
 )
-"""What is computed in."""
 
 kernel_options = together(
     click.option(
@@ -93,7 +91,6 @@ hang_option = click.option(
     help="Seconds that a rank may get nowhere, a long iteration included; then every rank's stack is printed and all"
     " are ended.",
 )
-"""When ranks hang."""
 
 verify_option = click.option(
     "--verify/--no-verify",
@@ -101,7 +98,6 @@ verify_option = click.option(
     help="Prove first, on a small mini-batch in fp64, that outputs and gradients are those of serial training; what"
     " differs ends with exit code 3, before anything is timed. Default: where that takes a few seconds at most.",
 )
-"""Whether strategies are proved on the model at hand."""
 
 nodes_option = click.option(
     "--nodes",
@@ -120,7 +116,6 @@ ranks_per_node_option = click.option(
     type=click.IntRange(1),
     help="On each emulated node. Default: all ranks, shared out.",
 )
-"""Nodes that are emulated."""
 
 batch_norm_option = click.option(
     "--batch-norm",
@@ -154,7 +149,6 @@ memory_options = together(
         " weight update, and back. Default: none; predict search tries both where memory is limited.",
     ),
 )
-"""What a device keeps."""
 
 
 def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_shards: bool = False) -> Decorator:
@@ -162,7 +156,7 @@ def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_sh
 
     Args:
         texts: by the name of an option, what a command says otherwise of it: ``help``, ``metavar``.
-        of_shards: only those that decide what ranks run of layers that they share.
+        of_shards: only those that decide what ranks run of layers that they shard.
     """
     return together(
         *(
@@ -211,7 +205,6 @@ emulation_options = together(
     ),
     click.option("--seed", metavar="N", type=click.IntRange(0), help="Of what --spread draws. Default: 0."),
 )
-"""How a run is emulated."""
 
 input_options = together(
     click.option(
@@ -232,4 +225,3 @@ input_options = together(
     click.option("--from-disk", is_flag=True, help="Files are read from disk, not from the page cache."),
     click.option("--input", "input_source", metavar="SOURCE", help="Which input, where the profile holds several."),
 )
-"""How the model is fed."""

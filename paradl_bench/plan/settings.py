@@ -74,20 +74,23 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
         if not 1 <= self.accumulate <= MOST_MICRO_BATCHES:
             raise ValueError(f"accumulate has to be from 1 to {MOST_MICRO_BATCHES}, not {self.accumulate}")
         if self.axes:
-            chosen = sorted((own for own in self.axes if own != type(own)()), key=lambda own: type(own).__name__)
+            chosen = sorted(
+                (options for options in self.axes if options != type(options)()),
+                key=lambda options: type(options).__name__,
+            )
             msgspec.structs.force_setattr(self, "axes", tuple(chosen))
 
     def of(self, options: type[Options]) -> Options:
         """Options of one kind; the default where none were given."""
-        for own in self.axes:
-            if type(own) is options:
-                return own
+        for given in self.axes:
+            if type(given) is options:
+                return given
         return options()
 
     def having(self, *options: AxisOptions) -> PlanSettings:
         """With these options in the place of those of their kinds."""
-        given = {type(own) for own in options}
-        kept = (own for own in self.axes if type(own) not in given)
+        replaced = {type(given) for given in options}
+        kept = (given for given in self.axes if type(given) not in replaced)
         return msgspec.structs.replace(self, axes=(*kept, *options))
 
     def changed(self, options: type[AxisOptions], **fields: object) -> PlanSettings:

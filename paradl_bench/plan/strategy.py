@@ -41,13 +41,13 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"degrees of a {self.kind} axis have to be at least 1, not {written}")
         kind, known = self.declared, axis_kinds().values()
         if len(self.extents) > kind.dims:
-            several = " and ".join(each.name for each in known if each.dims > 1)
+            several = " and ".join(other.name for other in known if other.dims > 1)
             takes = "one degree" if kind.dims == 1 else f"at most {kind.dims}"
             raise ValueError(f"only {several} splits several dims; {self.kind} takes {takes}")
         if self.prefix and kind.prefix is None:
-            of, prefix = next((each, each.prefix) for each in known if each.prefix)
+            other, prefix = next((other, other.prefix) for other in known if other.prefix)
             raise ValueError(
-                f"{prefix.what}s belong to {of.name} parallelism: write {prefix.letter}{prefix.most}{of.letter}8"
+                f"{prefix.what}s belong to {other.name} parallelism: write {prefix.letter}{prefix.most}{other.letter}8"
             )
         if kind.prefix is not None and not 0 <= self.prefix <= kind.prefix.most:
             known_numbers = f"{', '.join(map(str, range(kind.prefix.most)))} or {kind.prefix.most}"
@@ -134,7 +134,9 @@ def axis_examples() -> str:
 
 def _expected() -> str:
     prefixed = [(kind, kind.prefix) for kind in axis_kinds().values() if kind.prefix]
-    fronts = "".join(f"{of.letter}{of.most}{kind.letter}8 for {of.what} {of.most}, " for kind, of in prefixed)
+    fronts = "".join(
+        f"{prefix.letter}{prefix.most}{kind.letter}8 for {prefix.what} {prefix.most}, " for kind, prefix in prefixed
+    )
     return f"write {axis_examples()}, nested from the outermost as d4f4, {fronts}or serial"
 
 

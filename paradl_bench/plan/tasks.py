@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 Ints = NDArray[np.int32]
+Setup = tuple[tuple[str, str, int, int], ...]
+"""Collectives as (when, operation, message_bytes, count); ``when`` as in
+:class:`~paradl_bench.records.training.training_record.IssuedCollective`.
+"""
 W = TypeVar("W", bound=Work)
 
 
@@ -83,9 +87,7 @@ class Role:
         phase, stream, work: per task; ``work`` indexes the plan's distinct works.
         dependency_start, dependencies: compressed rows: task i waits for
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
-        setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
-            message_bytes, count); ``when`` as in
-            :class:`~paradl_bench.records.training.training_record.IssuedCollective`.
+        setup: collectives issued before the steady state that the tasks show and not in it.
         handshake: communication of the first iteration alone.
         exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
             (when, collective).
@@ -100,7 +102,7 @@ class Role:
     dependency_start: Ints
     dependencies: Ints
     action: Ints | None = None
-    setup: tuple[tuple[str, str, int, int], ...] = ()
+    setup: Setup = ()
     handshake: tuple[Communication, ...] = ()
     exchanged_before: tuple[tuple[str, Collective], ...] = ()
 
@@ -135,7 +137,7 @@ class Plan:
         micro_batches: into how many parts it computes them, one after the other.
         recomputes: whether some of forward is computed again in backward.
         notes: what the plan leaves out, in words, for reports.
-        positions: per position along the axes that share layers (the last one counting fastest), the index of the role
+        positions: per position along the axes that shard layers (the last one counting fastest), the index of the role
             that stands there.
         per_node: ranks that exchange gradients on a node, where their roles differ by their place on it: ``positions``
             then has all positions once a place; 1 where they do not.
@@ -229,14 +231,8 @@ class RoleBuilder:
 
     def copy(self) -> RoleBuilder:
         """One that goes on from here by itself, over the same works."""
-        return RoleBuilder(
-            self.works,
-            self.phase.copy(),
-            self.stream.copy(),
-            self.work.copy(),
-            self.dependency_start.copy(),
-            self.dependencies.copy(),
-        )
+        lists = (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)
+        return RoleBuilder(self.works, *(numbers.copy() for numbers in lists))
 
     @property
     def tasks(self) -> int:
@@ -247,15 +243,13 @@ class RoleBuilder:
         self,
         name: str,
         multiplicity: int,
-        setup: tuple[tuple[str, str, int, int], ...] = (),
-        handshake: tuple[Communication, ...] = (),
+        setup: Setup = (),
         exchanged_before: tuple[tuple[str, Collective], ...] = (),
     ) -> Role:
         """The role."""
         return Role(
             setup=setup,
             exchanged_before=exchanged_before,
-            handshake=handshake,
             name=name,
             multiplicity=multiplicity,
             phase=np.array(self.phase, np.int32),

@@ -56,7 +56,7 @@ def _layers_job(estimate: Estimate, configurations: Iterable[Configuration]) -> 
         str(axis)
         for configuration in configurations
         for axis in parse_strategy(configuration.strategy).axes
-        if axis.has(Trait.SHARES_LAYERS) and axis.degree > 1
+        if axis.has(Trait.SHARDS_LAYERS) and axis.degree > 1
     )
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
     counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}

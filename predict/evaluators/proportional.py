@@ -22,7 +22,7 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
 
 
 def _shares_layers(strategy: Strategy) -> bool:
-    return degree_of(strategy, Trait.SHARES_LAYERS) > 1
+    return degree_of(strategy, Trait.SHARDS_LAYERS) > 1
 
 
 EVALUATOR = Evaluator(name="proportional", prepare=prepare, covers=_shares_layers)

@@ -135,8 +135,6 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     )
 
 
-
-
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
     """The rows, and the probability of strategies that are in none."""
     exact = sorted(exact, key=lambda each: each.timed.iteration_s)

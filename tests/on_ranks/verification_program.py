@@ -161,7 +161,7 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "no-sum": lambda: mock.patch.object(channel, "reduce", lambda part, _: part),
     "no-shared-input": lambda: mock.patch.object(tensor, "reduce_gradient", lambda whole, _: whole),
     "unreduced-shards": lambda: mock.patch.object(zero._ReduceScatter, "__call__", _unreduced),
-    "whole-loss": lambda: mock.patch.object(pipeline.RankPipeline, "_share_of", _whole_loss),
+    "whole-loss": lambda: mock.patch.object(pipeline.RankPipeline, "_loss_of", _whole_loss),
     "other-rate": lambda: mock.patch.object(proving, "make_optimizer", _other_rate),
 }
 

@@ -22,14 +22,14 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
-from paradl_bench.plan.axis_planner import SharingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import Group, Spans
-from paradl_bench.strategies.running.sharded_module import ShardedModule, sharing_runner
+from paradl_bench.strategies.running.sharded_module import ShardedModule, sharding_runner
 
 
 class _PausingClock:
@@ -85,10 +85,10 @@ class _Rehearsal(Group):
 
 def sharing_axis(strategy: Strategy) -> Axis:
     """The axis whose ranks share layers; raises UserError where no axis does."""
-    for index in group_axes(strategy, Trait.SHARES_LAYERS):
+    for index in group_axes(strategy, Trait.SHARDS_LAYERS):
         if strategy.axes[index].degree > 1:
             return strategy.axes[index]
-    kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARES_LAYERS))
+    kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARDS_LAYERS))
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
 
@@ -133,7 +133,7 @@ class RehearsedModel:
             spans=Spans(),
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
         )
-        sharding = sharing_runner(axis.declared).shard(model.module, network, axis, group, settings)
+        sharding = sharding_runner(axis.declared).shard(model.module, network, axis, group, settings)
         self._model = model
         self._module = ShardedModule(model.module, sharding)
         self._probe: OperationProbe | None = None
@@ -158,8 +158,8 @@ def _sharded_layers(
     network: ModelGraph, axis: Axis, position: int, settings: PlanSettings
 ) -> dict[int, tuple[Layer, str]]:
     planner = axis_planner(axis.declared)
-    assert isinstance(planner, SharingPlanner)
+    assert isinstance(planner, ShardingPlanner)
     strategy = Strategy(axes=(axis,))
     planner.check(network, strategy, 0, settings)
-    shared = planner.share(network, strategy, 0, position, settings.batch, settings)
+    shared = planner.shard(network, AxisPlace(strategy.axes[0], 0, position, settings.batch), settings)
     return {index: (shard.layer, shard.shard) for index, shard in shared.shards.items() if shard.shard}

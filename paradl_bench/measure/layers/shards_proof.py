@@ -24,7 +24,7 @@ from paradl_bench.ranks.out_of_memory import free_bytes
 from paradl_bench.records.training.verification import Verification, VerifiedShards
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.running.group_functions import Spans
-from paradl_bench.strategies.running.sharded_module import ShardedModule, sharing_runner
+from paradl_bench.strategies.running.sharded_module import ShardedModule, sharding_runner
 
 _SAMPLES = 2
 
@@ -84,7 +84,7 @@ def _prove(model: LoadedModel, network: ModelGraph, strategy: Strategy, request:
                 spans=Spans(),
                 meeting=meeting,
             )
-            sharding = sharing_runner(axis.declared).shard(copied.module, network, axis, group, settings)
+            sharding = sharding_runner(axis.declared).shard(copied.module, network, axis, group, settings)
             module = ShardedModule(copied.module, sharding)
             return ParallelModule(module, sharding.network, Spans(), own_part=sharding.own_part)
 

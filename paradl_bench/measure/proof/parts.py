@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import PartsHeld, SharingPlanner, axis_planner, steps_of
+from paradl_bench.plan.axis_planner import PartsHeld, ShardingPlanner, axis_planner, steps_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.spatial.region import region_of
@@ -66,7 +66,7 @@ def own_parts(network: ModelGraph, strategy: Strategy, rank: int, settings: Plan
     parts: PartsHeld = {}
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
         planner = axis_planner(axis.declared)
-        if isinstance(planner, SharingPlanner):
+        if isinstance(planner, ShardingPlanner):
             parts |= planner.parts_held(network, axis, position, settings)
     return parts
 

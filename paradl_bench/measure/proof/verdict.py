@@ -69,7 +69,7 @@ def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     if first is None:
         return
     by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"
-    remedies = [axis.declared.share_less for axis in strategy.axes if axis.declared.share_less and axis.degree > 1]
+    remedies = [axis.declared.cut_less for axis in strategy.axes if axis.declared.cut_less and axis.degree > 1]
     raise WorkError(
         f"{NOT_AS_SERIAL}: {model} as {strategy}; first {first.what} differs {by} (rank {first.rank},"
         f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"

@@ -23,10 +23,10 @@ class Trait(Enum):
     DIVIDES_BATCH = "ranks along it compute different samples"
     REPLICATES = "ranks hold the same parameters, see other samples or parts of them, and exchange gradients"
     STAGES = "layers are parted into stages that micro-batches pass through in turn"
-    SHARES_LAYERS = "ranks run parts of the same layers"
-    CUTS_POSITIONS = "of a shared layer ranks compute blocks of positions"
-    SPLITS_OUTPUTS = "of a shared layer ranks compute some outputs, which are gathered behind it"
-    SPLITS_INPUTS = "of a shared layer ranks read some inputs; what they make of them is summed"
+    SHARDS_LAYERS = "ranks run parts of the same layers"
+    CUTS_POSITIONS = "of a sharded layer ranks compute blocks of positions"
+    SPLITS_OUTPUTS = "of a sharded layer ranks compute some outputs, which are gathered behind it"
+    SPLITS_INPUTS = "of a sharded layer ranks read some inputs; what they make of them is summed"
 
     # Members are single, and asked for in every loop over axes; Enum's own hash is a call of Python.
     __hash__ = object.__hash__
@@ -61,7 +61,7 @@ class AxisKind:
         traits: what it does.
         options: structs of its options; several kinds may list one.
         operations: of collectives, which have to be swept for it beside those of every strategy.
-        share_less: what a user may do to have it cut less of a model, for messages.
+        cut_less: what a user may do to have it cut less of a model, for messages.
     """
 
     name: str
@@ -74,7 +74,7 @@ class AxisKind:
     traits: frozenset[Trait] = frozenset()
     options: tuple[type[AxisOptions], ...] = ()
     operations: tuple[str, ...] = ()
-    share_less: str = ""
+    cut_less: str = ""
 
     def has(self, trait: Trait) -> bool:
         """Whether the kind has a trait."""
@@ -85,16 +85,16 @@ class AxisKind:
         """An axis of four ranks, as one is written."""
         return f"{self.letter}{'2x2' if self.dims > 1 else 4}"
 
-    def beside(self, module: str, attribute: str, of: type[T]) -> T | None:
+    def beside(self, module: str, attribute: str, wanted: type[T]) -> T | None:
         """What a module in the axis' folder declares; None without such a module. It is imported here and not before.
 
         Raises:
             TypeError: it is not of the type asked for.
         """
         entry = _declared_in(f"{self.package}.{module}", attribute)
-        if entry is None or isinstance(entry, of):
+        if entry is None or isinstance(entry, wanted):
             return entry
-        raise TypeError(f"{self.package}.{module}: {attribute} is no {of.__name__}")
+        raise TypeError(f"{self.package}.{module}: {attribute} is no {wanted.__name__}")
 
 
 @cache

@@ -58,7 +58,7 @@ class AxisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options that one or several kinds of axes have; every field has a default.
 
     Attributes:
-        shown: what commands show. of_shards: whether they decide what ranks run of layers that they share.
+        shown: what commands show. of_shards: whether they decide what ranks run of layers that they shard.
         unsaid: fields that the words for a plan's settings leave out.
     """
 
@@ -67,11 +67,7 @@ class AxisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unsaid: ClassVar[tuple[str, ...]] = ()
 
     def placed(self, on_node: Callable[[], int | None]) -> Self:
-        """With what follows from where ranks lie.
-
-        Args:
-            on_node: how many the launcher or the cluster says lie on a node.
-        """
+        """With what follows from how many ranks lie on a node, which ``on_node`` says."""
         return self
 
     def settled(self, degree: int) -> dict[str, str]:

@@ -6,21 +6,15 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.hierarchies import flat_over_nodes
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
+from paradl_bench.plan.cost_terms.hierarchies import ring_of_nodes
+from paradl_bench.plan.cost_terms.pipelining import moving, ring_of_parts
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(ranks - 1, (ranks - 1) * message_bytes, 0 * message_bytes)
-
-
-def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
-    steps, moved, _ = _ring(ranks, message_bytes)
-    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
-
+_ring = moving(ring_of_parts)
 
 OPERATION = CollectiveOperation(
     name="all_gather",
@@ -29,11 +23,7 @@ OPERATION = CollectiveOperation(
     size_factor=float,
     algorithms=(
         Algorithm(name="ring", source="ParaDL section 4 (T_ag); gloo and NCCL", terms=_ring),
-        Algorithm(
-            name="ring_of_nodes",
-            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
-            level_terms=_ring_of_nodes,
-        ),
+        ring_of_nodes(_ring),
     ),
 )
 

@@ -10,11 +10,11 @@ from paradl_bench.plan.cost_terms.hierarchies import (
     binomial_of_nodes,
     by_leader,
     chain_and_tree,
-    flat_over_nodes,
+    ring_of_nodes,
     segmented,
 )
-from paradl_bench.plan.cost_terms.pipelining import depth, two_tree
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
+from paradl_bench.plan.cost_terms.pipelining import binomial, depth, reducing, two_tree
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -35,17 +35,6 @@ def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Each step of the reduce-scatter halves the message, each of the all-gather doubles it: (p-1)/p of it either way.
     part = (ranks - 1) / ranks * message_bytes
     return CostTerms(2 * depth(ranks), 2 * part, part)
-
-
-def _recursive_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Partners at distance 1, 2, 4, ... exchange all they have and add it up.
-    moved = depth(ranks) * message_bytes
-    return CostTerms(depth(ranks), moved, moved)
-
-
-def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
-    steps, moved, _ = _ring(ranks, message_bytes)
-    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
 
 
 OPERATION = CollectiveOperation(
@@ -73,15 +62,10 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="recursive_doubling",
             source="log2(p) (alpha + m beta + m gamma) (Thakur, Rabenseifner, Gropp 2005, section 4.5): MPI, short",
-            terms=_recursive_doubling,
+            terms=reducing(binomial),
             short=True,
         ),
-        Algorithm(
-            name="ring_of_nodes",
-            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
-            level_terms=_ring_of_nodes,
-            parts=lambda p: p,
-        ),
+        ring_of_nodes(_ring, parts=lambda p: p),
         Algorithm(
             name="tree_of_nodes",
             source="chain through each node, tree between nodes, as NCCL's trees: reduce, then broadcast",
@@ -90,17 +74,17 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="recursive_doubling_of_nodes",
             source="recursive doubling (Thakur, Rabenseifner, Gropp 2005, section 4.5), its near steps inside nodes",
-            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+            level_terms=binomial_of_nodes,
         ),
         Algorithm(
             name="segmented",
             source="reduce-scatter in the node, all-reduces of the parts between nodes, all-gather",
-            level_terms=lambda p, m, g: segmented(m, p, g),
+            level_terms=segmented,
         ),
         Algorithm(
             name="leader",
             source="reduce in the node, all-reduce between leaders, broadcast",
-            level_terms=lambda p, m, g: by_leader(m, p, g),
+            level_terms=by_leader,
         ),
     ),
 )

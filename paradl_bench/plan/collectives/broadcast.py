@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.hierarchies import binomial_at_once_of_nodes, binomial_of_nodes, chain_and_tree
-from paradl_bench.plan.cost_terms.pipelining import chain, depth, messages_at_once, two_tree
+from paradl_bench.plan.cost_terms.hierarchies import TREE_OF_NODES, binomial_at_once_of_nodes, binomial_of_nodes
+from paradl_bench.plan.cost_terms.pipelining import binomial, binomial_at_once, chain, depth, moving, two_tree
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
@@ -16,27 +16,9 @@ if TYPE_CHECKING:
 _ROOT = 0
 
 
-def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(depth(ranks), depth(ranks) * message_bytes, 0 * message_bytes)
-
-
-def _binomial_at_once(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(depth(ranks), messages_at_once(ranks) * message_bytes, 0 * message_bytes)
-
-
-def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    steps, moved = chain(ranks, message_bytes)
-    return CostTerms(steps, moved, 0 * moved)
-
-
 def _scatter_all_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
     moved = 2 * (ranks - 1) / ranks * message_bytes
     return CostTerms(depth(ranks) + ranks - 1, moved, 0 * moved)
-
-
-def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    steps, moved = two_tree(ranks, message_bytes)
-    return CostTerms(steps, moved, 0 * moved)
 
 
 OPERATION = CollectiveOperation(
@@ -48,43 +30,39 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial",
             source="binomial tree, not in pieces: log2(p) (alpha + m beta); gloo, MPICH for short messages",
-            terms=_binomial,
+            terms=moving(binomial),
         ),
         Algorithm(
             name="chain",
             source="pipeline along a chain (Sanders et al. 2009, section 1) in NCCL's pieces, as NCCL's ring broadcast",
-            terms=_chain,
+            terms=moving(chain),
             libraries=("nccl",),
         ),
         Algorithm(
             name="tree",
             source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
-            terms=_tree,
+            terms=moving(two_tree),
         ),
         Algorithm(
             name="scatter_all_gather",
             source="binomial scatter, then ring all-gather (Thakur, Rabenseifner, Gropp 2005, section 4.2): MPI, long",
             terms=_scatter_all_gather,
         ),
-        Algorithm(
-            name="tree_of_nodes",
-            source="chain through each node, tree between nodes, in pieces: the message once over each link",
-            level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
-        ),
+        TREE_OF_NODES,
         Algorithm(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.2) whose near steps stay inside nodes",
-            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+            level_terms=binomial_of_nodes,
         ),
         Algorithm(
             name="binomial_at_once",
             source="binomial tree whose sends share a link, none waiting for another: MPI's while sends are buffered",
-            terms=_binomial_at_once,
+            terms=moving(binomial_at_once),
         ),
         Algorithm(
             name="binomial_at_once_of_nodes",
             source="the same over ranks side by side on nodes, whose near steps stay inside them",
-            level_terms=lambda p, m, g: binomial_at_once_of_nodes(m, p, g),
+            level_terms=binomial_at_once_of_nodes,
         ),
     ),
 )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.hierarchies import binomial_of_nodes, chain_and_tree
-from paradl_bench.plan.cost_terms.pipelining import chain, depth, two_tree
+from paradl_bench.plan.cost_terms.hierarchies import TREE_OF_NODES, binomial_of_nodes
+from paradl_bench.plan.cost_terms.pipelining import binomial, chain, depth, reducing, two_tree
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
@@ -16,31 +16,15 @@ if TYPE_CHECKING:
 _ROOT = 0
 
 
-def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    moved = depth(ranks) * message_bytes
-    return CostTerms(depth(ranks), moved, moved)
-
-
 def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Each rank ends with the sum of a part; the root then takes the parts over its one link.
     part = message_bytes / ranks
     return CostTerms(2 * (ranks - 1), 2 * (ranks - 1) * part, (ranks - 1) * part)
 
 
-def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # A broadcast's chain the other way round: each rank adds what comes in piece by piece, and passes it on.
-    steps, moved = chain(ranks, message_bytes)
-    return CostTerms(steps, moved, moved)
-
-
 def _halving_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
     part = (ranks - 1) / ranks * message_bytes
     return CostTerms(2 * depth(ranks), 2 * part, part)
-
-
-def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    steps, moved = two_tree(ranks, message_bytes)
-    return CostTerms(steps, moved, moved)
 
 
 OPERATION = CollectiveOperation(
@@ -52,7 +36,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="binomial",
             source="binomial tree: log2(p) (alpha + m beta + m gamma) (Thakur, Rabenseifner, Gropp 2005, section 4.6)",
-            terms=_binomial,
+            terms=reducing(binomial),
         ),
         Algorithm(
             name="ring",
@@ -64,28 +48,24 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="chain",
             source="pipeline along a chain in NCCL's pieces, as NCCL's ring reduce: its broadcast the other way round",
-            terms=_chain,
+            terms=reducing(chain),
             libraries=("nccl",),
         ),
         Algorithm(
             name="tree",
             source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
-            terms=_tree,
+            terms=reducing(two_tree),
         ),
         Algorithm(
             name="halving_gather",
             source="recursive halving, then a binomial gather (Rabenseifner; Thakur et al., 4.6): MPI, long",
             terms=_halving_gather,
         ),
-        Algorithm(
-            name="tree_of_nodes",
-            source="chain through each node, tree between nodes, in pieces: the message once over each link",
-            level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
-        ),
+        TREE_OF_NODES,
         Algorithm(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.6) whose near steps stay inside nodes",
-            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+            level_terms=binomial_of_nodes,
         ),
     ),
 )

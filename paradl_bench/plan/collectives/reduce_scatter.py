@@ -6,27 +6,21 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.hierarchies import flat_over_nodes
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
+from paradl_bench.plan.cost_terms.hierarchies import ring_of_nodes
+from paradl_bench.plan.cost_terms.pipelining import reducing, ring_of_parts
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    moved = (ranks - 1) * message_bytes
-    return CostTerms(ranks - 1, moved, moved)
+_ring = reducing(ring_of_parts)
 
 
 def _by_all_reduce(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # A ring all-reduce of the whole, ranks times message_bytes, of which each rank keeps its part.
     moved = (ranks - 1) * message_bytes
     return CostTerms(2 * (ranks - 1), 2 * moved, moved)
-
-
-def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
-    steps, moved, _ = _ring(ranks, message_bytes)
-    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
 
 
 OPERATION = CollectiveOperation(
@@ -42,11 +36,7 @@ OPERATION = CollectiveOperation(
             terms=_by_all_reduce,
             libraries=("gloo",),
         ),
-        Algorithm(
-            name="ring_of_nodes",
-            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
-            level_terms=_ring_of_nodes,
-        ),
+        ring_of_nodes(_ring),
     ),
 )
 

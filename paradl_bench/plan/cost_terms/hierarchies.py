@@ -7,26 +7,39 @@ between nodes cost nothing, and where no two ranks share one, those inside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from paradl_bench.plan.cost_terms.pipelining import depth, messages_at_once
-from paradl_bench.plan.cost_terms.terms import CostTerms, Floats, LevelTerms
+from paradl_bench.plan.cost_terms.terms import Algorithm, CostTerms, Floats, LevelTerms, TermsFunction
 
 
-def flat_over_nodes(steps: Floats, moved: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
-    """A flat algorithm whose messages inside a node start faster than those between nodes.
+def ring_of_nodes(ring: TermsFunction, parts: Callable[[Floats], Floats] | None = None) -> Algorithm:
+    """A flat ring whose messages inside a node start faster than those between nodes.
 
-    A ring over p ranks crosses node boundaries in n of its p hops; its bandwidth is that of the slowest link. NCCL's
-    own model of its rings counts so (``src/graph/tuning.cc``: inter-node steps and the others).
+    Over p ranks it crosses node boundaries in n of its p hops; its bandwidth is that of the slowest link. NCCL's own
+    model of its rings counts so (``src/graph/tuning.cc``: inter-node steps and the others).
 
     Args:
-        steps: messages one after the other. moved: bytes over the slowest link.
+        ring: its terms where all hops are alike. parts: as of :class:`~paradl_bench.plan.cost_terms.terms.Algorithm`.
     """
-    nodes = ranks / ranks_per_node
-    share = np.where(nodes > 1, (nodes - 1) / np.maximum(ranks - 1, 1), 0.0)
-    outside = np.where(nodes > 1, moved, 0.0)
-    return LevelTerms(
-        CostTerms(steps * (1 - share), moved - outside, 0 * moved), CostTerms(steps * share, outside, 0 * moved)
+
+    def level_terms(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+        steps, moved, _ = ring(ranks, message_bytes)
+        nodes = ranks / ranks_per_node
+        between = np.where(nodes > 1, (nodes - 1) / np.maximum(ranks - 1, 1), 0.0)
+        outside = np.where(nodes > 1, moved, 0.0)
+        return LevelTerms(
+            CostTerms(steps * (1 - between), moved - outside, 0 * moved),
+            CostTerms(steps * between, outside, 0 * moved),
+        )
+
+    return Algorithm(
+        name="ring_of_nodes",
+        source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
+        level_terms=level_terms,
+        parts=parts,
     )
 
 
@@ -45,7 +58,15 @@ def chain_and_tree(passes: int, message_bytes: Floats, ranks: Floats, ranks_per_
     )
 
 
-def binomial_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
+TREE_OF_NODES = Algorithm(
+    name="tree_of_nodes",
+    source="chain through each node, tree between nodes, in pieces: the message once over each link",
+    level_terms=lambda ranks, message_bytes, per_node: chain_and_tree(1, message_bytes, ranks, per_node),
+)
+"""Of a broadcast or a reduction."""
+
+
+def binomial_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
     """A binomial tree over ranks that stand side by side on nodes: far steps first, those inside nodes last.
 
     The whole message at every step. Exact where nodes and the ranks of each are powers of two; else what the tree over
@@ -58,7 +79,7 @@ def binomial_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floa
     )
 
 
-def binomial_at_once_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
+def binomial_at_once_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
     """The same tree where no send waits for another: a rank's children share its link.
 
     A rank sends inside its node while it sends to other nodes, over other links; what is counted inside is the last
@@ -71,11 +92,10 @@ def binomial_at_once_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_no
     )
 
 
-def segmented(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
+def segmented(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
     """Reduce-scatter in the node, g concurrent ring all-reduces of m/g between nodes, all-gather in the node.
 
-    Reduce-scatter in the node, all-reduces of the parts between nodes at once, all-gather. That the g rings share the
-    node's link is left to beta.
+    That the g rings share the node's link is left to beta.
     """
     nodes, inner = ranks / ranks_per_node, ranks_per_node - 1
     part = message_bytes / ranks_per_node
@@ -85,11 +105,8 @@ def segmented(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> L
     )
 
 
-def by_leader(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
-    """Reduce to a leader in the node, all-reduce between leaders along trees, broadcast in the node.
-
-    Reduce in the node, all-reduce between leaders, broadcast.
-    """
+def by_leader(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+    """Reduce to a leader in the node, all-reduce between leaders along trees, broadcast in the node."""
     nodes = ranks / ranks_per_node
     inner = 2 * depth(ranks_per_node)
     return LevelTerms(

@@ -8,9 +8,14 @@ message is smaller than one piece, k is 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from paradl_bench.plan.cost_terms.terms import Floats
+from paradl_bench.plan.cost_terms.terms import CostTerms, Floats, TermsFunction
+
+StepsFunction = Callable[[Floats, Floats], tuple[Floats, Floats]]
+"""From ranks and bytes to (steps, bytes): messages one after the other, and what passes a link."""
 
 PIECE_BYTES = 512 * 1024
 """NCCL's: NCCL_BUFFSIZE (4 MiB by default) in its 8 steps."""
@@ -49,6 +54,41 @@ def messages_at_once(ranks: Floats) -> Floats:
         most = np.where(level > 0, np.maximum(most, passed + below), most)
         rest = np.where(level > 0, rest - 2 ** (level - 1), rest)
     return np.asarray(np.maximum(most, passed))
+
+
+def moving(steps_and_bytes: StepsFunction) -> TermsFunction:
+    """Terms of an algorithm that adds nothing up."""
+
+    def terms(ranks: Floats, message_bytes: Floats) -> CostTerms:
+        steps, moved = steps_and_bytes(ranks, message_bytes)
+        return CostTerms(steps, moved, 0 * moved)
+
+    return terms
+
+
+def reducing(steps_and_bytes: StepsFunction) -> TermsFunction:
+    """Terms of an algorithm that adds up all that arrives."""
+
+    def terms(ranks: Floats, message_bytes: Floats) -> CostTerms:
+        steps, moved = steps_and_bytes(ranks, message_bytes)
+        return CostTerms(steps, moved, moved)
+
+    return terms
+
+
+def ring_of_parts(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a ring along which every rank's part, of so many bytes, passes all others."""
+    return ranks - 1, (ranks - 1) * message_bytes
+
+
+def binomial(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a binomial tree, or of partners at distance 1, 2, 4, ...: the whole message at every step."""
+    return depth(ranks), depth(ranks) * message_bytes
+
+
+def binomial_at_once(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a binomial tree whose sends wait for no other."""
+    return depth(ranks), messages_at_once(ranks) * message_bytes
 
 
 def chain(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:

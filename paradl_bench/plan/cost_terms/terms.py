@@ -57,8 +57,6 @@ class Algorithm:
             steps send all of it, or messages of unlike sizes.
     """
 
-    __slots__ = ("_level_terms", "_parts", "_terms", "libraries", "name", "short", "source")
-
     def __init__(
         self,
         *,
@@ -149,8 +147,6 @@ class CollectiveOperation:
             that needs 42.)
         in_place: whether a rank has one buffer, which is read and then holds the result, as in training.
     """
-
-    __slots__ = ("algorithms", "bus_factor", "ends_with", "in_place", "message_bytes_is", "name", "size_factor")
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paradl_bench.plan.schedules.schedule import Action, Schedule, any_number
+from paradl_bench.plan.schedules.schedule import Action, Schedule
 
 
 def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
@@ -16,6 +16,5 @@ SCHEDULE = Schedule(
     torch_name="GPipe",
     stages_per_rank=1,
     order=_order,
-    refusal=any_number,
     source="Huang et al. 2019 (GPipe); torch's ScheduleGPipe",
 )

@@ -74,8 +74,8 @@ class Schedule:
     torch_name: str
     stages_per_rank: int
     order: Callable[[int, int, int], tuple[Action, ...]]
-    refusal: Callable[[int, int], str]
     source: str
+    refusal: Callable[[int, int], str] = lambda ranks, micro_batches: ""
     drops_messages: bool = False
     splits_backward: bool = False
 
@@ -103,8 +103,3 @@ class Schedule:
             return stage if inside and stage % ranks != action.stage % ranks else None
 
         return Neighbours(elsewhere(action.stage - step), elsewhere(action.stage + step))
-
-
-def any_number(ranks: int, micro_batches: int) -> str:
-    """Refuses no number of micro-batches."""
-    return ""

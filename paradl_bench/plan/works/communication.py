@@ -1,4 +1,4 @@
-"""What ranks do together: collectives, exchanges with neighbours, and what crosses a pipeline's cut."""
+"""What ranks do together: collectives, halos of neighbours, and what crosses a pipeline's cut."""
 
 from __future__ import annotations
 
@@ -84,11 +84,6 @@ class HaloExchange(Communication, frozen=True, kw_only=True, tag="halo_exchange"
         return {"bytes": sum(self.sends_bytes), "received_bytes": sum(self.receives_bytes)}
 
     @property
-    def is_of_layer(self) -> bool:
-        """Always."""
-        return True
-
-    @property
     def name_in_breakdowns(self) -> str:
         """Of all halos together."""
         return "halo"
@@ -126,11 +121,6 @@ class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
     def details(self) -> dict[str, str | int]:
         """Bytes, and where they cross."""
         return {"bytes": sum(self.message_bytes), "cut": self.cut}
-
-    @property
-    def is_of_layer(self) -> bool:
-        """Always."""
-        return True
 
     @property
     def category(self) -> str:

@@ -79,6 +79,7 @@ class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):
 
     kind: ClassVar[str] = "weight update"
     sort: ClassVar[Sort] = Sort.COMPUTE
+    sizes: ClassVar[tuple[str, ...]] = ("elements", "tensors")
 
     optimizer: str
     elements: int
@@ -93,8 +94,3 @@ class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):
     def label(self) -> str:
         """With its optimizer."""
         return f"{self.kind} ({self.optimizer})"
-
-    @property
-    def details(self) -> dict[str, str | int]:
-        """How much is updated."""
-        return {"elements": self.elements, "tensors": self.tensors}

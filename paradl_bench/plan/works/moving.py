@@ -39,6 +39,7 @@ class TensorCopy(Work, frozen=True, kw_only=True):
     """
 
     sort: ClassVar[Sort] = Sort.COPY
+    sizes: ClassVar[tuple[str, ...]] = ("bytes", "tensors")
 
     direction: CopyDirection
     bytes: int
@@ -48,11 +49,6 @@ class TensorCopy(Work, frozen=True, kw_only=True):
     def label(self) -> str:
         """By its direction."""
         return _COPY_LABELS[self.direction]
-
-    @property
-    def details(self) -> dict[str, str | int]:
-        """How much is moved."""
-        return {"bytes": self.bytes, "tensors": self.tensors}
 
 
 class BucketCopy(TensorCopy, frozen=True, kw_only=True, tag="bucket_copy"):
@@ -99,10 +95,6 @@ class InputCopy(Work, frozen=True, kw_only=True, tag="input_copy"):
 
     kind: ClassVar[str] = "copy a mini-batch to the device"
     sort: ClassVar[Sort] = Sort.INPUT
+    sizes: ClassVar[tuple[str, ...]] = ("bytes",)
 
     bytes: int
-
-    @property
-    def details(self) -> dict[str, str | int]:
-        """How much is copied."""
-        return {"bytes": self.bytes}

@@ -28,11 +28,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: its name, in the words of a report. sort: what it occupies a rank with.
         meets: whether it is over for all of its ranks at once, so that they are level afterwards.
+        sizes: the fields that say how much it is, which a person asks for.
     """
 
     kind: ClassVar[str]
     sort: ClassVar[Sort]
     meets: ClassVar[bool] = False
+    sizes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def label(self) -> str:
@@ -47,7 +49,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def details(self) -> dict[str, str | int]:
         """What a person asks of it: its shapes and bytes."""
-        return {}
+        return {name: getattr(self, name) for name in self.sizes}
 
     @property
     def is_of_layer(self) -> bool:
@@ -75,6 +77,11 @@ class Communication(Work, frozen=True, kw_only=True):
     sort: ClassVar[Sort] = Sort.COMMUNICATION
 
     axes: tuple[int, ...] = (0,)
+
+    @property
+    def is_of_layer(self) -> bool:
+        """Of all kinds that do not say otherwise."""
+        return True
 
     @property
     def group(self) -> tuple[tuple[int, ...], str, int]:

@@ -47,7 +47,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     def waits_beside_exchange(self) -> bool:
         """Whether layers wait for communication while gradients are exchanged beside backward."""
         strategy = parse_strategy(self.strategy)
-        exchanges, shares = (degree_of(strategy, trait) > 1 for trait in (Trait.REPLICATES, Trait.SHARES_LAYERS))
+        exchanges, shares = (degree_of(strategy, trait) > 1 for trait in (Trait.REPLICATES, Trait.SHARDS_LAYERS))
         return exchanges and shares and degree_of(strategy, Trait.STAGES) == 1
 
 

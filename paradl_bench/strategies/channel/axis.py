@@ -11,6 +11,6 @@ AXIS = AxisKind(
     package=__package__,
     order=3,
     options=(SplitOptions,),
-    traits=frozenset({Trait.SHARES_LAYERS, Trait.SPLITS_INPUTS}),
-    share_less="leave layers whole by --split",
+    traits=frozenset({Trait.SHARDS_LAYERS, Trait.SPLITS_INPUTS}),
+    cut_less="leave layers whole by --split",
 )

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axis_planner import Setup
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Role, RoleBuilder
+from paradl_bench.plan.tasks import Role, RoleBuilder, Setup
 from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, build_sharded_role, check_zero
 
 
 class DataPlanner:
-    """Replicas that each compute a part of the mini-batch; they share no layer, and exchange gradients."""
+    """Replicas that each compute a part of the mini-batch; they shard no layer, and exchange gradients."""
 
     name = "data"
 

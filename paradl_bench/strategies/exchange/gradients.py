@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from paradl_bench.network.graph import ModelGraph, Tensor
-from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.compute import gradient_layers, gradient_order
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Stream
+from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Setup, Stream
 from paradl_bench.strategies.exchange.buckets import assign_buckets, broadcast_buckets, total_bytes
 from paradl_bench.strategies.exchange.node_groups import NodeGroups
 from paradl_bench.strategies.exchange.options import ExchangeOptions
@@ -189,21 +189,14 @@ class GradientExchange:
 def _ready_with(
     network: ModelGraph, buckets: GradientBuckets, backward_layers: Sequence[int]
 ) -> dict[int, list[Tensor]]:
-    """Per layer, the parameters whose gradient is complete with its backward, in the order in which they arrive.
+    """Per layer, the parameters that are ready with its backward, in the order in which they arrive.
 
-    A parameter that several layers use is ready with the one that backward reaches last. One that no layer lists is
-    taken as ready at the end of backward; one without gradient is marked ready when the first gradient arrives.
+    One without gradient is marked ready when the first gradient arrives.
     """
-    if not backward_layers:
-        return {}
-    layer_of: dict[str, int] = {}
-    for layer in backward_layers:
-        for name in network.layers[layer].parameters:
-            layer_of[name] = layer
     ready: dict[int, list[Tensor]] = {}
-    for parameter in buckets.arrival:
-        ready.setdefault(layer_of.get(parameter.name, backward_layers[-1]), []).append(parameter)
-    if buckets.unused:
+    for parameter, layer in zip(buckets.arrival, gradient_layers(network, backward_layers).values(), strict=False):
+        ready.setdefault(layer, []).append(parameter)
+    if ready and buckets.unused:
         first = next(layer for layer in backward_layers if layer in ready)
         ready[first] = buckets.unused + ready[first]
     return ready
@@ -211,7 +204,7 @@ def _ready_with(
 
 def issued_before_steady_state(
     network: ModelGraph, buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
-) -> tuple[tuple[str, str, int, int], ...]:
+) -> Setup:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and

@@ -73,11 +73,7 @@ class NodeExchange:
             watching = [mode for mode in _get_current_dispatch_mode_stack() if getattr(mode, "across_threads", False)]
             self._thread.submit(self._chain.run, steps, sent, count, done, watching)
         # What a callback raises reaches backward as an error; what a future holds would not.
-        return done.then(_value)
-
-
-def _value(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-    return done.value()
+        return done.then(lambda finished: finished.value())
 
 
 class _Chain:

@@ -169,22 +169,22 @@ class Placed(NamedTuple):
     per_node: int
 
 
-def place_roles(strategy: Strategy, shares: Sequence[int], groups: NodeGroups | None) -> Placed:
+def place_roles(strategy: Strategy, shards: Sequence[int], groups: NodeGroups | None) -> Placed:
     """Which roles ranks play.
 
     Args:
-        shares: per position in the replica, the index of what is run there.
+        shards: per position in the replica, the index of what is run there.
     """
     if groups is None or not groups.leaders:
         replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
-        counts = {(index, 0): shares.count(index) * replicas for index in sorted(set(shares))}
-        return Placed(counts, tuple(shares), 1)
+        counts = {(index, 0): shards.count(index) * replicas for index in sorted(set(shards))}
+        return Placed(counts, tuple(shards), 1)
     found: Counter[tuple[int, int]] = Counter()
     at: dict[tuple[int, int], tuple[int, int]] = {}
     for members in all_groups(strategy, groups.axes):
         for index, rank in enumerate(members):
             local, place = index % groups.per_node, place_of(strategy, rank)
-            at[local, place] = shares[place], groups.leader_index(local)
+            at[local, place] = shards[place], groups.leader_index(local)
             found[at[local, place]] += 1
     roles = {role: found[role] for role in sorted(found)}
     number = {role: index for index, role in enumerate(roles)}
@@ -192,6 +192,6 @@ def place_roles(strategy: Strategy, shares: Sequence[int], groups: NodeGroups | 
     positions = tuple(
         number[at[local, place]] if (local, place) in at else 0
         for local in range(groups.per_node)
-        for place in range(len(shares))
+        for place in range(len(shards))
     )
     return Placed(roles, positions, groups.per_node)

@@ -11,6 +11,6 @@ AXIS = AxisKind(
     package=__package__,
     order=2,
     options=(SplitOptions, FilterOptions),
-    traits=frozenset({Trait.SHARES_LAYERS, Trait.SPLITS_OUTPUTS}),
-    share_less="leave layers whole by --split",
+    traits=frozenset({Trait.SHARDS_LAYERS, Trait.SPLITS_OUTPUTS}),
+    cut_less="leave layers whole by --split",
 )

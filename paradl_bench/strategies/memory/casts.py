@@ -18,11 +18,7 @@ from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hol
 
 
 class Casts:
-    """Conversions of one walk; of a dtype that is not trained in by autocast there are none.
-
-    Args:
-        device: kind of the device: ``cpu`` or ``cuda``.
-    """
+    """Conversions of one walk; of a dtype that is not trained in by autocast there are none."""
 
     def __init__(self, ledger: Ledger, network: ModelGraph, dtype: str, device: str) -> None:
         self._ledger, self._layers = ledger, network.layers
@@ -57,7 +53,11 @@ class Casts:
             size_of: bytes of an input, by its position, as it is.
         """
         width = self._widths[i]
-        places = [place for place, of in enumerate(width.reads) if of != width.runs] if width.converts else []
+        places = (
+            [place for place, read_width in enumerate(width.reads) if read_width != width.runs]
+            if width.converts
+            else []
+        )
         if not places:
             return read, []
         found = list(read)

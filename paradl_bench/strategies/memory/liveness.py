@@ -7,9 +7,7 @@ gradient for each input that needs one, unless it hands its own on, and for its 
 output's gradient and of what was saved. Where branches meet their gradients are added: in place where nobody else holds
 the first, else into a third tensor.
 
-Layers that a rank shares with others hold what their communication does as well: the part and the buffer beside
-gathered activations, the slice of the input that a channel shard reads, the block with its halo and the messages, the
-copy of a gradient that is summed.
+Sharded layers hold what their communication does as well (:mod:`~paradl_bench.strategies.memory.sharded_operations`).
 
 An output also lives as long as the model's own variables hold it (``Layer.held_until``).
 
@@ -24,10 +22,9 @@ from dataclasses import dataclass, field
 
 from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.kinds.kind import Saved
-from paradl_bench.plan.compute import LayerShard
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
-from paradl_bench.strategies.memory.rank_operations import RECEIVED, shares_input
-from paradl_bench.strategies.memory.shared_layers import ShardedLayers
+from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankRun, shares_input
+from paradl_bench.strategies.memory.sharded_operations import ShardedOperations
 
 
 @dataclass(slots=True)
@@ -48,52 +45,15 @@ class Pass:
     waiting: dict[int, list[Gradient]] = field(default_factory=dict)
 
 
-class Liveness(ShardedLayers):
-    """Walks a rank's network, or one stage of it, as often as micro-batches pass.
+class Liveness(ShardedOperations):
+    """Walks a rank's network, or one stage of it, as often as micro-batches pass."""
 
-    Args:
-        network: with the shapes that parameters have on the rank.
-        samples: that pass at a time.
-        shards: what the rank runs of layers, by index; all of those that are missing.
-        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
-        kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
-        input_has_gradient: whether backward makes a gradient of what the network reads.
-        device: kind of the device: ``cpu`` or ``cuda``.
-        mask_bytes: of an element of a mask; None for as many as any other element has.
-        recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
-            backward.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        network: ModelGraph,
-        samples: int,
-        *,
-        dtype: str = "fp32",
-        device: str = "cpu",
-        shards: Mapping[int, LayerShard] | None = None,
-        outputs: Sequence[int] = (),
-        kept_outputs: Sequence[int] = (),
-        input_has_gradient: bool = False,
-        mask_bytes: int | None = None,
-        recomputed: Sequence[range] = (),
-    ) -> None:
-        super().__init__(
-            ledger,
-            network,
-            samples,
-            dtype=dtype,
-            device=device,
-            shards=shards,
-            outputs=outputs,
-            input_has_gradient=input_has_gradient,
-            mask_bytes=mask_bytes,
-        )
-        self._kept_outputs = frozenset(kept_outputs)
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
+        super().__init__(ledger, network, run)
+        self._kept_outputs = frozenset(run.kept_outputs)
         self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
         self._finished: set[str] = set()
-        self._recomputed = tuple(recomputed)
+        self._recomputed = tuple(run.recomputed)
         self._keeping = [
             [i for i in self._order if i in layers and self._keeps(i) != Saved()] for layers in self._recomputed
         ]
@@ -137,7 +97,6 @@ class Liveness(ShardedLayers):
         received: Storage | None,
         saved: list[Storage],
     ) -> Storage:
-        """Run one operation on what others made."""
         self._gather_inputs(i, made, wholes)
         sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
         gathered = {} if self._is_cut(i) else wholes
@@ -203,11 +162,7 @@ class Liveness(ShardedLayers):
         return self._combine(i, output)
 
     def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """Run backward of a pass; returns the gradients of what the network read, which the caller holds.
-
-        Args:
-            given: gradients of the outputs.
-        """
+        """Run backward of a pass from gradients of its outputs; returns those of what it read, held by the caller."""
         # What was gathered gets gradients of the whole, and takes its block.
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}

@@ -55,10 +55,10 @@ def paradl_memory(
     elements = sum(x.input_elements_of(local_batch) + x.output_elements_of(local_batch) for x in layers)
     bias = sum(parameter.bytes for parameter in network.parameters if _is_bias(parameter.name))
     of_split = {name for layer in (splittable(network, split) if weights > 1 else ()) for name in layer.parameters}
-    shared = sum(p.bytes for p in network.parameters if p.name in of_split and not _is_bias(p.name))
+    split_weights = sum(p.bytes for p in network.parameters if p.name in of_split and not _is_bias(p.name))
     parts = {
         "activations": 2 * element * elements / positions,
-        "weights": 2 * (network.parameter_bytes - bias - shared + shared / weights),
+        "weights": 2 * (network.parameter_bytes - bias - split_weights + split_weights / weights),
         "bias": float(bias),
     }
     return memory_use({name: round(rho * size) for name, size in parts.items()})
@@ -69,7 +69,7 @@ def _is_bias(name: str) -> bool:
 
 
 def has_papers_row(strategy: Strategy) -> bool:
-    """Whether the paper's table has a row for a strategy: one kind, or data parallelism outside of one that shares."""
+    """Whether the paper's table has a row for a strategy: one kind, or data outside of one that shards layers."""
     axes = [axis for axis in strategy.axes if axis.degree > 1]
     if zero_stage(strategy):
         return False

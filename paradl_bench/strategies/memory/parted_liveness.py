@@ -21,11 +21,7 @@ class PartedLiveness(Liveness):
     """A walk whose backward can be run in two parts as well."""
 
     def backward_input(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """Run the part that makes gradients of what the network read, which the caller holds.
-
-        Args:
-            given: gradients of the outputs.
-        """
+        """Run the part that makes gradients of what the network read, which the caller holds."""
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}
         of_input, of_weight = self._parts

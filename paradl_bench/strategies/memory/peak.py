@@ -15,7 +15,8 @@ Where ranks differ, the one that needs most is the answer. Pipelines are put tog
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import kept_dtype
@@ -28,10 +29,9 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.works.computing import state_copies
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
-
-_GPU_MASK_BYTES = 1
 
 
 class PartedState(Protocol):
@@ -40,7 +40,7 @@ class PartedState(Protocol):
     def held(self, network: ModelGraph) -> ModelGraph | None:
         """The network as the rank with most of it holds it; None where parameters are whole."""
 
-    def walk(self, ledger: Ledger, network: ModelGraph, samples: int, **rest: Any) -> Liveness:
+    def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """The walk of a rank, where parameters are not whole."""
 
     def updated_bytes(self, network: ModelGraph) -> int | None:
@@ -75,7 +75,7 @@ def per_phase_memory(
     exchanged: bool,
     dtype: str = "fp32",
     device: str = "cpu",
-    shards: Mapping[int, LayerShard] | None = None,
+    shards: Mapping[int, LayerShard] = MappingProxyType({}),
     block_elements: int = 0,
     parted: PartedState | None = None,
     micro_batches: int = 1,
@@ -86,33 +86,23 @@ def per_phase_memory(
     Args:
         network: with the shapes that parameters have on the rank.
         exchanged: whether gradients are exchanged, which holds them a second time.
-        device: kind of the device: ``cpu`` or ``cuda``.
-        shards: what the rank runs of layers, by index; all of those that are missing.
+        device, shards, recomputed: as :class:`~paradl_bench.strategies.memory.rank_operations.RankRun` has them.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
         parted: what is held in parts.
         micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.
-        recomputed: as :class:`~paradl_bench.strategies.memory.liveness.Liveness` takes it.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    ledger, samples, masks = Ledger(), local_batch // micro_batches, mask_bytes(device)
+    ledger, samples = Ledger(), local_batch // micro_batches
+    run = RankRun(samples=samples, dtype=dtype, device=device, shards=shards, recomputed=recomputed)
     in_parts = parted.held(network) if parted else None
     held = in_parts or network
     if parted and in_parts:
         exchanged = False
-        walk = parted.walk(ledger, network, samples, dtype=dtype, device=device, mask_bytes=masks)
+        walk = parted.walk(ledger, network, run)
     else:
-        walk = Liveness(
-            ledger,
-            network,
-            samples,
-            dtype=dtype,
-            device=device,
-            shards=shards,
-            mask_bytes=masks,
-            recomputed=recomputed,
-        )
+        walk = Liveness(ledger, network, run)
     # All micro-batches after the first find what the second does.
     for _ in range(min(micro_batches, 2)):
         received = ledger.allocate(block_elements * samples * DTYPE_BYTES[kept_dtype(dtype)])
@@ -127,11 +117,6 @@ def per_phase_memory(
             **moving_parts(ledger, state),
         }
     )
-
-
-def mask_bytes(device: str) -> int | None:
-    """Of an element of a mask, as :class:`~paradl_bench.strategies.memory.liveness.Liveness` takes it."""
-    return None if device == "cpu" else _GPU_MASK_BYTES
 
 
 class OptimizerState(NamedTuple):
@@ -194,26 +179,26 @@ def moving_parts(ledger: Ledger, state: OptimizerState) -> dict[str, int]:
 def planned_memory(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
 ) -> MemoryUse:
-    """The peak of the rank that needs most, of all that share a replica's layers.
+    """The peak of the rank that needs most, of all that shard a replica's layers.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
     of_ranks = [
         per_phase_memory(
-            shared.network,
+            sharded.network,
             settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
             settings,
             exchanged=degree_of(strategy, Trait.REPLICATES) > 1,
             dtype=dtype,
             device=device,
-            shards=shared.shards,
+            shards=sharded.shards,
             block_elements=block_of_input(network, strategy),
             parted=parted_state(strategy),
             micro_batches=settings.accumulate,
-            recomputed=_run_again(shared.network, settings),
+            recomputed=_run_again(sharded.network, settings),
         )
-        for shared in planner_for(strategy).shares(network, strategy, settings).distinct
+        for sharded in planner_for(strategy).shards(network, strategy, settings).distinct
     ]
     return max(of_ranks, key=lambda use: use.peak_bytes)
 

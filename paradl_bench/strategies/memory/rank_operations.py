@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paradl_bench.network.graph import NEXT_FORWARD, Layer, ModelGraph
@@ -14,6 +15,7 @@ from paradl_bench.strategies.memory.casts import Casts
 from paradl_bench.strategies.memory.ledger import Ledger, Storage
 
 _INDEX_BYTES = 8
+_GPU_MASK_BYTES = 1
 _WATCHED_WIDTH = 4
 """Bytes of an element where memory was watched."""
 _STATISTIC_BYTES = 4
@@ -22,42 +24,49 @@ RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """How a rank runs a network, or one stage of it.
+
+    Attributes:
+        samples: that pass at a time.
+        device: kind of the device: ``cpu`` or ``cuda``.
+        shards: what the rank runs of layers, by index; all of those that are missing.
+        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
+        kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
+        input_has_gradient: whether backward makes a gradient of what the network reads.
+        recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
+            backward.
+    """
+
+    samples: int
+    dtype: str = "fp32"
+    device: str = "cpu"
+    shards: Mapping[int, LayerShard] = field(default_factory=dict)
+    outputs: Sequence[int] = ()
+    kept_outputs: Sequence[int] = ()
+    input_has_gradient: bool = False
+    recomputed: Sequence[range] = ()
+
+
 class RankOperations:
     """The operations of a rank's network, or of one stage of it.
 
     Args:
         network: with the shapes that parameters have on the rank.
-        samples: that pass at a time.
-        shards: what the rank runs of layers, by index; all of those that are missing.
-        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
-        input_has_gradient: whether backward makes a gradient of what the network reads.
-        device: kind of the device: ``cpu`` or ``cuda``.
-        mask_bytes: of an element of a mask; None for as many as any other element has.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        network: ModelGraph,
-        samples: int,
-        *,
-        dtype: str = "fp32",
-        device: str = "cpu",
-        shards: Mapping[int, LayerShard] | None = None,
-        outputs: Sequence[int] = (),
-        input_has_gradient: bool = False,
-        mask_bytes: int | None = None,
-    ) -> None:
-        self._ledger, self._network, self._samples = ledger, network, samples
-        self._casts, self._mask_bytes = Casts(ledger, network, dtype, device), mask_bytes
-        self._layers, self._outputs = network.layers, tuple(outputs)
-        self._shards = [(shards or {}).get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
+        self._ledger, self._network, self._samples = ledger, network, run.samples
+        self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device), run.device == "cpu"
+        self._layers, self._outputs = network.layers, tuple(run.outputs)
+        self._shards = [run.shards.get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
         known = layer_kinds()
         self._kinds = [known.get(layer.kind) for layer in self._layers]
         self._index = {layer.name: i for i, layer in enumerate(self._layers)}
-        self._differentiated = layers_with_gradient(network, input_has_gradient=input_has_gradient)
-        self._input_has_gradient = input_has_gradient
-        self._order = backward_layers(network, self._differentiated, outputs)
+        self._differentiated = layers_with_gradient(network, input_has_gradient=run.input_has_gradient)
+        self._input_has_gradient = run.input_has_gradient
+        self._order = backward_layers(network, self._differentiated, run.outputs)
         self._reached = frozenset(self._order)
         read = [self._tensors_read(layer) for layer in self._layers]
         self._reads = [[source for source, _ in tensors] for tensors in read]
@@ -86,10 +95,7 @@ class RankOperations:
         return found
 
     def _find_forgotten(self) -> list[list[int]]:
-        """Per layer, the layers that backward does not reach and whose last reader it is, or that of what they lead to.
-
-        Autograd forgets them as soon as nobody holds what they lead to.
-        """
+        """Per layer, the layers that autograd forgets then: backward reaches none, nobody holds what they lead to."""
         ends = list(range(len(self._layers)))
         for reader, sources in enumerate(self._last_reader):
             for source in sources:
@@ -130,10 +136,10 @@ class RankOperations:
         run, source = self._shards[i].layer, self._reads[i][position]
         if len(self._reads[i]) == len(run.input_shapes) or source < 0:
             # Of what crosses a pipeline's cut, the last tensors have no position of their own.
-            which = min(position, len(run.input_shapes) - 1)
-            samples = 1 if which in run.batchless_inputs else self._samples
+            place = min(position, len(run.input_shapes) - 1)
+            samples = 1 if place in run.batchless_inputs else self._samples
             width = self._casts.read_width(i, position)
-            return math.prod(run.input_shapes[which]) * samples * width
+            return math.prod(run.input_shapes[place]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
 
@@ -193,9 +199,10 @@ class RankOperations:
 
     def _beside(self, keeps: Saved, element_bytes: int) -> int:
         """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""
+        mask_bytes = element_bytes if self._is_cpu else _GPU_MASK_BYTES
         return (
             keeps.elements * self._samples * element_bytes
-            + keeps.mask * self._samples * (self._mask_bytes or element_bytes)
+            + keeps.mask * self._samples * mask_bytes
             + keeps.indices * self._samples * _INDEX_BYTES
             + keeps.statistics * _STATISTIC_BYTES
         )

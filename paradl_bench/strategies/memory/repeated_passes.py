@@ -9,13 +9,13 @@ time that does not grow with the layers. Either part of backward, where that run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from paradl_bench.plan.schedules.schedule import Direction
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 
-Part = Literal["whole", "input", "weight"]
 _UNMARKED = (-(1 << 62), 0)
 
 
@@ -53,7 +53,7 @@ class RepeatedPasses:
         self._received_bytes, self._sent = received_bytes, tuple(sent)
         self._forward: _Effect | None = None
         self._left: Pass | None = None
-        self._backward: dict[tuple[Part, bool, tuple[int, ...]], _Effect] = {}
+        self._backward: dict[tuple[Direction, bool, tuple[int, ...]], _Effect] = {}
         self._is_first = True
 
     def forward(self) -> list[Storage]:
@@ -64,43 +64,33 @@ class RepeatedPasses:
             self._forward = self._effect(self._left.outputs)
         return self._repeat(self._forward)
 
-    def backward(self, outputs: Sequence[Storage]) -> list[Storage]:
-        """Run backward of the micro-batch of these outputs; returns the gradients of what it had received."""
-        made = self._run_backward("whole", outputs)
-        self._is_first = False
-        return made
+    def backward(self, direction: Direction, outputs: Sequence[Storage]) -> list[Storage]:
+        """Run backward, or a part of it, of the micro-batch of these outputs.
 
-    def backward_input(self, outputs: Sequence[Storage]) -> list[Storage]:
-        """Run the part of backward that returns the gradients of what the micro-batch of these outputs had received."""
-        return self._run_backward("input", outputs)
-
-    def backward_weight(self, outputs: Sequence[Storage]) -> None:
-        """Run the part of backward that is left then, and lets go of the outputs."""
-        self._run_backward("weight", outputs)
-        self._is_first = False
-
-    def _run_backward(self, part: Part, outputs: Sequence[Storage]) -> list[Storage]:
+        Returns the gradients of what it had received; the weights' part returns none, and lets go of the outputs.
+        """
         held = tuple(output.holders for output in outputs)
-        case = part, self._is_first, held
+        case = direction, self._is_first, held
         if case not in self._backward:
-            self._backward[case] = self._walk_backward(part, held)
+            self._backward[case] = self._walk_backward(direction, held)
         effect = self._backward[case]
         for output, holders in zip(outputs, effect.holders, strict=True):
             output.holders = holders
+        self._is_first = self._is_first and direction == "BW_input"
         return self._repeat(effect)
 
-    def _walk_backward(self, part: Part, held: tuple[int, ...]) -> _Effect:
+    def _walk_backward(self, direction: Direction, held: tuple[int, ...]) -> _Effect:
         # A walk backward uses up what one forward left; that of the effect has not been used yet.
         left, self._left = self._left or self._walk_forward(), None
-        if part == "weight":
+        if direction == "BW_weight":
             self._walk.backward_input(left, self._given())
         for output, holders in zip(left.outputs, held, strict=True):
             output.holders = holders
         self._start_over()
-        if part == "weight":
+        if direction == "BW_weight":
             self._walk.backward_weight(left, self._given())
             return self._effect((), left.outputs)
-        walk = self._walk.backward if part == "whole" else self._walk.backward_input
+        walk = self._walk.backward if direction == "BW" else self._walk.backward_input
         made = walk(left, self._given())
         effect = self._effect(made, left.outputs)
         # What waits for the parameters' part is let go of by that, and not by whoever takes the gradients.

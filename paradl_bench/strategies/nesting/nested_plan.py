@@ -1,7 +1,7 @@
-"""The plan of any nesting of axes: who shares layers, and who exchanges gradients with whom.
+"""The plan of any nesting of axes: who shards layers, and who exchanges gradients with whom.
 
 The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
-written by hand and no axis is known by name. At most one axis shares layers; stages take their ranges of what comes of
+written by hand and no axis is known by name. At most one axis shards layers; stages take their ranges of what comes of
 it. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does. Axes nest in every
 order, which decides who is whose neighbour and nothing else.
 """
@@ -15,10 +15,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import (
+    AxisPlace,
     Latest,
+    ReplicaShards,
     ShardedLayers,
-    Shares,
-    SharingPlanner,
+    ShardingPlanner,
     UpdatingPlanner,
     axis_planner,
     samples_at_once,
@@ -30,7 +31,7 @@ from paradl_bench.plan.compute import add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, place_of, positions, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Work
+from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
 from paradl_bench.strategies.exchange.gradients import (
     GradientBuckets,
     GradientExchange,
@@ -43,20 +44,20 @@ from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumu
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
 
-_LATEST: Latest[Shares] = Latest()
-"""The plan, the memory model and a rank's run ask for the same shares."""
+_LATEST: Latest[ReplicaShards] = Latest()
+"""The plan, the memory model and a rank's run ask for the same shards."""
 
 
 def check_nesting(strategy: Strategy) -> None:
-    """The rule of which axes nest, over their traits: all do, but for several that share the same layers.
+    """The rule of which axes nest, over their traits: all do, but for several that shard the same layers.
 
     Raises:
-        UserError: several axes share layers.
+        UserError: several axes shard layers.
     """
-    sharing = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARES_LAYERS)]
-    if len(sharing) > 1:
+    sharding = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
+    if len(sharding) > 1:
         raise UserError(
-            f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
+            f"strategy {strategy}: {' and '.join(sharding)} both share layers out, and one of them can;"
             " nest one with data or a pipeline, as d2f2 or d2p2f2"
         )
 
@@ -72,7 +73,7 @@ class NestedPlanner:
         check_nesting(strategy)
         self.name = strategy.name
         self._planners = [axis_planner(axis.declared) for axis in strategy.axes]
-        self._sharing = group_axes(strategy, Trait.SHARES_LAYERS)
+        self._sharding = group_axes(strategy, Trait.SHARDS_LAYERS)
 
     def plan(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Plan:
         """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.
@@ -80,10 +81,10 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
-        shares = self.shares(network, strategy, settings)
+        shards = self.shards(network, strategy, settings)
         staging = staging_axis(strategy)
         if staging is not None:
-            return staging_planner(strategy.axes[staging].declared).plan_stages(network, strategy, settings, shares)
+            return staging_planner(strategy.axes[staging].declared).plan_stages(network, strategy, settings, shards)
         replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
         works: dict[Work, int] = {}
@@ -91,16 +92,16 @@ class NestedPlanner:
         notes: dict[str, None] = {}
         nodes = node_groups(strategy, settings)
         once = _Once(settings, nodes)
-        placed = place_roles(strategy, shares.positions, nodes)
+        placed = place_roles(strategy, shards.positions, nodes)
         for (index, leader_index), multiplicity in placed.roles.items():
-            shared = shares.distinct[index]
+            sharded = shards.distinct[index]
             buckets = exchange_axes and zero_stage(strategy) < 2
-            exchanged = once.exchanged(shared.network).buckets.notes if buckets else ()
-            notes |= dict.fromkeys((*shared.notes, *exchanged))
-            number = f" {index}" if len(shares.distinct) > 1 else ""
+            exchanged = once.exchanged(sharded.network).buckets.notes if buckets else ()
+            notes |= dict.fromkeys((*sharded.notes, *exchanged))
+            number = f" {index}" if len(shards.distinct) > 1 else ""
             if nodes is not None and nodes.leaders:
                 number += f", leader {leader_index}" if leader_index < nodes.leaders else ", led"
-            roles.append(self._build_role(shared, strategy, once, works, number, multiplicity, leader_index))
+            roles.append(self._build_role(sharded, strategy, once, works, number, multiplicity, leader_index))
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -111,42 +112,42 @@ class NestedPlanner:
             positions=placed.positions,
             per_node=placed.per_node,
             exchange_axes=exchange_axes,
-            sharded=sharded_layers(shares),
+            sharded=sharded_layers(shards),
             micro_batches=settings.accumulate,
             recomputes=bool(settings.recompute),
         )
 
-    def shares(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Shares:
+    def shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
         """What the ranks of a replica each run of the layers, on a micro-batch where there is a pipeline.
 
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
         self.check(network, strategy, settings)
-        return _LATEST.get(network, (strategy, settings), lambda: self._find_shares(network, strategy, settings))
+        return _LATEST.get(network, (strategy, settings), lambda: self._find_shards(network, strategy, settings))
 
-    def _find_shares(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Shares:
+    def _find_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
         local_batch = samples_at_once(strategy, settings)
         distinct: list[ShardedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
-        sharing = [index for index in self._sharing if strategy.axes[index].degree > 1]
+        sharding = [index for index in self._sharding if strategy.axes[index].degree > 1]
         of_positions = []
         for position in positions(strategy):
-            coordinate = tuple(position[index] for index in sharing)
+            coordinate = tuple(position[index] for index in sharding)
             if coordinate not in of_coordinate:
-                shared = self._share(network, strategy, position, local_batch, settings)
+                sharded = self._shard(network, strategy, position, local_batch, settings)
                 if settings.batch_norm == "sync":
-                    shared = synchronise_norms(shared, network, strategy, settings)
-                found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
-                distinct += [shared] * (found == len(distinct))
+                    sharded = synchronise_norms(sharded, network, strategy, settings)
+                found = next((i for i, other in enumerate(distinct) if other == sharded), len(distinct))
+                distinct += [sharded] * (found == len(distinct))
                 of_coordinate[coordinate] = found
             of_positions.append(of_coordinate[coordinate])
-        return Shares(tuple(distinct), tuple(of_positions))
+        return ReplicaShards(tuple(distinct), tuple(of_positions))
 
-    def shared_by(self, rank: int, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ShardedLayers:
-        """What one rank runs of the layers; see :meth:`shares`."""
-        shares = self.shares(network, strategy, settings)
-        return shares.distinct[shares.positions[place_of(strategy, rank)]]
+    def shards_of(self, rank: int, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ShardedLayers:
+        """What one rank runs of the layers; see :meth:`shards`."""
+        shards = self.shards(network, strategy, settings)
+        return shards.distinct[shards.positions[place_of(strategy, rank)]]
 
     def check(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
         """Refuse what cannot run; of an empty network, what no network could make right.
@@ -160,7 +161,7 @@ class NestedPlanner:
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)
 
-    def _share(
+    def _shard(
         self,
         network: ModelGraph,
         strategy: Strategy,
@@ -168,15 +169,16 @@ class NestedPlanner:
         local_batch: int,
         settings: PlanSettings,
     ) -> ShardedLayers:
-        for index in self._sharing:
+        for index in self._sharding:
             planner = self._planners[index]
-            if isinstance(planner, SharingPlanner) and strategy.axes[index].degree > 1:
-                return planner.share(network, strategy, index, position[index], local_batch, settings)
+            if isinstance(planner, ShardingPlanner) and strategy.axes[index].degree > 1:
+                place = AxisPlace(strategy.axes[index], index, position[index], local_batch)
+                return planner.shard(network, place, settings)
         return ShardedLayers({}, network)
 
     def _build_role(
         self,
-        shared: ShardedLayers,
+        sharded: ShardedLayers,
         strategy: Strategy,
         once: _Once,
         works: dict[Work, int],
@@ -185,14 +187,14 @@ class NestedPlanner:
         leader_index: int,
     ) -> Role:
         """What ``multiplicity`` ranks of one leader index on their nodes each do."""
-        network, axes = shared.network, group_axes(strategy, Trait.REPLICATES)
+        network, axes = sharded.network, group_axes(strategy, Trait.REPLICATES)
         builder, settings = RoleBuilder(works), once.settings
         updating = [planner for planner in self._planners if isinstance(planner, UpdatingPlanner)]
         for planner in updating:
             role = planner.own_role(network, strategy, settings, builder)
             if role is not None:
                 return role
-        steps = MicroSteps(builder, shared, settings, once.operations)
+        steps = MicroSteps(builder, sharded, settings, once.operations)
         if not axes:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
@@ -226,7 +228,7 @@ class _Exchanged(NamedTuple):
     """The buckets of a network, and what is issued for them before the steady state."""
 
     buckets: GradientBuckets
-    setup: tuple[tuple[str, str, int, int], ...]
+    setup: Setup
 
 
 class _Once:

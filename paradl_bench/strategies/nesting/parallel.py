@@ -1,6 +1,6 @@
-"""A module as one rank of a strategy trains it: layers shared along one axis, gradients exchanged along others.
+"""A module as one rank of a strategy trains it: layers sharded along one axis, gradients exchanged along others.
 
-Axes nest: one shares layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
+Axes nest: one shards layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
 then exchanges gradients. No combination of kinds is written by hand.
 
 All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
@@ -40,7 +40,7 @@ from paradl_bench.strategies.running.sharded_module import (
     StagedModule,
     StagingRunner,
     axis_runner,
-    sharing_runner,
+    sharding_runner,
 )
 
 
@@ -54,7 +54,7 @@ class ParallelModule:
         spans: layer-wise communication; it is stamped once its ``stamp`` is set.
         groups: process groups that it communicates over, the one of all ranks included.
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
-        optimizer_group: whose ranks share out the optimizer's state (ZeRO stage 1); else None.
+        optimizer_group: whose ranks part the optimizer's state (ZeRO stage 1); else None.
         own_part: as of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is
         whole.
     """
@@ -134,14 +134,14 @@ def build_parallel(
 def _sharding(
     module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
 ) -> Sharding:
-    """The rules of the axis that shares layers, if one does, and those of batch norms that several ranks run."""
-    sharing = [i for i in group_axes(strategy, Trait.SHARES_LAYERS) if strategy.axes[i].degree > 1]
+    """The rules of the axis that shards layers, if one does, and those of batch norms that several ranks run."""
+    axes = [i for i in group_axes(strategy, Trait.SHARDS_LAYERS) if strategy.axes[i].degree > 1]
     # Planning has refused more than one.
-    assert len(sharing) <= 1
+    assert len(axes) <= 1
     sharding = Sharding({}, network)
-    for index in sharing:
+    for index in axes:
         axis = strategy.axes[index]
-        sharding = sharing_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
+        sharding = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}
@@ -162,17 +162,18 @@ def _build_pipeline(
     index = staging_axis(strategy)
     runner = None if index is None else axis_runner(strategy.axes[index].declared)
     assert isinstance(runner, StagingRunner)
-    pipeline, sharding = runner.build_stages(
+    pipeline = runner.build_stages(
         module,
         network,
         strategy,
         settings,
         device,
         loss,
-        shared=planner_for(strategy).shared_by(dist.get_rank(), network, strategy, settings),
-        share=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
+        sharded=planner_for(strategy).shards_of(dist.get_rank(), network, strategy, settings),
+        shard=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
         group_along=mesh.group,
     )
+    sharding = pipeline.sharding
     return ParallelModule(
         pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part
     )

@@ -39,7 +39,7 @@ class ProcessMesh:
         members = group_of(self.strategy, axes, rank)
         silent = groups_are_silent() and not heard
         return Group(
-            process_group=self._process_group(all_groups(self.strategy, axes), members, silent),
+            process_group=self._process_group(all_groups(self.strategy, axes), silent),
             rank=members.index(rank),
             size=len(members),
             spans=self.spans,
@@ -54,36 +54,34 @@ class ProcessMesh:
         between = [members[local::size] for members in everywhere for local in leading]
         # Groups of their own: a thread issues on them beside what this one issues on the others.
         own = next(ranks for ranks in nodes if rank in ranks)
-        node = self._new_groups(nodes, rank)
+        node, leaders = (_make_groups(ranks, groups_are_silent()) for ranks in (nodes, between))
         assert node is not None
-        return NodeExchange(groups, own, node, self._new_groups(between, rank), device)
-
-    def _new_groups(self, groups: Sequence[tuple[int, ...]], rank: int) -> dist.ProcessGroup | None:
-        """The one of these groups that this rank is in, if any; every rank makes all of them."""
-        found = None
-        for ranks in groups:
-            made = make_group(ranks, silent=groups_are_silent())
-            if rank in ranks:
-                found = made
-                self._of_nodes.append(made)
-        return found
+        self._of_nodes += [node] if leaders is None else [node, leaders]
+        return NodeExchange(groups, own, node, leaders, device)
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
         """Every process group of this rank, the one of all ranks first."""
         return (_world(), *self._made.values(), *self._of_nodes)
 
-    def _process_group(
-        self, groups: tuple[tuple[int, ...], ...], members: tuple[int, ...], silent: bool
-    ) -> dist.ProcessGroup:
+    def _process_group(self, groups: tuple[tuple[int, ...], ...], silent: bool) -> dist.ProcessGroup:
         if len(groups) == 1 and not silent:
             return _world()
         if (groups, silent) not in self._made:
-            for ranks in groups:
-                made = make_group(ranks, silent=silent)
-                if ranks == members:
-                    self._made[groups, silent] = made
+            made = _make_groups(groups, silent)
+            assert made is not None
+            self._made[groups, silent] = made
         return self._made[groups, silent]
+
+
+def _make_groups(groups: Sequence[tuple[int, ...]], silent: bool) -> dist.ProcessGroup | None:
+    """The one of these groups that this rank is in, if any; every rank makes all of them."""
+    found = None
+    for ranks in groups:
+        made = make_group(ranks, silent=silent)
+        if dist.get_rank() in ranks:
+            found = made
+    return found
 
 
 def _world() -> dist.ProcessGroup:

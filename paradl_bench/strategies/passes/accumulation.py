@@ -2,7 +2,7 @@
 
 Each runs forward and backward; gradients are added up, and what is exchanged for them is exchanged once, during the
 last backward, as torch's DistributedDataParallel does under ``no_sync`` until then. It broadcasts buffers before the
-first forward alone. The loss of a micro-batch counts as its share of the samples, so that gradients are those of the
+first forward alone. The loss of a micro-batch counts as its part of the samples, so that gradients are those of the
 mean over all of them; batch norm takes its statistics of each micro-batch by itself.
 
 ZeRO stages 2 and 3 gather and reduce for every micro-batch (:mod:`~paradl_bench.strategies.data.zero.plan`): what they
@@ -50,20 +50,17 @@ def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
 
 
 class MicroSteps:
-    """Adds forward and backward of a rank's micro-batches to a role.
-
-    Args:
-        shared: what the rank runs of the layers, on one micro-batch.
-        operations: as :class:`~paradl_bench.plan.compute.NetworkCompute` takes it.
-    """
+    """Adds forward and backward of a rank's micro-batches to a role; ``sharded`` is what it runs of one of them."""
 
     def __init__(
-        self, builder: RoleBuilder, shared: ShardedLayers, settings: PlanSettings, operations: dict[int, str]
+        self, builder: RoleBuilder, sharded: ShardedLayers, settings: PlanSettings, operations: dict[int, str]
     ) -> None:
         self._builder, self._count = builder, settings.accumulate
-        again = [segment.layers for segment in segments_of(shared.network, settings)]
-        self._compute = NetworkCompute(builder, shared.network, shared.shards, operations=operations, recomputed=again)
-        self._added = added_with(shared.network, self.backward_layers)
+        again = [segment.layers for segment in segments_of(sharded.network, settings)]
+        self._compute = NetworkCompute(
+            builder, sharded.network, sharded.shards, operations=operations, recomputed=again
+        )
+        self._added = added_with(sharded.network, self.backward_layers)
 
     @property
     def backward_layers(self) -> tuple[int, ...]:

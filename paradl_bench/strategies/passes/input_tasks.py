@@ -6,7 +6,7 @@ starts at once and nothing inside of the iteration waits for it; the iteration e
 With one batch ahead its copy waits until it was read; with more, one batch is copied while another one is read. What is
 not fetched ahead comes first, and all that a rank computes and communicates waits for it.
 
-Ranks read as they compute: every rank of a group that shares layers has the whole local mini-batch, of a pipeline those
+Ranks read as they compute: every rank of a group that shards layers has the whole local mini-batch, of a pipeline those
 of the first stage do (labels, which the last one reads, are not counted). Reading for the ranks of one host takes as
 long as one loader needs for all of their samples. Neither readers nor copies slow compute or each other.
 """
@@ -56,27 +56,22 @@ class Fetched(NamedTuple):
 def with_input(plan: Plan, fetched: Fetched) -> Plan:
     """A plan with the tasks of its input; both works stand behind its own."""
     first = len(plan.works)
-    read, copy = (first + index if takes_time else None for index, takes_time in enumerate(fetched.takes_time))
-    tasks, reading = _Tasks(read, copy, fetched.fetch), _reading_roles(plan)
-    roles = tuple(_fed(role, tasks) if reads else role for role, reads in zip(plan.roles, reading, strict=True))
+    works = [first + index if takes_time else None for index, takes_time in enumerate(fetched.takes_time)]
+    reading = _reading_roles(plan)
+    roles = tuple(
+        _fed(role, works, fetched.fetch) if reads else role for role, reads in zip(plan.roles, reading, strict=True)
+    )
     return dataclasses.replace(plan, works=(*plan.works, *fetched.works), roles=roles)
 
 
-class _Tasks(NamedTuple):
-    """Works of a plan that read and copy, None where that takes no time, and what of it is done ahead."""
-
-    read: int | None
-    copy: int | None
-    fetch: Fetch
-
-
-def _fed(role: Role, tasks: _Tasks) -> Role:
-    """A role with the tasks of its input before all others."""
-    fetch = tasks.fetch
-    added = [(work, *where) for work, where in zip(tasks[:2], _PLACES, strict=True) if work is not None]
+def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
+    """A role with the tasks that read and copy its input before all others; None for what takes no time."""
+    added = [(work, *where) for work, where in zip(input_works, _PLACES, strict=True) if work is not None]
     in_turn = len(added) == 2 and (not fetch.ahead or (fetch.to_device and fetch.ahead == 1))
     before = len(added)
-    awaited = before - 1 if _is_awaited(tasks) else None
+    copies = input_works[1] is not None
+    # Whether computing waits for the last of them.
+    awaited = before - 1 if not fetch.ahead or (copies and not fetch.to_device) else None
     # Streams run in order: where its first task waits, all of it does.
     first = np.unique(role.stream, return_index=True)[1]
     lengths = np.diff(role.dependency_start)
@@ -97,13 +92,6 @@ def _fed(role: Role, tasks: _Tasks) -> Role:
 
 
 _PLACES = ((Phase.IO, Stream.INPUT), (Phase.H2D, Stream.COPY_ENGINE))
-
-
-def _is_awaited(tasks: _Tasks) -> bool:
-    """Whether computing waits for the last of the tasks."""
-    if not tasks.fetch.ahead:
-        return True
-    return tasks.copy is not None and not tasks.fetch.to_device
 
 
 def _joined(before: Sequence[int], own: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -26,7 +26,7 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
     """
     if not is_autocast(dtype):
         return
-    kinds = _sharing_kinds(strategy)
+    kinds = _sharding_kinds(strategy)
     if kinds:
         raise UserError(
             f"--dtype {dtype} with {kinds[0]} parallelism: ranks would hand on activations in {dtype}, which no plan"
@@ -49,7 +49,7 @@ def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str
         _check_compile(strategy, settings)
     if "channels_last" not in names:
         return
-    what = _shared_or_sharded(strategy)
+    what = _sharded_or_zero(strategy)
     if what:
         raise UserError(
             f"--channels-last with {what}, which cuts tensors along their channels and rows: it goes with serial and"
@@ -57,20 +57,20 @@ def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str
         )
 
 
-def _sharing_kinds(strategy: Strategy) -> list[str]:
+def _sharding_kinds(strategy: Strategy) -> list[str]:
     """Kinds of parallelism in which a rank does not run the whole model."""
     return [axis.kind for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1]
 
 
-def _shared_or_sharded(strategy: Strategy) -> str:
+def _sharded_or_zero(strategy: Strategy) -> str:
     """What keeps ranks from holding every tensor whole, in words; empty where nothing does."""
-    kinds = _sharing_kinds(strategy)
+    kinds = _sharding_kinds(strategy)
     stages = [zero_stage(strategy)] if zero_stage(strategy) > 1 else []
     return f"{kinds[0]} parallelism" if kinds else f"stage {stages[0]} of ZeRO" if stages else ""
 
 
 def _check_compile(strategy: Strategy, settings: PlanSettings) -> None:
-    what = _shared_or_sharded(strategy)
+    what = _sharded_or_zero(strategy)
     if what:
         raise UserError(
             f"--compile with {what}, which runs or gathers a model's layers one by one: a model is compiled whole, with"

@@ -51,7 +51,7 @@ def _ranks(strategy: Strategy, axes: tuple[int, ...]) -> int:
 
 
 def synchronise_norms(
-    shared: ShardedLayers, network: ModelGraph, strategy: Strategy, settings: PlanSettings
+    sharded: ShardedLayers, network: ModelGraph, strategy: Strategy, settings: PlanSettings
 ) -> ShardedLayers:
     """The layers with the all-reduces of synchronised batch normalisation.
 
@@ -59,7 +59,7 @@ def synchronise_norms(
     kernels of each. What normalising in two kernels costs more than in one is not modelled.
     """
     differentiated = input_needs_gradient(network)
-    shards = dict(shared.shards)
+    shards = dict(sharded.shards)
     for index, axes in statistics_axes(network, strategy, settings).items():
         layer = network.layers[index]
         shard = shards.get(index) or LayerShard(layer)
@@ -71,7 +71,7 @@ def synchronise_norms(
             before_fw=(*shard.before_fw, forward),
             after_bw=((backward, *shard.after_bw) if differentiated[index] else shard.after_bw),
         )
-    return shared._replace(shards=shards)
+    return sharded._replace(shards=shards)
 
 
 def _sizes(layer: Layer) -> tuple[int, int]:

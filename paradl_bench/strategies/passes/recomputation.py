@@ -110,7 +110,7 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
 
 
 def _check_own(network: ModelGraph, strategy: Strategy) -> None:
-    """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are shared or exchanged.
+    """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are sharded or exchanged.
 
     Its second forward is run by autograd, which knows nothing of what a strategy does in the place of layers.
     """
@@ -118,10 +118,10 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     if layer is None:
         return
     where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
-    sharing = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
-    if sharing is not None:
-        instead = "" if sharing.has(Trait.STAGES) else ", and give --recompute instead"
-        raise UserError(f"{where}, whose second forward is not {sharing.kind} parallel; leave that out{instead}")
+    sharding = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
+    if sharding is not None:
+        instead = "" if sharding.has(Trait.STAGES) else ", and give --recompute instead"
+        raise UserError(f"{where}, whose second forward is not {sharding.kind} parallel; leave that out{instead}")
     if degree_of(strategy, Trait.DIVIDES_BATCH) > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
         _check_reentrant(network, strategy, where)
 
@@ -207,11 +207,7 @@ class _Modules:
         return sum(self._counts[i] for i in layers)
 
     def named(self, text: str) -> Iterator[Segment]:
-        """The segments of one name, pattern or slice.
-
-        Raises:
-            UserError: there is none, or one of them cannot be.
-        """
+        """The segments of one name, pattern or slice."""
         module, _, ends = text.rpartition(".")
         first, colon, last = ends.partition(":")
         if colon:

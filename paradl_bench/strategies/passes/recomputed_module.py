@@ -31,9 +31,6 @@ _Forward = Callable[..., Any]
 def recompute_segments(module: torch.nn.Module, network: ModelGraph, settings: PlanSettings) -> None:
     """Have the segments that the settings name run again in backward; does nothing a second time.
 
-    Args:
-        network: the module's traced network.
-
     Raises:
         UserError: a run of children of what is no ``torch.nn.Sequential``.
     """
@@ -54,12 +51,7 @@ def recompute_segments(module: torch.nn.Module, network: ModelGraph, settings: P
 
 
 class _Recomputed:
-    """A forward whose activations are computed again in backward.
-
-    Args:
-        forward: with all that it reads among its arguments.
-        model: whose buffers stay as they are when it runs again.
-    """
+    """A forward whose activations are computed again in backward."""
 
     def __init__(self, forward: _Forward, model: torch.nn.Module) -> None:
         self._forward, self._model = forward, model

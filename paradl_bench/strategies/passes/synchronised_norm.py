@@ -157,11 +157,7 @@ class _SynchronisedNorm:
 def with_synchronised_norms(
     rules: Mapping[int, Rule], groups: Mapping[int, Group], whole: Whole | None = None
 ) -> dict[int, Rule]:
-    """The rules with those of batch normalisations, whose groups are given by index of the layer.
-
-    Args:
-        whole: as :attr:`Sharding.whole <paradl_bench.strategies.running.sharded_module.Sharding.whole>`.
-    """
+    """The rules with those of batch normalisations, whose groups are given by index of the layer."""
     norms = {
         index: Rule(frozenset({"batch_norm"}), _SynchronisedNorm(group, rules.get(index), whole))
         for index, group in groups.items()

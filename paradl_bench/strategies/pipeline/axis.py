@@ -69,5 +69,5 @@ AXIS = AxisKind(
     distsim="P",
     options=(PipelineOptions,),
     traits=frozenset({Trait.STAGES}),
-    share_less="give other --stages",
+    cut_less="give other --stages",
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from paradl_bench.core.cache_keys import Same
@@ -68,11 +68,6 @@ def constants(network: ModelGraph) -> frozenset[int]:
 
 
 def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
-    """Indices of constants.
-
-    Args:
-        other: names of layers that are none.
-    """
     found: set[str] = set()
     indices = []
     for i, layer in enumerate(network.layers):
@@ -148,12 +143,18 @@ def data_flow(network: ModelGraph) -> DataFlow:
 def refusals(network: ModelGraph) -> dict[int, str]:
     """Cuts inside the model that are not allowed, and why."""
     flow = data_flow(network)
-    has_gradient = _gradients(network)
+    layers, passed_back = network.layers, frozenset(backward_layers(network, layers_with_gradient(network)))
     reads_input = flow.last_read.get(Crossing(_INPUT), 0)
     spans = shared_spans(network)
     shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
     writer_at = _first_across(flow.overwritten())
     crossed = flow.crossing()
+
+    def has_gradient(value: Crossing, made_by: int) -> bool:
+        # What autograd says of a tensor it says of the operation that returned it last.
+        returned = made_by != value.layer or value.output not in layers[made_by].without_gradient
+        return made_by in passed_back and returned
+
     found = {}
     for cut in range(1, operations_of_forward(network)):
         shared, writer = shared_at.get(cut), writer_at.get(cut)
@@ -167,22 +168,6 @@ def refusals(network: ModelGraph) -> dict[int, str]:
         elif value is not None:
             found[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
     return found
-
-
-class _Gradients(NamedTuple):
-    """Which tensors get a gradient."""
-
-    layers: Sequence[Layer]
-    passed_back: frozenset[int]
-
-    def __call__(self, value: Crossing, made_by: int) -> bool:
-        # What autograd says of a tensor it says of the operation that returned it last.
-        returned = made_by != value.layer or value.output not in self.layers[made_by].without_gradient
-        return made_by in self.passed_back and returned
-
-
-def _gradients(network: ModelGraph) -> _Gradients:
-    return _Gradients(network.layers, frozenset(backward_layers(network, layers_with_gradient(network))))
 
 
 def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:

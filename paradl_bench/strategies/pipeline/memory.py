@@ -8,7 +8,7 @@ Gradients of parameters are complete after the first backward; the others make t
 torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
 parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
 
-Where an axis shares layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
+Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from paradl_bench.strategies.memory.peak import (
     MemoryUse,
     block_of_input,
     fixed_parts,
-    mask_bytes,
     memory_use,
     moving_parts,
     optimizer_state,
 )
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.plan import micro_batches
-from paradl_bench.strategies.pipeline.stage_shares import StageShare, message_bytes, share_stage
+from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
 
@@ -57,18 +57,18 @@ def pipelined_memory(
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
     ranks = degree_of(strategy, Trait.STAGES)
-    shares = planner_for(strategy).shares(network, strategy, settings)
+    shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     uses = []
-    for rank, shared in itertools.product(range(ranks), shares.distinct):
-        own = [share_stage(network, stage, shared) for stage in stages if stage.index % ranks == rank]
+    for rank, sharded in itertools.product(range(ranks), shards.distinct):
+        own = [shard_stage(network, stage, sharded) for stage in stages if stage.index % ranks == rank]
         parts = _parts(own, rank, network, strategy, settings, dtype, device)
         uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
 
 def _parts(
-    own: Sequence[StageShare],
+    own: Sequence[StageShard],
     rank: int,
     network: ModelGraph,
     strategy: Strategy,
@@ -76,29 +76,29 @@ def _parts(
     dtype: str,
     device: str,
 ) -> dict[str, int]:
-    """What the ranks at one place of the pipeline hold that share its stages alike."""
+    """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
     held = msgspec.structs.replace(
         network,
         # Making a network checks all of its layers, and none is asked for here.
         layers=(),
-        parameters=tuple(parameter for share in own for parameter in share.network.parameters),
-        buffers=tuple(buffer for share in own for buffer in share.network.buffers),
-        gradient_order=tuple(name for share in own for name in share.network.gradient_order),
+        parameters=tuple(parameter for shard in own for parameter in shard.network.parameters),
+        buffers=tuple(buffer for shard in own for buffer in shard.network.buffers),
+        gradient_order=tuple(name for shard in own for name in shard.network.gradient_order),
     )
-    received = [message_bytes(cut, micro_batch) for share in own for cut in (share.receives, share.sends)]
+    received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
     passes = {
-        share.stage.index: RepeatedPasses(
+        shard.stage.index: RepeatedPasses(
             ledger,
-            functools.partial(_walk, share, micro_batch, dtype, device),
+            functools.partial(_walk, shard, micro_batch, dtype, device),
             # Forward of the first stage copies the rank's block of a micro-batch.
-            0 if share.stage.index else block,
-            message_bytes(share.sends, micro_batch),
+            0 if shard.stage.index else block,
+            message_bytes(shard.sends, micro_batch),
         )
-        for share in own
+        for shard in own
     }
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
     state = optimizer_state(held, settings, device)
@@ -110,28 +110,22 @@ def _parts(
     }
 
 
-def _walk(share: StageShare, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
-    stage = share.stage
-    return PartedLiveness(
-        ledger,
-        share.network,
-        micro_batch,
+def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
+    stage = shard.stage
+    run = RankRun(
+        samples=micro_batch,
         dtype=dtype,
-        shards=share.shards,
+        device=device,
+        shards=shard.shards,
         # What a stage passes on is made by an earlier one.
         outputs=stage.outputs if stage.sends else (),
-        kept_outputs=stage.outputs if stage.sends else (operations_of_forward(share.network) - 1,),
+        kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
         input_has_gradient=bool(stage.receives),
-        mask_bytes=mask_bytes(device),
     )
+    return PartedLiveness(ledger, shard.network, run)
 
 
 def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:
-    """Walk through a rank's actions.
-
-    Args:
-        passes: of each of its stages.
-    """
     outputs: dict[tuple[int, int], list[Storage]] = {}
     messages = _Messages(ledger, actions, schedule)
     for number, action in enumerate(actions):
@@ -139,14 +133,10 @@ def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence
         if action.direction == "FW":
             outputs[key] = passes[action.stage].forward()
             now = [hold(storage) for storage in outputs[key]]
-        elif action.direction == "BW_input":
-            now = passes[action.stage].backward_input(outputs[key])
-        elif action.direction == "BW_weight":
-            passes[action.stage].backward_weight(outputs.pop(key))
-            now = []
         else:
             # The gradient of what was sent is received into a buffer that is there already.
-            now = passes[action.stage].backward(outputs.pop(key))
+            of_micro_batch = outputs.pop(key) if action.completes else outputs[key]
+            now = passes[action.stage].backward(action.direction, of_micro_batch)
         messages.add(number, now)
     messages.release_all()
 

@@ -4,7 +4,7 @@ A stage runs the model's own forward, whatever its control flow: operations of o
 (:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
 of layers as in the plan. A rank holds the parameters of its own stages; the others' take no memory.
 
-Where an axis shares layers, a stage runs its range of them under that axis' rules for the whole network.
+Where an axis shards layers, a stage runs its range of them under that axis' rules for the whole network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -32,49 +31,41 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
-from paradl_bench.strategies.pipeline.stage_shares import CrossingShape, StageShare, share_stage
+from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk
+from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies
 
 
 class RankPipeline:
-    """The stages of one rank and the schedule that runs them.
+    """The stages of one rank and the schedule that runs them: a
+    :class:`~paradl_bench.strategies.running.sharded_module.StagedModule`.
 
-    Args:
-        module: the whole model, its layers shared already; parameters and buffers of other ranks' stages lose their
-            memory.
-        network: its traced network.
-        shared: its layers as this rank shares them, as planned. sharding: the same, as they run.
-        calls: operations of one micro-batch, recorded before layers were shared.
-        group: along the pipeline. after_first: of the same ranks, for all steps but the first.
-        replicas: ranks that hold the same parameters of the same stages, and exchange gradients; None for one.
-        loss: a mean over samples.
-
-    Attributes:
-        stages: of this rank.
-
-    Raises:
-        UserError: the network can't be cut as asked for.
+    Parameters and buffers of other ranks' stages lose their memory.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
         network: ModelGraph,
+        strategy: Strategy,
         settings: PlanSettings,
         device: torch.device,
         loss: Loss,
         *,
-        shared: ShardedLayers,
-        sharding: Sharding,
-        calls: Calls,
-        group: Group,
-        after_first: dist.ProcessGroup,
-        replicas: Group | None,
+        sharded: ShardedLayers,
+        shard: Callable[[], Sharding],
+        group_along: Callable[..., Group],
     ) -> None:
+        # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
+        calls = record_calls(module, network, samples_at_once(strategy, settings))
+        self.sharding = sharding = shard()
+        axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
+        # Stages tell each other their shapes in the first step, which has to be heard.
+        group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
+        replicas = group_along(replicating) if replicating else None
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
@@ -83,42 +74,37 @@ class RankPipeline:
         self._first = group.rank == 0
         hold_only(module, self.stages)
         detach = schedule.splits_backward
-        shares = [share_stage(network, stage, shared) for stage in self.stages]
+        shards = [shard_stage(network, stage, sharded) for stage in self.stages]
         parts = [
             StageModule(module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach)
-            for own in shares
+            for own in shards
         ]
         self.module = torch.nn.ModuleList(parts)
-        running = []
-        for part in parts:
-            exchanged: torch.nn.Module = part
-            if replicas is not None:
-                part.hide_from_exchange()
-                exchanged = exchange_gradients(part, part.share.network, settings, device, replicas.process_group)
-            running.append(
-                TimedStage(
-                    exchanged,
-                    part.stage.index,
-                    len(everywhere),
-                    device,
-                    input_args=part.inputs(),
-                    output_args=part.outputs(),
-                    group=group.process_group,
-                    spans=group.spans,
-                    arrival=gradient_order(part.share.network),
-                )
+        exchanged = [part if replicas is None else _exchanging(part, settings, device, replicas) for part in parts]
+        self._running = running = [
+            TimedStage(
+                stage,
+                part.stage.index,
+                len(everywhere),
+                device,
+                input_args=part.inputs(),
+                output_args=part.outputs(),
+                group=group.process_group,
+                spans=group.spans,
+                arrival=gradient_order(part.shard.network),
             )
-        self._running, self._after_first = running, after_first
+            for stage, part in zip(exchanged, parts, strict=True)
+        ]
         kind = get_schedule_class(schedule.torch_name)
         self._schedule = kind(
             running[0] if issubclass(kind, PipelineScheduleSingle) else running,
             self._count,
-            loss_fn=self._share_of(loss, parts[-1], group.spans),
+            loss_fn=self._loss_of(loss, parts[-1], group.spans),
             # The loss is scaled instead: gradients come out right without another pass over them.
             scale_grads=False,
         )
 
-    def _share_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
+    def _loss_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
         count = self._count
 
         def of_micro_batch(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -137,64 +123,38 @@ class RankPipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
 
-class PipelineRunner:
-    """Builds the stages of a rank."""
+def _exchanging(part: StageModule, settings: PlanSettings, device: torch.device, replicas: Group) -> torch.nn.Module:
+    part.hide_from_exchange()
+    return exchange_gradients(part, part.shard.network, settings, device, replicas.process_group)
 
-    def build_stages(
-        self,
-        module: torch.nn.Module,
-        network: ModelGraph,
-        strategy: Strategy,
-        settings: PlanSettings,
-        device: torch.device,
-        loss: Loss,
-        *,
-        shared: ShardedLayers,
-        share: Callable[[], Sharding],
-        group_along: Callable[..., Group],
-    ) -> tuple[RankPipeline, Sharding]:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
-        # The stages know each other's operations by their whole shapes.
-        calls = record_calls(module, network, samples_at_once(strategy, settings))
-        sharding, axes = share(), group_axes(strategy, Trait.STAGES)
-        replicating = group_axes(strategy, Trait.REPLICATES)
-        # Stages tell each other their shapes once, which has to be heard.
-        heard, after_first = group_along(axes, heard=True), group_along(axes).process_group
-        pipeline = RankPipeline(
-            module,
-            network,
-            settings,
-            device,
-            loss,
-            shared=shared,
-            sharding=sharding,
-            calls=calls,
-            group=heard,
-            after_first=after_first,
-            replicas=group_along(replicating) if replicating else None,
-        )
-        return pipeline, sharding
+
+class PipelineRunner:
+    """Builds the stages of a rank: see :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
+
+    build_stages = RankPipeline
 
 
 RUNNER = PipelineRunner()
 
 
 def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:
-    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold."""
+    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold.
+
+    Networks list trained parameters; frozen ones stay on every rank.
+    """
     names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
     held = {id(t) for name, t in (*module.named_parameters(), *module.named_buffers()) if name in names}
     for owner in module.modules():
         registered: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
         for tensors in registered:
             for attribute, tensor in list(tensors.items()):
-                if tensor is not None and id(tensor) not in held and _is_trained_or_buffer(tensor, tensors, owner):
+                if (
+                    tensor is not None
+                    and id(tensor) not in held
+                    and (tensors is owner._buffers or tensor.requires_grad)
+                ):
                     del tensors[attribute]
                     object.__setattr__(owner, attribute, tensor.detach().to("meta"))
-
-
-def _is_trained_or_buffer(tensor: torch.Tensor, tensors: Mapping[str, Any], owner: torch.nn.Module) -> bool:
-    """Networks list trained parameters; frozen ones stay on every rank."""
-    return tensors is owner._buffers or tensor.requires_grad
 
 
 class StageModule(torch.nn.Module):
@@ -202,7 +162,7 @@ class StageModule(torch.nn.Module):
 
     Args:
         module: the model; the stages of a rank have it in common.
-        share: what this rank runs of the stage. sharding: how, by index in the whole network.
+        shard: what this rank runs of the stage. sharding: how, by index in the whole network.
         calls: the whole model's operations for one micro-batch.
         last: whether the stage ends with the model's output.
         detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
@@ -213,7 +173,7 @@ class StageModule(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        share: StageShare,
+        shard: StageShard,
         sharding: Sharding,
         calls: Calls,
         *,
@@ -223,8 +183,8 @@ class StageModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.share = share
-        self.stage = share.stage
+        self.shard = shard
+        self.stage = shard.stage
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
         self._calls, self._walk = calls, walk
@@ -243,12 +203,12 @@ class StageModule(torch.nn.Module):
         """What forward takes, as tensors without memory."""
         if not self.stage.receives:
             return (self._calls.inputs,)
-        return tuple(self._value(value, shape) for value, shape in self.share.receives.items())
+        return tuple(self._value(value, shape) for value, shape in self.shard.receives.items())
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """What forward returns, as tensors without memory."""
         if not self._ends:
-            return tuple(self._value(value, shape) for value, shape in self.share.sends.items())
+            return tuple(self._value(value, shape) for value, shape in self.shard.sends.items())
         leaves = tree_flatten(self._calls.outputs)[0]
         return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
 
@@ -272,7 +232,7 @@ class StageModule(torch.nn.Module):
         receive = self._sharding.receive
         if receive:
             # What an axis cuts into blocks are layers that return one tensor.
-            whole = {at for at, shape in self.share.receives.items() if at.output or shape.is_whole}
+            whole = {at for at, shape in self.shard.receives.items() if at.output or shape.is_whole}
             values = {at: value if at in whole else receive(at.layer, value) for at, value in values.items()}
         walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
         inputs = walk.first.get(INPUT, self._calls.inputs)
@@ -284,7 +244,7 @@ class StageModule(torch.nn.Module):
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
-            return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.share.sends.items()])
+            return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.shard.sends.items()])
         leaves = tree_flatten(outputs)[0]
         needed = [leaf for number, leaf in enumerate(leaves) if number in self._calls.needed]
         return self._outputs(self._sharding.leave(needed) if self._sharding.leave else needed)
@@ -321,10 +281,7 @@ def _is_meta(value: Any) -> bool:
 
 
 def _varies(name: str, index: int) -> WorkError:
-    return WorkError(
-        f"forward of {name} differs from when it was recorded at its operation {index}: its control flow varies, which"
-        " that of a module that runs in stages must not"
-    )
+    return control_flow_varies(f"{name} differs from when it was recorded at its operation {index}", "in stages")
 
 
 class StageWalk(Walk):

@@ -12,7 +12,7 @@ Ranks that hold the same parameters of a stage (replicas; blocks of positions) e
 backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
 first forward alone, since every forward runs under ``no_sync``.
 
-An axis that shares layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shares`).
+An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).
 
 Before the first iteration torch's stages agree, by one message of 4 bytes each way over every cut, that they know the
 shapes they receive (PipelineStage's vote, torch 2.13).
@@ -22,30 +22,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import ShardedLayers, Shares, samples_at_once, sharded_layers
-from paradl_bench.plan.compute import NetworkCompute, add_weight_update, weight_update
+from paradl_bench.plan.axis_planner import ReplicaShards, ShardedLayers, samples_at_once, sharded_layers
+from paradl_bench.plan.compute import BackwardPart, NetworkCompute, add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
-from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, message_bytes, share_stage
+from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
 _VOTE_BYTES = 4
+_DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
 _FORWARD, _COMPLETES = 0, 2
 _DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
@@ -87,9 +88,43 @@ class PipelinePlanner:
         """As many as the pipeline has ranks, unless given."""
         return micro_batches(settings, ranks)
 
-    def plan_stages(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
+    def plan_stages(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shards: ReplicaShards
+    ) -> Plan:
         """See :class:`~paradl_bench.plan.axis_planner.StagingPlanner`."""
-        return plan_pipeline(network, strategy, settings, shares)
+        (axis,) = group_axes(strategy, Trait.STAGES)
+        replicas, count = degree_of(strategy, Trait.DIVIDES_BATCH), micro_batches(settings, strategy.axes[axis].degree)
+        stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
+        places = [
+            (position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)
+        ]
+        works: dict[Work, int] = {}
+        roles: dict[tuple[int, int], Role] = {}
+        for (rank, shard), alike in Counter(places).items():
+            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], works)
+            name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
+            roles[rank, shard] = planned.role(name, alike * replicas)
+        numbers = {place: number for number, place in enumerate(roles)}
+        exchange_axes = group_axes(strategy, Trait.REPLICATES)
+        exchanging = stages if exchange_axes else ()
+        exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
+        return Plan(
+            strategy=strategy,
+            network=network.name,
+            local_batch=settings.batch // replicas,
+            roles=tuple(roles.values()),
+            works=tuple(works),
+            notes=(
+                f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
+                f" {count} micro-batches, {settings.of(PipelineOptions).schedule}",
+                *dict.fromkeys(note for sharded in shards.distinct for note in sharded.notes),
+                *exchanged,
+            ),
+            positions=tuple(numbers[place] for place in places),
+            exchange_axes=exchange_axes,
+            sharded=sharded_layers(shards),
+            micro_batches=count,
+        )
 
 
 PLANNER = PipelinePlanner()
@@ -105,43 +140,11 @@ def cut_by(settings: PlanSettings) -> str:
     return settings.of(PipelineOptions).cut_by or ("--stages" if settings.of(PipelineOptions).stages else "FLOPs")
 
 
-def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
-    """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas.
-
-    Args:
-        shares: what ranks run of the whole network's layers, on a micro-batch.
-    """
-    (axis,) = group_axes(strategy, Trait.STAGES)
-    replicas, count = degree_of(strategy, Trait.DIVIDES_BATCH), micro_batches(settings, strategy.axes[axis].degree)
-    stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
-    places = [(position[axis], share) for position, share in zip(positions(strategy), shares.positions, strict=True)]
-    works: dict[Work, int] = {}
-    roles: dict[tuple[int, int], Role] = {}
-    for (rank, share), alike in Counter(places).items():
-        planned = _RankPlan(network, stages, strategy, settings, rank, shares.distinct[share], works)
-        name = f"stage {rank}, part {share}" if len(shares.distinct) > 1 else f"stage {rank}"
-        roles[rank, share] = planned.role(name, alike * replicas)
-    numbers = {place: number for number, place in enumerate(roles)}
-    exchange_axes = group_axes(strategy, Trait.REPLICATES)
-    exchanging = stages if exchange_axes else ()
-    exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
-    return Plan(
-        strategy=strategy,
-        network=network.name,
-        local_batch=settings.batch // replicas,
-        roles=tuple(roles.values()),
-        works=tuple(works),
-        notes=(
-            f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
-            f" {count} micro-batches, {settings.of(PipelineOptions).schedule}",
-            *dict.fromkeys(note for shared in shares.distinct for note in shared.notes),
-            *exchanged,
-        ),
-        positions=tuple(numbers[place] for place in places),
-        exchange_axes=exchange_axes,
-        sharded=sharded_layers(shares),
-        micro_batches=count,
-    )
+def _part_of_backward(compute: NetworkCompute, action: Action) -> BackwardPart:
+    if action.direction == "BW":
+        return compute.whole_backward
+    of_input, of_weight = compute.backward_parts
+    return of_input if action.direction == "BW_input" else of_weight
 
 
 class _Forward(NamedTuple):
@@ -153,7 +156,7 @@ class _Forward(NamedTuple):
 
 
 class _RankPlan:
-    """Builds the role of the ranks at one place of the pipeline that share its stages alike."""
+    """Builds the role of the ranks at one place of the pipeline that run alike shards of its stages."""
 
     def __init__(
         self,
@@ -162,15 +165,15 @@ class _RankPlan:
         strategy: Strategy,
         settings: PlanSettings,
         rank: int,
-        shared: ShardedLayers,
+        sharded: ShardedLayers,
         works: dict[Work, int],
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
-        self._network, self._settings, self._shared = network, settings, shared
+        self._network, self._settings, self._sharded = network, settings, sharded
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage = len(stages) - 1
         own = [stage for stage in stages if stage.index % self._ranks == rank]
-        self._own = {stage.index: share_stage(network, stage, shared) for stage in own}
+        self._own = {stage.index: shard_stage(network, stage, sharded) for stage in own}
         self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
@@ -181,7 +184,7 @@ class _RankPlan:
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
         self._buckets = {
-            index: GradientBuckets(share.network, settings) for index, share in self._own.items() if self._exchange_axes
+            index: GradientBuckets(shard.network, settings) for index, shard in self._own.items() if self._exchange_axes
         }
 
     def role(self, name: str, multiplicity: int) -> Role:
@@ -212,7 +215,7 @@ class _RankPlan:
 
     def _built(self, name: str, multiplicity: int, tasks: Repeated) -> Role:
         own = list(self._own.values())
-        held = hold_parameters(own[0].network, [share.stage for share in own], self._shared)
+        held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
         add_weight_update(update, weight_update(held, self._settings), self._settings)
         # It follows all that the actions are done with.
@@ -232,11 +235,6 @@ class _RankPlan:
         )
 
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
-        """The tasks of an action.
-
-        Args:
-            exchanging: whether gradients are exchanged after it. first: whether none is before it.
-        """
         forward = self._forward_of(action, first=first)
         if action.direction == "FW":
             return ActionTasks.of_builder(forward.builder, 0, forward.computed)
@@ -258,13 +256,13 @@ class _RankPlan:
 
     def _compute_of(self, stage: int) -> NetworkCompute:
         if stage not in self._computes:
-            share = self._own[stage]
+            shard = self._own[stage]
             self._computes[stage] = NetworkCompute(
                 RoleBuilder(self._works),
-                share.network,
-                share.shards,
-                outputs=share.stage.outputs,
-                input_has_gradient=bool(share.stage.receives),
+                shard.network,
+                shard.shards,
+                outputs=shard.stage.outputs,
+                input_has_gradient=bool(shard.stage.receives),
                 operations=self._operations,
             )
         return self._computes[stage]
@@ -287,22 +285,22 @@ class _RankPlan:
         self, builder: RoleBuilder, compute: NetworkCompute, action: Action, *, exchanging: bool
     ) -> tuple[int, tuple[int, ...]]:
         """Returns the last task that computes, and those that the weight update waits for."""
-        share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
+        shard, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last, exchange = received[-1] if received else builder.tasks - 1, None
-        own = compute.backward_parts[1].layers if action.direction == "BW_weight" else compute.backward_layers
-        added = added_with(share.network, own) if action.completes and action.micro_batch else {}
+        part = _part_of_backward(compute, action)
+        added = added_with(shard.network, part.layers) if action.completes and action.micro_batch else {}
         if exchanging:
             exchange = GradientExchange(
                 builder,
-                share.network,
+                shard.network,
                 self._buckets[action.stage],
-                own,
+                part.layers,
                 self._exchanging,
                 self._exchange_axes,
             )
-        for layer, computed in self._backward_tasks(compute, action, received):
+        for layer, computed in compute.add_backward(received, part=part):
             if layer in added:
                 computed = builder.add(added[layer], Phase.BW, Stream.COMPUTE, (computed,))
             if exchange is not None:
@@ -316,15 +314,6 @@ class _RankPlan:
             self._send(builder, action, (last,))
         return computed, tuple(done) if action.completes else ()
 
-    def _backward_tasks(
-        self, compute: NetworkCompute, action: Action, received: tuple[int, ...]
-    ) -> Iterator[tuple[int, int]]:
-        """The layers that a backward, or a part of one, runs."""
-        if action.direction == "BW":
-            return compute.add_backward(received)
-        of_input, of_weight = compute.backward_parts
-        return compute.add_backward_part(of_input if action.direction == "BW_input" else of_weight, received)
-
     def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
         if source is None:
             return ()
@@ -335,28 +324,31 @@ class _RankPlan:
         cut = action.stage if action.direction == "FW" else action.stage - 1
         builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
 
-    def _transfer(self, direction: str, action: Action, cut: int) -> Transfer:
+    def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
         own = self._own[action.stage]
         sizes = message_bytes(own.sends if cut == action.stage else own.receives, self._micro_batch)
         return Transfer(
-            direction=direction,  # type: ignore[arg-type]
+            direction=direction,
             phase=action.way,
             cut=cut,
             message_bytes=sizes,
             axes=(self._axis,),
         )
 
-    def _setup(self) -> tuple[tuple[str, str, int, int], ...]:
+    def _setup(self) -> Setup:
         if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()
-        for index, share in self._own.items():
+        for index, shard in self._own.items():
             buckets = self._buckets[index]
-            for *key, times in issued_before_steady_state(share.network, buckets, buffers_in_second=False):
+            for *key, times in issued_before_steady_state(shard.network, buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 
-    def _handshake(self) -> tuple[HaloExchange, ...]:
-        cuts = sum((index > 0) + (index < self._last_stage) for index in self._own)
-        votes = (_VOTE_BYTES,) * cuts
-        return (HaloExchange(sends_bytes=votes, receives_bytes=votes, axes=(self._axis,)),)
+    def _handshake(self) -> tuple[Transfer, ...]:
+        cuts = [cut for stage in self._own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]
+        return tuple(
+            Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(self._axis,))
+            for cut in cuts
+            for direction in _DIRECTIONS_OF_MESSAGES
+        )

@@ -15,11 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
 from paradl_bench.strategies.running.operations import is_operation, output_of
+from paradl_bench.strategies.running.sharded_module import control_flow_varies
 
 INPUT = Crossing(-1)
 """The model's own input."""
@@ -94,10 +95,8 @@ def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int)
         raise _needs_values(module, network, recorder, error) from error
     expected = operations_of_forward(network)
     if len(recorder.calls) != expected:
-        raise WorkError(
-            f"forward of {network.name} called {len(recorder.calls)} operations and {expected} when it was traced: its"
-            " control flow varies, which that of a module that runs in stages must not"
-        )
+        counts = f"{len(recorder.calls)} operations and {expected}"
+        raise control_flow_varies(f"{network.name} called {counts} when it was traced", "in stages")
     return Calls(
         [call._replace(result=_detached(call.result), tensors=_detached(call.tensors)) for call in recorder.calls],
         inputs,

@@ -19,17 +19,13 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.module import StageModule, StageWalk
 from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
-from paradl_bench.strategies.pipeline.stage_shares import share_stage
+from paradl_bench.strategies.pipeline.stage_shards import shard_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.running.sharded_module import Sharding
 
 
 def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Run the stages of a strategy's pipeline; does nothing without one.
-
-    Args:
-        module: the model, on any device; it is copied.
-        network: its traced network.
 
     Raises:
         UserError: the model asks for values, or a stage reads what it does not get; the message names the operation.
@@ -71,8 +67,8 @@ def _run(module: torch.nn.Module, network: ModelGraph, stage: Stage, calls: Call
                 check(tensors_of((args, kwargs)), network.layers[index].name)
             return result
 
-    share = share_stage(network, stage, ShardedLayers({}, network))
-    part = StageModule(module, share, Sharding({}, network), calls, last=last, walk=Rehearsed)
+    shard = shard_stage(network, stage, ShardedLayers({}, network))
+    part = StageModule(module, shard, Sharding({}, network), calls, last=last, walk=Rehearsed)
     # What is recorded of the model's input, views of it included, is of another tensor.
     given = part.inputs() if stage.receives else (torch.empty_like(calls.inputs),)
     sent = part(*given)

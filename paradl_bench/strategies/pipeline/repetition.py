@@ -44,11 +44,7 @@ class ActionTasks:
 
     @classmethod
     def of_builder(cls, builder: RoleBuilder, start: int, computed: int, done: Sequence[int] = ()) -> ActionTasks:
-        """The tasks from ``start`` on of a builder that begins with the forward of the same micro-batch.
-
-        Args:
-            computed, done: as the attributes, but numbered as the builder does.
-        """
+        """The tasks from ``start`` on of a builder that begins with the forward of the same micro-batch."""
         bounds = np.array(builder.dependency_start[start:], np.int32)
         blocking = np.array(builder.dependencies[bounds[0] :], np.int32)
         before, own = blocking == BEFORE, blocking >= start

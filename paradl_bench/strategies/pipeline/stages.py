@@ -195,11 +195,6 @@ def allowed_cuts(network: ModelGraph) -> tuple[int, ...]:
     return tuple(cut for cut in range(1, operations_of_forward(network)) if cut not in refused)
 
 
-def layer_flops(network: ModelGraph) -> tuple[float, ...]:
-    """FLOPs of forward and backward of every layer per sample: what stages are balanced by unless times are given."""
-    return tuple(float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in network.layers)
-
-
 def balanced_cuts(network: ModelGraph, stages: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
     """Cuts that make the largest stage as small as it gets, and then send little; every stage has a parameter.
 
@@ -209,7 +204,8 @@ def balanced_cuts(network: ModelGraph, stages: int, weights: Sequence[float] | N
     Raises:
         UserError: there are fewer places to cut at.
     """
-    weights = layer_flops(network) if weights is None else weights
+    if weights is None:
+        weights = [float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in network.layers]
     places = (0, *allowed_cuts(network), len(network.layers))
     crossed = data_flow(network).crossing()
     sent = [sum(elements(network, value) for value in crossed[cut]) for cut in places]

@@ -59,14 +59,10 @@ class TimedStage(PipelineStage):
             self._accumulate(groups, last_backward=last_backward)
 
     def _accumulate(self, groups: list[dict[str, Any]], *, last_backward: bool) -> None:
-        """Add up gradients of parameters in the order of backward.
+        """Add up gradients of parameters in the order of backward, from what ``stage_backward_weight`` takes.
 
         torch's own second part asks autograd for gradients, which accumulates none: what hangs on that, as the exchange
         of DistributedDataParallel does, would never run.
-
-        Args:
-            groups: what the first part has left, as ``stage_backward_weight`` takes it: nodes where parameters are used
-                with the gradients that they get.
         """
         names = {id(parameter): name.removeprefix("module.") for name, parameter in self._own.named_parameters()}
         places = {name: place for place, name in enumerate(self._arrival)}

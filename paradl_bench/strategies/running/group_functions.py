@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paradl_bench.network.partition import Box, Exchange
+from paradl_bench.network.partition import Box, Halo
 
 Slices = tuple[slice, ...]
 
@@ -154,189 +154,148 @@ def reduce_scatter_slices(whole: torch.Tensor, slices: Sequence[Slices], group: 
     return received[: own.numel()].view(own.shape)
 
 
-class _ReduceGradient(torch.autograd.Function):
-    """Identity forward, sum over the group backward: every rank used all of the input for a part of the output."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 2
-        # A copy: other branches may hold the same gradient.
-        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.group.all_reduce(gradient)
-        return gradient, None
-
-
-class _ReduceScatterGradient(torch.autograd.Function):
-    """Identity forward; backward leaves this rank's part of the sum and zeros elsewhere, which nothing reads."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.slices = group, slices
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 3
-        gradient = torch.zeros_like(gradients[0])
-        gradient[ctx.slices[ctx.group.rank]] = reduce_scatter_slices(gradients[0], ctx.slices, ctx.group)
-        return gradient, None, None
-
-
-class _Reduce(torch.autograd.Function):
-    """Sum over the group forward, in place; identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        group.all_reduce(partial)
-        ctx.mark_dirty(partial)
-        return partial
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 2
-        return gradients[0], None
-
-
-class _Gather(torch.autograd.Function):
-    """Parts become the whole forward; backward takes this rank's part of the gradient, times ``scale``."""
+class _Conjugate(torch.autograd.Function):
+    """One function forward, another for the gradient backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], scale: float, group: Group
+        ctx: Any,
+        tensor: torch.Tensor,
+        run: Callable[[torch.Tensor], torch.Tensor],
+        back: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        ctx.own, ctx.scale = slices[group.rank], scale
-        return all_gather_slices(part, slices, shape, group)
+        ctx.back = back
+        result = run(tensor)
+        if result is tensor:
+            ctx.mark_dirty(tensor)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 5
-        part = gradients[0][ctx.own]
-        return part.contiguous() if ctx.scale == 1 else part * ctx.scale, None, None, None, None
+        return (None if gradients[0] is None else ctx.back(gradients[0])), None, None
 
 
-class _Take(torch.autograd.Function):
-    """This rank's part forward; backward gathers the parts' gradients, times ``scale``."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, slices: Sequence[Slices], scale: float, group: Group) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.slices, ctx.scale, ctx.shape, ctx.group = slices, scale, whole.shape, group
-        return whole[slices[group.rank]].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 4
-        whole = all_gather_slices(gradients[0], ctx.slices, ctx.shape, ctx.group)
-        return whole if ctx.scale == 1 else whole * ctx.scale, None, None, None
+def _conjugate(
+    tensor: torch.Tensor,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    back: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Neither function may hold a tensor, which would live as long as the graph."""
+    result: torch.Tensor = _Conjugate.apply(tensor, run, back)  # type: ignore[no-untyped-call]
+    return result
 
 
-class _Halo(torch.autograd.Function):
-    """From the box that a rank owns to the one that it reads; backward returns the halo's gradients and adds them."""
-
-    @staticmethod
-    def forward(ctx: Any, owned: torch.Tensor, exchange: Exchange, fill: float, group: Group) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        leading = owned.dim() - len(exchange.owned)
-        ctx.exchange, ctx.group, ctx.leading, ctx.shape = exchange, group, leading, owned.shape
-        extents = [interval.extent for interval in exchange.read]
-        read = owned.new_full((*owned.shape[:leading], *extents), fill)
-        inside, outside = _slicers(exchange, leading)
-        if exchange.kept is not None:
-            read[outside(exchange.kept)] = owned[inside(exchange.kept)]
-        sent = [(transfer.peer, owned[inside(transfer.box)]) for transfer in exchange.sends]
-        received = [(transfer.peer, read[outside(transfer.box)]) for transfer in exchange.receives]
-        for (_, target), buffer in zip(received, _exchange(sent, received, group), strict=True):
-            target.copy_(buffer)
-        return read
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        if gradients[0] is None:
-            return (None,) * 4
-        exchange: Exchange = ctx.exchange
-        inside, outside = _slicers(exchange, ctx.leading)
-        owned = gradients[0].new_zeros(ctx.shape)
-        if exchange.kept is not None:
-            owned[inside(exchange.kept)] = gradients[0][outside(exchange.kept)]
-        sent = [(transfer.peer, gradients[0][outside(transfer.box)]) for transfer in exchange.receives]
-        received = [(transfer.peer, owned[inside(transfer.box)]) for transfer in exchange.sends]
-        for (_, target), buffer in zip(received, _exchange(sent, received, ctx.group), strict=True):
-            target.add_(buffer)
-        return owned, None, None, None
-
-
-def _slicers(exchange: Exchange, leading: int) -> tuple[Callable[[Box], Slices], Callable[[Box], Slices]]:
-    """Slices of a box in the tensor that the rank owns, and in the one that it reads."""
-    return (
-        lambda box: slices_of(box, leading=leading, origin=exchange.owned),
-        lambda box: slices_of(box, leading=leading, origin=exchange.read),
-    )
-
-
-def _exchange(
-    sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]], group: Group
-) -> list[torch.Tensor]:
-    """Send and receive all messages at once; returns what came, in the order of ``received``."""
-    buffers = [torch.empty(target.shape, dtype=target.dtype, device=target.device) for _, target in received]
-    group.send_and_receive(
-        [(peer, part.contiguous()) for peer, part in sent],
-        [(peer, buffer) for (peer, _), buffer in zip(received, buffers, strict=True)],
-    )
-    return buffers
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view_as(tensor)
 
 
 def reduce_gradient(whole: torch.Tensor, group: Group) -> torch.Tensor:
-    """``whole`` as it is; its gradient is summed over the group."""
-    result: torch.Tensor = _ReduceGradient.apply(whole, group)  # type: ignore[no-untyped-call]
-    return result
+    """``whole`` as it is; its gradient is summed over the group, whose ranks each used all of it for a part."""
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        # A copy: other branches may hold the same gradient.
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        group.all_reduce(total)
+        return total
+
+    return _conjugate(whole, _unchanged, back)
 
 
 def reduce_scatter_gradient(whole: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
     """``whole`` as it is; of its gradient's sum over the group only this rank's part is made, the rest is 0."""
-    result: torch.Tensor = _ReduceScatterGradient.apply(whole, slices, group)  # type: ignore[no-untyped-call]
-    return result
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(gradient)
+        total[slices[group.rank]] = reduce_scatter_slices(gradient, slices, group)
+        return total
+
+    return _conjugate(whole, _unchanged, back)
 
 
 def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum over the group, in place."""
-    result: torch.Tensor = _Reduce.apply(partial, group)  # type: ignore[no-untyped-call]
-    return result
+    """Sum over the group, in place; the gradient is that of every rank."""
+
+    def run(tensor: torch.Tensor) -> torch.Tensor:
+        group.all_reduce(tensor)
+        return tensor
+
+    return _conjugate(partial, run, lambda gradient: gradient)
 
 
 def gather(
     part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], group: Group, *, scale: float = 1.0
 ) -> torch.Tensor:
     """The whole from every rank's part; the gradient of this rank's part is taken times ``scale``."""
-    result: torch.Tensor = _Gather.apply(part, slices, shape, scale, group)  # type: ignore[no-untyped-call]
-    return result
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        own = gradient[slices[group.rank]]
+        return own.contiguous() if scale == 1 else own * scale
+
+    return _conjugate(part, lambda tensor: all_gather_slices(tensor, slices, shape, group), back)
 
 
 def take(whole: torch.Tensor, slices: Sequence[Slices], group: Group, *, scale: float = 1.0) -> torch.Tensor:
     """This rank's part; gradients of the parts are gathered, times ``scale``."""
-    result: torch.Tensor = _Take.apply(whole, slices, scale, group)  # type: ignore[no-untyped-call]
-    return result
+    shape = whole.shape
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        gathered = all_gather_slices(gradient, slices, shape, group)
+        return gathered if scale == 1 else gathered * scale
+
+    return _conjugate(whole, lambda tensor: tensor[slices[group.rank]].contiguous(), back)
 
 
-def exchange_halo(owned: torch.Tensor, exchange: Exchange, fill: float, group: Group) -> torch.Tensor:
-    """The box that this rank reads, from the boxes that ranks own; ``fill`` where it lies outside the tensor."""
-    if exchange.read == exchange.owned and not exchange.sends:
+def with_halo(owned: torch.Tensor, halo: Halo, fill: float, group: Group) -> torch.Tensor:
+    """The box that this rank reads, from the boxes that ranks own; ``fill`` where it lies outside the tensor.
+
+    Backward returns the halo's gradients, and adds them where they belong.
+    """
+    if halo.read == halo.owned and not halo.sends:
         return owned
-    result: torch.Tensor = _Halo.apply(owned, exchange, fill, group)  # type: ignore[no-untyped-call]
-    return result
+    leading, shape = owned.dim() - len(halo.owned), owned.shape
+
+    def inside(box: Box) -> Slices:
+        return slices_of(box, leading=leading, origin=halo.owned)
+
+    def outside(box: Box) -> Slices:
+        return slices_of(box, leading=leading, origin=halo.read)
+
+    def run(tensor: torch.Tensor) -> torch.Tensor:
+        extents = [interval.extent for interval in halo.read]
+        read = tensor.new_full((*shape[:leading], *extents), fill)
+        if halo.kept is not None:
+            read[outside(halo.kept)] = tensor[inside(halo.kept)]
+        sent = [(transfer.peer, tensor[inside(transfer.box)]) for transfer in halo.sends]
+        received = [(transfer.peer, read[outside(transfer.box)]) for transfer in halo.receives]
+        for target, message in _swap(sent, received, group):
+            target.copy_(message)
+        return read
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.new_zeros(shape)
+        if halo.kept is not None:
+            total[inside(halo.kept)] = gradient[outside(halo.kept)]
+        sent = [(transfer.peer, gradient[outside(transfer.box)]) for transfer in halo.receives]
+        received = [(transfer.peer, total[inside(transfer.box)]) for transfer in halo.sends]
+        for target, message in _swap(sent, received, group):
+            target.add_(message)
+        return total
+
+    return _conjugate(owned, run, back)
+
+
+def _swap(
+    sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]], group: Group
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Send and receive all messages at once; returns what came, behind the part of a tensor that it is for."""
+    targets = [target for _, target in received]
+    messages = [torch.empty(target.shape, dtype=target.dtype, device=target.device) for target in targets]
+    group.send_and_receive(
+        [(peer, part.contiguous()) for peer, part in sent],
+        [(peer, message) for (peer, _), message in zip(received, messages, strict=True)],
+    )
+    return zip(targets, messages, strict=True)
 
 
 def axis_slices(intervals: Sequence[tuple[int, int]], dim: int) -> tuple[Slices, ...]:

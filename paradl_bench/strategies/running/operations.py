@@ -44,11 +44,7 @@ def is_operation(function: Any, result: Any) -> bool:
 
 
 def output_of(function: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """What an operation returned; of an assignment (``x[:, 0] = y``), which returns none, the tensor that it changed.
-
-    Args:
-        args: that the function was called with.
-    """
+    """What an operation returned; of an assignment (``x[:, 0] = y``), which returns none, what it changed."""
     return args[0] if function.__name__ == _ASSIGNMENT else result
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import AxisKind
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import operations_of_forward
@@ -56,20 +57,12 @@ class Substitute(ABC):
 
 
 def instead(called: Call, function: Call) -> Call:
-    """What a rule calls for a layer's work, where that is another function than the model's.
-
-    Args:
-        called: what the rule was given to call.
-    """
+    """What a rule calls for a layer's work, where that is another function than the model's."""
     return called.instead(function) if isinstance(called, Substitute) else function
 
 
 def beside(called: Call, function: Call) -> Call:
-    """What a rule calls on tensors of the layer's beside its work.
-
-    Args:
-        called: what the rule was given to call.
-    """
+    """What a rule calls on tensors of the layer's beside its work."""
     return called.beside(function) if isinstance(called, Substitute) else function
 
 
@@ -119,7 +112,7 @@ class Sharding(NamedTuple):
 
 @runtime_checkable
 class AxisRunner(Protocol):
-    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis share layers."""
+    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis shard layers."""
 
     @property
     def name(self) -> str:
@@ -128,11 +121,7 @@ class AxisRunner(Protocol):
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """Put this rank's shards in the place of parameters; no communication.
-
-        Args:
-            module: the whole model, with the same values on every rank.
-            network: its traced network.
+        """Put this rank's shards in the place of parameters, which are alike on all ranks; no communication.
 
         Raises:
             UserError: a limit is exceeded; the message names the layer that sets it.
@@ -147,11 +136,12 @@ class StagedModule(Protocol):
     """The stages of one rank, which step through an iteration by themselves.
 
     Attributes:
-        module: what holds their parameters. stages: what they are.
+        module: what holds their parameters. stages: what they are. sharding: how their layers are sharded.
     """
 
     module: torch.nn.Module
     stages: Sequence[Any]
+    sharding: Sharding
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
@@ -170,14 +160,14 @@ class StagingRunner(Protocol):
         device: torch.device,
         loss: Loss,
         *,
-        shared: ShardedLayers,
-        share: Callable[[], Sharding],
+        sharded: ShardedLayers,
+        shard: Callable[[], Sharding],
         group_along: Callable[..., Group],
-    ) -> tuple[StagedModule, Sharding]:
-        """This rank's stages, and how their layers are shared.
+    ) -> StagedModule:
+        """This rank's stages.
 
         Args:
-            shared: the layers as this rank shares them, as planned. share: has them run so.
+            sharded: the layers as this rank shards them, as planned. shard: has them run so.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
 
@@ -197,19 +187,15 @@ def axis_runner(kind: AxisKind) -> object | None:
     return kind.beside("module", "RUNNER", object)
 
 
-def sharing_runner(kind: AxisKind) -> AxisRunner:
-    """That of a kind whose ranks share layers."""
+def sharding_runner(kind: AxisKind) -> AxisRunner:
+    """That of a kind whose ranks shard layers."""
     runner = axis_runner(kind)
     assert isinstance(runner, AxisRunner)
     return runner
 
 
 class ShardedModule(torch.nn.Module):
-    """Runs ``module`` under rules.
-
-    Args:
-        sharding: how.
-    """
+    """Runs ``module`` under rules."""
 
     def __init__(self, module: torch.nn.Module, sharding: Sharding) -> None:
         super().__init__()
@@ -232,15 +218,19 @@ class ShardedModule(torch.nn.Module):
             outputs = self.module(entered)
         expected = operations_of_forward(sharding.network)
         if walk.index != expected:
-            raise _varies(sharding.network, f"called {walk.index} operations and {expected}")
+            name = sharding.network.name
+            raise control_flow_varies(
+                f"{name} called {walk.index} operations and {expected} when it was traced", _SHARDED
+            )
         return sharding.leave(outputs) if sharding.leave else outputs
 
 
-def _varies(network: ModelGraph, how: str) -> WorkError:
-    return WorkError(
-        f"forward of {network.name} {how} when it was traced: its control flow varies, which that of a module that runs"
-        " sharded must not"
-    )
+_SHARDED = "sharded"
+
+
+def control_flow_varies(what: str, runs: str) -> WorkError:
+    """The error of a forward that does not call the operations that are known of it."""
+    return WorkError(f"forward of {what}: its control flow varies, which that of a module that runs {runs} must not")
 
 
 WHOLE = "_paradl_whole"
@@ -298,22 +288,20 @@ class Walk(TorchFunctionMode):
             if rule is not None and ruled:
                 result = rule.run(called, args, given)
             elif asks_extent(function):
-                return self._of_whole(function, args, given)
+                # The answer is the serial model's.
+                args, given = tree_map_only(torch.Tensor, self._as_whole, (args, given))
+                return function(*args, **given)
             else:
                 if self._sharding.whole is not None and not asks_else(function):
                     args, given = self._sharding.whole((args, given))
                 result = called(*args, **given)
         if is_operation(function, result):
             if rule is not None and not ruled:
-                layer = self._sharding.network.layers[self.index].name
-                raise _varies(self._sharding.network, f"called {function.__name__} where {layer} was")
+                network = self._sharding.network
+                called_instead = f"called {function.__name__} where {network.layers[self.index].name} was"
+                raise control_flow_varies(f"{network.name} {called_instead} when it was traced", _SHARDED)
             self.index += 1
         return result
-
-    def _of_whole(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a question about extents is answered with: the serial model's."""
-        args, kwargs = tree_map_only(torch.Tensor, self._as_whole, (args, kwargs))
-        return function(*args, **kwargs)
 
     def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         of_activation = self._sharding.whole_shape
@@ -329,13 +317,20 @@ def _walk_again(
         yield
 
 
-CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-LINEAR_ARGUMENTS = ("input", "weight", "bias")
+def functions_of(layer: Layer) -> frozenset[str]:
+    """Normalised names of the torch functions that a layer may be a call of."""
+    kind = layer_kinds().get(layer.kind)
+    # Calls that did nothing are views, whatever they are called.
+    return frozenset((str(layer.attributes.get("function", layer.kind)), *(kind.functions if kind else ())))
+
+
+_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_LINEAR_ARGUMENTS = ("input", "weight", "bias")
 
 
 def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a convolution or fully connected layer by name."""
-    names = LINEAR_ARGUMENTS if layer.kind == "linear" else CONVOLUTION_ARGUMENTS
+    names = _LINEAR_ARGUMENTS if layer.kind == "linear" else _CONVOLUTION_ARGUMENTS
     return dict(zip(names, args, strict=False)) | kwargs
 
 

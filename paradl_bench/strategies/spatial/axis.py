@@ -36,8 +36,8 @@ AXIS = AxisKind(
     order=1,
     dims=3,
     options=(ExchangeOptions, SpatialOptions),
-    traits=frozenset({Trait.REPLICATES, Trait.SHARES_LAYERS, Trait.CUTS_POSITIONS}),
+    traits=frozenset({Trait.REPLICATES, Trait.SHARDS_LAYERS, Trait.CUTS_POSITIONS}),
     # What ranks send their neighbours, and receive of them, at once: halos.
     operations=("exchange",),
-    share_less="cut fewer layers by --spatial-until",
+    cut_less="cut fewer layers by --spatial-until",
 )

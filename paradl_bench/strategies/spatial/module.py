@@ -22,13 +22,22 @@ from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.group_functions import (
     Group,
     Slices,
-    exchange_halo,
     gather,
     slices_of,
     take,
+    with_halo,
 )
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import WHOLE, Call, Rule, Sharding, beside, bind, instead
+from paradl_bench.strategies.running.sharded_module import (
+    WHOLE,
+    Call,
+    Rule,
+    Sharding,
+    beside,
+    bind,
+    functions_of,
+    instead,
+)
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
@@ -77,7 +86,7 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
         if layer.attributes.get(RETURNS_INPUT):
             # The block that it returns is marked already, and may have been gathered.
             run = _as_it_is
-        rules[index] = Rule(_functions(layer, kind), run)
+        rules[index] = Rule(functions_of(layer), run)
     whole = _Blocks(region.boxes, tuple(network.input_shape[1:]))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -114,11 +123,6 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
 
 def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return function(*args, **kwargs)
-
-
-def _functions(layer: Layer, kind: LayerKind) -> frozenset[str]:
-    # Calls that did nothing are views, whatever they are called.
-    return frozenset((*kind.functions, str(layer.attributes.get("function", ""))))
 
 
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:
@@ -167,29 +171,29 @@ class _BlockOperation:
     def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group, random: OwnRandomness) -> None:
         self._layer, self._kind, self._block, self._group = layer, kind, block, group
         self._blocks = _Blocks(block.boxes, tuple(layer.output_shape[1:]))
-        self._exchange = block.exchanges[group.rank] if block.exchanges is not None else None
+        self._halo = block.halos[group.rank] if block.halos is not None else None
         self._random = random if _draws_by_position(layer) else None
-        self._pooling = _without_padding(layer, kind) if block.exchanges is not None and layer.kind != "conv" else None
+        self._pooling = _without_padding(layer, kind) if block.halos is not None and layer.kind != "conv" else None
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         if self._random is not None:
             with self._random.used(args[0] if args else kwargs["input"]):
                 return _mark(function(*args, **kwargs), self._blocks)
-        if self._exchange is None:
+        if self._halo is None:
             return _mark(function(*args, **kwargs), self._blocks)
         if self._layer.kind == "conv":
             given = bind(self._layer, args, kwargs)
-            given["input"] = exchange_halo(given["input"], self._exchange, self._block.fill, self._group)
+            given["input"] = with_halo(given["input"], self._halo, self._block.fill, self._group)
             given["padding"] = 0
             return _mark(function(**given), self._blocks)
         return _mark(self._pool(function, args, kwargs), self._blocks)
 
     def _pool(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Pooling without padding of what the windows read; averages are divided by what torch divides by."""
-        assert self._exchange is not None
+        assert self._halo is not None
         assert self._pooling is not None
         inputs = args[0] if args else kwargs["input"]
-        read = exchange_halo(inputs, self._exchange, self._block.fill, self._group)
+        read = with_halo(inputs, self._halo, self._block.fill, self._group)
         pooled: torch.Tensor = instead(function, self._pooling)([read], [])
         if not str(self._layer.attributes["function"]).startswith("avg"):
             return pooled
@@ -206,16 +210,12 @@ class _BlockOperation:
         if given.get("divisor_override") is not None:
             return torch.tensor(float(given["divisor_override"]), dtype=like.dtype, device=like.device)
         assert self._kind.windows is not None
+        windows, box = self._kind.windows(self._layer.attributes), self._block.boxes[self._group.rank]
+        include = bool(given.get("count_include_pad", True))
         counts = [
-            _window_counts(window, interval, extent, include=bool(given.get("count_include_pad", True)))
-            for window, interval, extent in zip(
-                self._kind.windows(self._layer.attributes),
-                self._block.boxes[self._group.rank],
-                self._layer.input_shapes[0][1:],
-                strict=True,
-            )
+            _window_counts(window, interval, extent, include=include)
+            for window, interval, extent in zip(windows, box, self._layer.input_shapes[0][1:], strict=True)
         ]
-        windows = self._kind.windows(self._layer.attributes)
         if all(count == window.kernel for window, own in zip(windows, counts, strict=True) for count in own):
             return None
         return _outer([torch.tensor(own, dtype=like.dtype, device=like.device) for own in counts])

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Box, Transfer, box_elements
-from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -36,7 +34,7 @@ class SpatialPlanner:
     def _block_layer(self, network: ModelGraph, index: int, block: BlockLayer, position: int) -> Layer:
         """The layer as a rank runs it; one object for all ranks that run it alike."""
         known = self._layers.get(network, None, dict)
-        read = block.exchanges[position].read if block.exchanges is not None else ()
+        read = block.halos[position].read if block.halos is not None else ()
         key = index, _extents(block.boxes[position]), _extents(read)
         if key not in known:
             known[key] = _block_layer(network.layers[index], block, position)
@@ -71,27 +69,18 @@ class SpatialPlanner:
         """Every parameter is whole on every rank."""
         return {}
 
-    def share(
-        self,
-        network: ModelGraph,
-        strategy: Strategy,
-        axis: int,
-        position: int,
-        local_batch: int,
-        settings: PlanSettings,
-    ) -> ShardedLayers:
-        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
-        parts = strategy.axes[axis]
-        region, label = region_of(network, parts, settings), shard_label(parts, settings)
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
+        region, label = region_of(network, place.axis, settings), shard_label(place.axis, settings)
         differentiated = input_needs_gradient(network)
-        gathers = _gathers(network, region, local_batch, parts.degree, axis)
+        gathers = _gathers(network, region, place)
         shards = {}
         for index, layer in enumerate(network.layers):
             if index in region.layers:
                 block = region.layers[index]
-                forward, backward = _halos(layer, block, position, local_batch, axis)
+                forward, backward = _halos(layer, block, place)
                 shards[index] = LayerShard(
-                    self._block_layer(network, index, block, position),
+                    self._block_layer(network, index, block, place.position),
                     label,
                     before_fw=forward,
                     after_bw=backward if differentiated[index] else (),
@@ -105,19 +94,19 @@ PLANNER = SpatialPlanner()
 
 
 def _halos(
-    layer: Layer, block: BlockLayer, position: int, local_batch: int, axis: int
+    layer: Layer, block: BlockLayer, place: AxisPlace
 ) -> tuple[tuple[Communication, ...], tuple[Communication, ...]]:
-    """The halo exchange before forward, and the one of gradients after backward, which goes the other way."""
-    if block.exchanges is None:
+    """The halo before forward, and that of gradients after backward, which goes the other way."""
+    if block.halos is None:
         return (), ()
-    exchange = block.exchanges[position]
-    if not exchange.sends and not exchange.receives:
+    halo = block.halos[place.position]
+    if not halo.sends and not halo.receives:
         return (), ()
-    bytes_a_position = layer.input_shapes[0][0] * local_batch * _ELEMENT_BYTES
-    sends, receives = (_message_bytes(part, bytes_a_position) for part in (exchange.sends, exchange.receives))
+    bytes_a_position = layer.input_shapes[0][0] * place.local_batch * _ELEMENT_BYTES
+    sends, receives = (_message_bytes(part, bytes_a_position) for part in (halo.sends, halo.receives))
     return (
-        (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(axis,)),),
-        (HaloExchange(sends_bytes=receives, receives_bytes=sends, axes=(axis,)),),
+        (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(place.axis_index,)),),
+        (HaloExchange(sends_bytes=receives, receives_bytes=sends, axes=(place.axis_index,)),),
     )
 
 
@@ -125,13 +114,13 @@ def _message_bytes(transfers: Sequence[Transfer], bytes_a_position: int) -> tupl
     return tuple(box_elements(transfer.box) * bytes_a_position for transfer in transfers)
 
 
-def _gathers(network: ModelGraph, region: Region, local_batch: int, ranks: int, axis: int) -> dict[str, Communication]:
+def _gathers(network: ModelGraph, region: Region, place: AxisPlace) -> dict[str, Communication]:
     """By name of a layer whose blocks are gathered, what gathers them."""
     of_names = {network.layers[index].name: block.boxes for index, block in region.layers.items()}
     names = [name for of_layer in region.gathered.values() for name in of_layer]
-    sizes = {name: gathered_bytes(network, name, of_names[name]) * local_batch for name in names}
+    sizes = {name: gathered_bytes(network, name, of_names[name]) * place.local_batch for name in names}
     return {
-        name: Collective(operation="all_gather", message_bytes=size, ranks=ranks, axes=(axis,))
+        name: Collective(operation="all_gather", message_bytes=size, ranks=place.axis.degree, axes=(place.axis_index,))
         for name, size in sizes.items()
     }
 
@@ -141,23 +130,21 @@ def _block_layer(layer: Layer, block: BlockLayer, position: int) -> Layer:
     box = block.boxes[position]
     output = (layer.output_shape[0], *_extents(box))
     attributes = dict(layer.attributes)
-    if block.exchanges is None:
+    if block.halos is None:
         inputs = tuple((shape[0], *_extents(box)) for shape in layer.input_shapes)
     else:
-        inputs = ((layer.input_shapes[0][0], *_extents(block.exchanges[position].read)),)
+        inputs = ((layer.input_shapes[0][0], *_extents(block.halos[position].read)),)
         attributes["padding"] = (0,) * len(box)
         if "ceil_mode" in attributes:
             attributes["ceil_mode"] = False
-    share = math.prod(output) / max(layer.output_elements, 1)
-    return msgspec.structs.replace(
+    fraction = math.prod(output) / max(layer.output_elements, 1)
+    return part_of_layer(
         layer,
+        fraction,
         attributes=attributes,
         input_shapes=inputs,
         output_shape=output,
-        fw_flops=round(layer.fw_flops * share),
-        bw_input_flops=round(layer.bw_input_flops * share),
-        bw_weight_flops=round(layer.bw_weight_flops * share),
-        fw_bytes=round(layer.fw_bytes * share),
+        fw_bytes=round(layer.fw_bytes * fraction),
     )
 
 

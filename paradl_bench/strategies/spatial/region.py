@@ -19,7 +19,7 @@ from typing import NamedTuple
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
-from paradl_bench.network.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
+from paradl_bench.network.partition import Box, Halo, Window, cut_box, halos, read_boxes
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import INPUT, operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
@@ -37,12 +37,12 @@ class BlockLayer:
 
     Attributes:
         boxes: per rank, the positions of the output that it computes, over all spatial dims.
-        exchanges: per rank, from what it owns of the input to what its windows read; None for operations by position.
+        halos: per rank, from what it owns of the input to what its windows read; None for operations by position.
         fill: what windows read outside the tensor.
     """
 
     boxes: tuple[Box, ...]
-    exchanges: tuple[Exchange, ...] | None = None
+    halos: tuple[Halo, ...] | None = None
     fill: float = 0.0
 
 
@@ -89,7 +89,7 @@ def spatial_region(network: ModelGraph, parts: Sequence[int], *, until: str | No
             inside[layer.name] = layer.output_shape[1:]
         elif layer.inputs and not end and any(source in inside for source in layer.inputs):
             end = f"{layer.name}: {reason}"
-    if not any(layers[index].exchanges is not None for index in layers):
+    if not any(layers[index].halos is not None for index in layers):
         raise UserError(f"spatial parallelism: no layer of {network.name} can be cut {_text(parts)}; {end}")
     return Region(layers, _gathers(network, layers), cut_box(extents, parts), end)
 
@@ -164,10 +164,10 @@ def _block_layer(layer: Layer, kind: LayerKind, parts: Sequence[int]) -> BlockLa
     boxes = _cut(layer.output_shape[1:], tuple(parts))
     if kind.windows is None:
         return BlockLayer(boxes=boxes)
-    exchanged = _exchanges(
+    halos_of_ranks = _halos(
         layer.input_shapes[0][1:], layer.output_shape[1:], kind.windows(layer.attributes), tuple(parts)
     )
-    return BlockLayer(boxes=boxes, exchanges=exchanged, fill=kind.fill(layer.attributes))
+    return BlockLayer(boxes=boxes, halos=halos_of_ranks, fill=kind.fill(layer.attributes))
 
 
 # Networks repeat few extents and windows, and every one of many ranks has its halos.
@@ -175,20 +175,17 @@ _cut = lru_cache(maxsize=256)(cut_box)
 
 
 @lru_cache(maxsize=256)
-def _exchanges(
+def _halos(
     inputs: tuple[int, ...], outputs: tuple[int, ...], windows: tuple[Window, ...], parts: tuple[int, ...]
-) -> tuple[Exchange, ...]:
+) -> tuple[Halo, ...]:
     """What every rank does before windows over so many positions."""
-    return exchanges(_cut(inputs, parts), read_boxes(_cut(outputs, parts), windows))
+    return halos(_cut(inputs, parts), read_boxes(_cut(outputs, parts), windows))
 
 
 def most_parts(network: ModelGraph, *, until: str | None = None) -> tuple[tuple[int, ...], str] | None:
     """How many parts each dim can be cut in at most so that some windows run on blocks, and the layer that says so.
 
     That is the layer with windows that can be cut furthest, and those before it. None where no layer can be cut.
-
-    Args:
-        until: as in :func:`spatial_region`.
     """
     dims = len(network.input_shape) - 1
     if dims < 1:
@@ -203,7 +200,7 @@ def most_parts(network: ModelGraph, *, until: str | None = None) -> tuple[tuple[
         layer = network.layers[index]
         limits = [layer.output_shape[1:], *(parts[source] for source in layer.inputs)]
         parts[layer.name] = tuple(map(min, *limits))
-        if block.exchanges is not None:
+        if block.halos is not None:
             found.append((-math.prod(parts[layer.name]), layer.name))
     name = min(found, key=lambda pair: pair[0])[1]
     return parts[name], name

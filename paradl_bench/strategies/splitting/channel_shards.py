@@ -18,6 +18,7 @@ import msgspec
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import ChannelShard, Interval
+from paradl_bench.plan.axis_planner import part_of_layer
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.splitting.gradient_parts import GradientParts, channel_dim, gradient_parts
@@ -98,9 +99,6 @@ def _number(value: object) -> int:
 
 def split_layers(network: ModelGraph, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
     """What is split over ``parts`` ranks, by ``cut``.
-
-    Args:
-        patterns: as in :func:`choose_layers`.
 
     Raises:
         UserError: as :func:`choose_layers`, or a layer that is named does not split in ``parts``.
@@ -183,11 +181,7 @@ def splittable(network: ModelGraph, patterns: Sequence[str] = ()) -> list[Layer]
 
 
 def fewest(network: ModelGraph, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
-    """The limit that the layer with the fewest filters or channels sets.
-
-    Args:
-        extents: name and number of each layer that counts.
-    """
+    """The limit that the layer with the fewest filters or channels sets."""
     if not extents:
         return Limit(axis=axis, ranks=1, reason=f"no layer of {network.name} can be split by its {what}")
     name, extent = min(extents, key=lambda pair: pair[1])
@@ -206,9 +200,9 @@ def check_extent(network: ModelGraph, strategy: Strategy, axis: int, limit: Limi
 
 
 def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
-    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its share of the FLOPs."""
+    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its part of the FLOPs."""
     filters, channels, groups = channels_of(layer)
-    share = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
+    fraction = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
     attributes = dict(layer.attributes)
     if layer.kind == "linear":
         attributes["out_features"] = shard.filters.extent
@@ -217,14 +211,12 @@ def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
     inputs, output = list(layer.input_shapes[0]), list(layer.output_shape)
     inputs[channel_dim(layer, layer.input_shapes[0])] = shard.channels.extent
     output[channel_dim(layer, layer.output_shape)] = shard.filters.extent
-    return msgspec.structs.replace(
+    return part_of_layer(
         layer,
+        fraction,
         attributes=attributes,
         input_shapes=(tuple(inputs), *layer.input_shapes[1:]),
         output_shape=tuple(output),
-        fw_flops=round(layer.fw_flops * share),
-        bw_input_flops=round(layer.bw_input_flops * share),
-        bw_weight_flops=round(layer.bw_weight_flops * share),
         fw_bytes=4 * (math.prod(inputs) + math.prod(output)),
     )
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
+from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -33,33 +32,9 @@ from paradl_bench.strategies.splitting.channel_shards import (
 from paradl_bench.strategies.splitting.gradient_parts import Parts
 from paradl_bench.strategies.splitting.options import FilterOptions, SplitOptions
 
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Communicates for layers along one axis, on a number of samples.
-
-    Attributes:
-        ranks: along the axis. axis: its index in the strategy.
-    """
-
-    ranks: int
-    axis: int
-    local_batch: int
-
-    def __call__(self, operation: str, elements: int, *, batchless: bool) -> Collective:
-        """A collective of so many elements a sample, or in all of a tensor that holds no batch."""
-        size = elements * (1 if batchless else self.local_batch) * _ELEMENT_BYTES
-        return Collective(operation=operation, message_bytes=size, ranks=self.ranks, axes=(self.axis,))
-
 
 class SplitPlanner(ABC):
-    """Plans an axis whose ranks split the same layers.
-
-    Args:
-        splitting: how.
-    """
+    """Plans an axis whose ranks split the same layers."""
 
     def __init__(self, splitting: Splitting) -> None:
         self.name = splitting.name
@@ -68,18 +43,14 @@ class SplitPlanner(ABC):
 
     @abstractmethod
     def extents(self, network: ModelGraph, layers: Sequence[Layer]) -> list[tuple[str, int]]:
-        """Names of the layers that limit the axis, and how many filters or channels each has.
-
-        Args:
-            layers: those that are to be split.
-        """
+        """Names of the layers that limit the axis, and how many filters or channels each has."""
 
     @abstractmethod
-    def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
+    def forward(self, layer: Layer, shards: Shards, place: AxisPlace) -> Collective:
         """What is communicated after forward of a layer that is split."""
 
     @abstractmethod
-    def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
+    def backward(self, layer: Layer, shards: Shards, place: AxisPlace, parts: Parts | None) -> Collective:
         """What is communicated after its backward, if backward makes a gradient of its input.
 
         Args:
@@ -109,41 +80,30 @@ class SplitPlanner(ABC):
         return self._latest.get(network, key, lambda: self._splitting.layers(network, ranks, settings))
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
-        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
         found: PartsHeld = {}
         for index, of_ranks in self._split(network, axis.degree, settings).shards.items():
             held = self._splitting.parameter_parts(network.layers[index], of_ranks[position])
             found |= {name: tuple(slice(*interval) for interval in own) for name, own in held.items()}
         return found
 
-    def share(
-        self,
-        network: ModelGraph,
-        strategy: Strategy,
-        axis: int,
-        position: int,
-        local_batch: int,
-        settings: PlanSettings,
-    ) -> ShardedLayers:
-        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
-        parts = strategy.axes[axis]
-        ranks = parts.degree
-        split = self._split(network, ranks, settings)
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
+        split = self._split(network, place.axis.degree, settings)
         differentiated = input_needs_gradient(network)
-        exchange = Exchange(ranks=ranks, axis=axis, local_batch=local_batch)
         of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
-        label = shard_label(parts, settings)
+        label = shard_label(place.axis, settings)
         shards, shapes = {}, {}
         for index, of_ranks in split.shards.items():
-            layer, own = network.layers[index], of_ranks[position]
+            layer, own = network.layers[index], of_ranks[place.position]
             for name, held in self._splitting.parameter_parts(layer, own).items():
                 extents = tuple(interval.extent for interval in held)
                 shapes[name] = (*extents, *of_parameters[name][len(extents) :])
-            backward = self.backward(layer, of_ranks, exchange, split.gradients.parts.get(index))
+            backward = self.backward(layer, of_ranks, place, split.gradients.parts.get(index))
             shards[index] = LayerShard(
                 shard_layer(layer, own),
                 label,
-                after_fw=(self.forward(layer, of_ranks, exchange),),
+                after_fw=(self.forward(layer, of_ranks, place),),
                 after_bw=(backward,) if differentiated[index] else (),
             )
         of_rank = with_parameter_shapes(network, shapes)

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.group_functions import Group
-from paradl_bench.strategies.running.sharded_module import Rule, Sharding, replace_parameter
+from paradl_bench.strategies.running.sharded_module import Rule, Sharding, functions_of, replace_parameter
 from paradl_bench.strategies.splitting.channel_shards import Shards, Splitting, with_parameter_shapes
 from paradl_bench.strategies.splitting.gradient_parts import Parts
 
@@ -41,7 +40,6 @@ class SplitRunner:
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
-        kinds = layer_kinds()
         split = self._splitting.layers(network, group.size, settings)
         rules, shapes = {}, {}
         for index, shards in split.shards.items():
@@ -51,5 +49,5 @@ class SplitRunner:
                 replace_parameter(module, name, part)
                 shapes[name] = tuple(part.shape)
             run = self._operation(layer, shards, split.gradients.parts.get(index), group)
-            rules[index] = Rule(frozenset(kinds[layer.kind].functions), run)
+            rules[index] = Rule(functions_of(layer), run)
         return Sharding(rules, with_parameter_shapes(network, shapes))

@@ -12,6 +12,6 @@ AXIS = AxisKind(
     order=5,
     distsim="M",
     options=(SplitOptions,),
-    traits=frozenset({Trait.SHARES_LAYERS}),
-    share_less="leave layers whole by --split",
+    traits=frozenset({Trait.SHARDS_LAYERS}),
+    cut_less="leave layers whole by --split",
 )

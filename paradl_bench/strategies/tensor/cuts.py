@@ -131,7 +131,7 @@ def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
     if function in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as"):
         found = _reshaped(shape, layer.output_shape, cut)
     elif function in ("transpose", "t"):
-        found = cut._replace(dim=_exchanged(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
+        found = cut._replace(dim=_swapped(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
     elif function == "permute" and isinstance(dims, tuple):
         found = cut._replace(dim=dims[cut.dim])
     elif function in ("chunk", "split") and isinstance(dims, tuple):
@@ -149,7 +149,7 @@ def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
     return (found, *(_broadcast(layer, other, cut) for other in layer.input_shapes[1:]))
 
 
-def _exchanged(dim: int, dims: Sequence[int]) -> int:
+def _swapped(dim: int, dims: Sequence[int]) -> int:
     first, second = dims
     return {first: second, second: first}.get(dim, dim)
 

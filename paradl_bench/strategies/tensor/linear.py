@@ -42,7 +42,7 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
             continue
         matrices = [name for name in layer.parameters if len(shapes.get(name, ())) == 2]
         biases = [name for name in layer.parameters if len(shapes.get(name, ())) == 1]
-        expected = 1 + _has_bias(layer)
+        expected = 1 + (function == "addmm" or bool(layer.attributes.get("bias", False)))
         if len(matrices) != 1 or len(layer.parameters) != expected or len(matrices) + len(biases) != expected:
             found[index] = "its weight is no trained parameter of its own"
         elif any(used[name] > 1 for name in layer.parameters):
@@ -57,7 +57,3 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
             else:
                 found[index] = "its weight does not multiply the features that it reads"
     return found
-
-
-def _has_bias(layer: Layer) -> bool:
-    return function_of(layer) == "addmm" or bool(layer.attributes.get("bias", False))

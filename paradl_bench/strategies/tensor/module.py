@@ -14,13 +14,20 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
+from paradl_bench.strategies.running.sharded_module import (
+    Call,
+    Rule,
+    Sharding,
+    beside,
+    functions_of,
+    instead,
+    replace_parameter,
+)
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
@@ -61,7 +68,7 @@ class TensorRunner:
                 run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
             elif piece.part != "row":
                 run = _Inside(part, random)
-            rules[index] = Rule(_functions(layer), run)
+            rules[index] = Rule(functions_of(layer), run)
 
         def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
             is_part = index in parts and parts[index].piece.part != "row"
@@ -79,12 +86,6 @@ class TensorRunner:
 
 
 RUNNER = TensorRunner()
-
-
-def _functions(layer: Layer) -> frozenset[str]:
-    # Calls that did nothing are views, whatever they are called.
-    kind = layer_kinds().get(layer.kind)
-    return frozenset((function_of(layer), *(kind.functions if kind else ())))
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
@@ -121,9 +122,9 @@ class Part(NamedTuple):
             setattr(tensor, _MARK, self)
         return result
 
-    def take(self, tensor: torch.Tensor, of: Cut) -> torch.Tensor:
+    def take(self, tensor: torch.Tensor, cut_dim: Cut) -> torch.Tensor:
         """This rank's part of a whole tensor."""
-        return _take(tensor, tensor.dim() + of.dim, of.of(tuple(tensor.shape), self.own, self.piece.atoms))
+        return _take(tensor, tensor.dim() + cut_dim.dim, cut_dim.of(tuple(tensor.shape), self.own, self.piece.atoms))
 
 
 def _own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -169,8 +170,6 @@ _KEYWORDS = {"mat1": "input", "mat2": "weight", "other": "weight"}
 
 
 class _Given(NamedTuple):
-    """What a linear layer is called with."""
-
     input: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -189,7 +188,6 @@ def _bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given
 
 
 def _multiply(layer: Layer, function: Call, given: _Given) -> torch.Tensor:
-    """The product, without bias."""
     multiply: Call = F.linear if function_of(layer) == "linear" else torch.matmul
     product: torch.Tensor = instead(function, multiply)(given.input, given.weight)
     return product
@@ -253,8 +251,8 @@ class _Inside:
         cuts = iter(self._part.piece.inputs)
 
         def part_of(tensor: torch.Tensor) -> torch.Tensor:
-            of = next(cuts, None)
-            return tensor if of is None or getattr(tensor, _MARK, None) else self._part.take(tensor, of)
+            cut_dim = next(cuts, None)
+            return tensor if cut_dim is None or getattr(tensor, _MARK, None) else self._part.take(tensor, cut_dim)
 
         taken: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, part_of, (args, kwargs))
         return taken

@@ -116,8 +116,6 @@ def find_pairs(network: ModelGraph, patterns: Sequence[str] = ()) -> Pairs:
 
 
 class _Finder:
-    """The search for pairs in one network."""
-
     def __init__(self, network: ModelGraph, patterns: Sequence[str]) -> None:
         self._layers = network.layers[: operations_of_forward(network)]
         self._network = network
@@ -268,9 +266,8 @@ class _Finder:
             for index, cut in walk.cuts.items():
                 layer = self._layers[index]
                 extents.append(cut.extent(layer.output_shape))
-                extents += [
-                    of.extent(shape) for shape, of in zip(layer.input_shapes, walk.inputs[index], strict=False) if of
-                ]
+                inputs = zip(layer.input_shapes, walk.inputs[index], strict=False)
+                extents += [input_cut.extent(shape) for shape, input_cut in inputs if input_cut]
         return math.gcd(*extents)
 
     def _pairs(self, blocks: list[list[_Walk]]) -> Pairs:
@@ -321,11 +318,7 @@ class _Finder:
 
 
 def _check_plain(layer: Layer) -> None:
-    """Refuse to follow a tensor that was changed through another view of it, which says nothing of its dims.
-
-    Raises:
-        CannotCut: names the layer that reads it.
-    """
+    """Refuse to follow a tensor that was changed through another view of it, which says nothing of its dims."""
     if {name for name, _ in layer.values_read} != set(layer.inputs):
         raise CannotCut(f"{layer.name}, which reads what was changed through another view")
 

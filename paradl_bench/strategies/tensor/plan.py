@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import Interval, cut
-from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
-from paradl_bench.strategies.tensor.cuts import Cut, is_view
-from paradl_bench.strategies.tensor.linear import Linear
+from paradl_bench.strategies.tensor.cuts import is_view
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
-
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
 Ranges = tuple[Interval, ...]
 
@@ -40,7 +35,7 @@ class TensorPlanner:
 
     def __init__(self) -> None:
         self._latest: Latest[Pairs] = Latest()
-        self._shared: Latest[ShardedLayers] = Latest()
+        self._shards: Latest[ShardedLayers] = Latest()
 
     def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -62,63 +57,40 @@ class TensorPlanner:
         return Limit(axis="tensor", ranks=atoms, reason=f"fewest {what}, layer {layer.name}")
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
-        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
         held = parameter_ranges(network, self._pairs(network, settings), axis.degree, position)
         return {
             name: (*(slice(None),) * dim, [at for interval in ranges for at in range(*interval)])
             for name, (dim, ranges) in held.items()
         }
 
-    def share(
-        self,
-        network: ModelGraph,
-        strategy: Strategy,
-        axis: int,
-        position: int,
-        local_batch: int,
-        settings: PlanSettings,
-    ) -> ShardedLayers:
-        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
-        parts = strategy.axes[axis].degree
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
         atoms = {piece.atoms for piece in self._pairs(network, settings).pieces.values()}
         # Ranks with as many heads and features of each pair run the same, wherever these are.
-        extents = tuple((each, cut(each, parts)[position].extent) for each in sorted(atoms))
-        key = strategy.axes[axis], axis, local_batch, settings, extents
-        return self._shared.get(
-            network, key, lambda: self._share(network, strategy, axis, position, local_batch, settings)
-        )
+        extents = tuple((count, cut(count, place.axis.degree)[place.position].extent) for count in sorted(atoms))
+        key = place._replace(position=0), settings, extents
+        return self._shards.get(network, key, lambda: self._shard(network, place, settings))
 
-    def _share(
-        self,
-        network: ModelGraph,
-        strategy: Strategy,
-        axis: int,
-        position: int,
-        local_batch: int,
-        settings: PlanSettings,
-    ) -> ShardedLayers:
-        parts, label = strategy.axes[axis].degree, shard_label(strategy.axes[axis], settings)
+    def _shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        parts, label = place.axis.degree, shard_label(place.axis, settings)
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
         shards = {}
         for index, piece in pairs.pieces.items():
             layer = network.layers[index]
-
-            def all_reduce(shape: tuple[int, ...], *, batchless: bool) -> tuple[Collective, ...]:
-                size = math.prod(shape) * (1 if batchless else local_batch) * _ELEMENT_BYTES
-                return (Collective(operation="all_reduce", message_bytes=size, ranks=parts, axes=(axis,)),)
-
+            forward = place.collective("all_reduce", math.prod(layer.output_shape), batchless=layer.batchless)
             leads = piece.part == "column" and piece.leader == index and differentiated[index]
             shards[index] = LayerShard(
-                shard_layer(layer, piece, cut(piece.atoms, parts)[position]),
+                shard_layer(layer, piece, cut(piece.atoms, parts)[place.position]),
                 label,
-                after_fw=all_reduce(layer.output_shape, batchless=layer.batchless) if piece.part == "row" else (),
-                after_bw=all_reduce(layer.input_shapes[0], batchless=0 in layer.batchless_inputs) if leads else (),
+                after_fw=(forward,) if piece.part == "row" else (),
+                after_bw=(_of_gradient(layer, place),) if leads else (),
                 leader=piece.leader if piece.leader != index else None,
             )
-        held = parameter_ranges(network, pairs, parts, position)
+        held = parameter_ranges(network, pairs, parts, place.position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
-        shapes = {name: held_shape(known[name], *of) for name, of in held.items()}
+        shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}
         return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
 
     def _pairs(self, network: ModelGraph, settings: PlanSettings) -> Pairs:
@@ -129,8 +101,14 @@ class TensorPlanner:
 PLANNER = TensorPlanner()
 
 
+def _of_gradient(layer: Layer, place: AxisPlace) -> Collective:
+    """The all-reduce of the gradient of what a layer by columns reads."""
+    elements = math.prod(layer.input_shapes[0])
+    return place.collective("all_reduce", elements, batchless=0 in layer.batchless_inputs)
+
+
 def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
-    """The layer as one rank runs it, with ``own`` of its block's pieces: shapes, and its share of the FLOPs."""
+    """The layer as one rank runs it, with ``own`` of its block's pieces: shapes, and its part of the FLOPs."""
     output = layer.output_shape
     inputs = list(layer.input_shapes)
     attributes = dict(layer.attributes)
@@ -138,24 +116,21 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
         inputs[0] = piece.cut.shape(inputs[0], own, piece.atoms)
     else:
         output = piece.cut.shape(output, own, piece.atoms)
-    for index, of in enumerate(piece.inputs):
-        inputs[index] = of.shape(inputs[index], own, piece.atoms) if of else inputs[index]
+    for index, input_cut in enumerate(piece.inputs):
+        if input_cut:
+            inputs[index] = input_cut.shape(inputs[index], own, piece.atoms)
     if "out_features" in attributes:
         attributes["out_features"] = output[-1]
     if "output" in attributes:
         attributes["output"] = output
 
-    def share(flops: int) -> int:
-        return round(flops * own.extent / piece.atoms)
-
-    return msgspec.structs.replace(
+    return part_of_layer(
         layer,
+        own.extent,
+        piece.atoms,
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,
-        fw_flops=share(layer.fw_flops),
-        bw_input_flops=share(layer.bw_input_flops),
-        bw_weight_flops=share(layer.bw_weight_flops),
         fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
     )
 
@@ -166,19 +141,17 @@ def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: in
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     for index, piece in pairs.pieces.items():
         own = cut(piece.atoms, parts)[position]
-
-        def held(name: str, dim: int, of: Cut = piece.cut, own: Interval = own, atoms: int = piece.atoms) -> None:
-            shape = shapes[name]
-            along = of._replace(dim=dim - len(shape))
-            found[name] = (dim, along.of(shape, own, atoms))
-
+        dims: dict[str, int] = {}
         if piece.part == "lookup":
-            held(network.layers[index].parameters[0], 1)
+            dims[network.layers[index].parameters[0]] = 1
         elif index in pairs.linear:
-            linear: Linear = pairs.linear[index]
-            held(linear.weight, linear.output_dim if piece.part == "column" else 1 - linear.output_dim)
+            linear = pairs.linear[index]
+            dims[linear.weight] = linear.output_dim if piece.part == "column" else 1 - linear.output_dim
             if linear.bias and piece.part == "column":
-                held(linear.bias, 0)
+                dims[linear.bias] = 0
+        for name, dim in dims.items():
+            along = piece.cut._replace(dim=dim - len(shapes[name]))
+            found[name] = (dim, along.of(shapes[name], own, piece.atoms))
     return found
 
 

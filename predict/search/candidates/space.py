@@ -286,7 +286,7 @@ class _Finder:
 
     def _shared_axes(self) -> Iterator[Axis]:
         """Axes that share layers, of each degree that divides the ranks."""
-        for kind in kinds_with(Trait.SHARES_LAYERS):
+        for kind in kinds_with(Trait.SHARDS_LAYERS):
             planner = axis_planner(kind)
             limit = planner.limit(self._network, self._settings)
             for degree in divisors(self._ranks)[1:]:

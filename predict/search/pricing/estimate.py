@@ -208,7 +208,7 @@ class Estimates:
         """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault(mesh.shared, len(self._numbers))
-        group = group_along(strategy, *group_axes(strategy, Trait.SHARES_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
+        group = group_along(strategy, *group_axes(strategy, Trait.SHARDS_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
         sent = reduced = 0
         if mesh.stages > 1:

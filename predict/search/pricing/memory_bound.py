@@ -19,6 +19,7 @@ from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
@@ -118,15 +119,9 @@ class MemoryBounds:
     def _kept_by(self, stage: Stage) -> float:
         """Bytes of activations of one sample after its forward."""
         ledger = Ledger()
-        walk = Liveness(
-            ledger,
-            stage.network,
-            1,
-            dtype=self._costs.dtype,
-            device=self._costs.device_kind,
-            outputs=stage.outputs,
-            mask_bytes=None if self._costs.device_kind == "cpu" else 1,
-        )
+        costs = self._costs
+        run = RankRun(samples=1, dtype=costs.dtype, device=costs.device_kind, outputs=stage.outputs)
+        walk = Liveness(ledger, stage.network, run)
         received = ledger.allocate(0)
         walk.forward(received)
         return float(ledger.activations)

@@ -17,10 +17,10 @@ import numpy as np
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import SharingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.strategy import Axis
 from paradl_bench.plan.tasks import Collective, Communication
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
@@ -56,8 +56,8 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     if axis.has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axis.extents, settings).work()
     planner = axis_planner(axis.declared)
-    assert isinstance(planner, SharingPlanner)
-    shared = planner.share(network, Strategy(axes=(axis,)), 0, 0, 1, settings)
+    assert isinstance(planner, ShardingPlanner)
+    shared = planner.shard(network, AxisPlace(axis, 0, 0, 1), settings)
     share = np.ones(len(network.layers))
     messages: list[Message] = []
     for index, shard in shared.shards.items():
@@ -124,7 +124,7 @@ class _Blocks:
             layer = network.layers[index]
             extents = layer.output_shape[1:]
             share[index] = math.prod(self._block(extents)) / math.prod(extents)
-            if self._region.layers[index].exchanges is not None:
+            if self._region.layers[index].halos is not None:
                 halos = list(self._halos(layer))
                 messages += (Message(index, "FW", "send_recv", size) for size in halos)
                 messages += (Message(index, "BW", "send_recv", size) for size in halos if differentiated[index])

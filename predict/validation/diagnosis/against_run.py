@@ -28,7 +28,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     measured = seconds_of_run(run)
     seconds = dict(measured.seconds)
     strategy = parse_strategy(run.description.strategy)
-    if degree_of(strategy, Trait.SHARES_LAYERS) > 1:
+    if degree_of(strategy, Trait.SHARDS_LAYERS) > 1:
         seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, computed_s(case.ledger))
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
     return msgspec.structs.replace(

@@ -104,6 +104,7 @@ class Diagnostician:
     def diagnose(self, case: Case) -> Diagnosis:
         """Every limitation of a predicted configuration."""
         findings = [self._finding(limitation, case) for limitation in LIMITATIONS]
+        about = case.prediction.provenance
         return Diagnosis(
             model=case.prediction.model,
             strategy=case.prediction.strategy,
@@ -112,7 +113,7 @@ class Diagnostician:
             iteration_s=case.prediction.iteration_s,
             at_least=self.at_least,
             findings=by_weight(findings),
-            notes=(*(f"extrapolated: {line}" for line in case.prediction.provenance.extrapolated), *case.prediction.provenance.notes),
+            notes=(*(f"extrapolated: {line}" for line in about.extrapolated), *about.notes),
         )
 
     def _finding(self, limitation: Limitation, case: Case) -> Finding:

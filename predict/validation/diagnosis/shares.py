@@ -71,7 +71,7 @@ def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) 
     stages = degree_of(strategy, Trait.STAGES)
     if free is not None:
         _part_waiting(sums, ledger, free)
-    shards = stages * degree_of(strategy, Trait.SHARES_LAYERS)
+    shards = stages * degree_of(strategy, Trait.SHARDS_LAYERS)
     if shards > 1:
         again_s = computed_s(ledger) - computed_s(serial) / shards
         sums[of.REDUNDANT_COMPUTE] = _Sum(max(again_s, 0.0), _compute_sd_s(ledger))

@@ -14,7 +14,7 @@ import pytest
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds, read_options
-from paradl_bench.plan.axis_planner import SharingPlanner, StagingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import ShardingPlanner, StagingPlanner, axis_planner
 
 ROOT = Path(__file__).parents[3]
 STRATEGIES = ROOT / "paradl_bench" / "strategies"
@@ -113,7 +113,7 @@ def test_what_an_axis_declares_goes_with_its_planner() -> None:
     for kind in axis_kinds().values():
         planner = axis_planner(kind)
         assert planner.name == kind.name
-        assert isinstance(planner, SharingPlanner) == kind.has(Trait.SHARES_LAYERS)
+        assert isinstance(planner, ShardingPlanner) == kind.has(Trait.SHARDS_LAYERS)
         assert isinstance(planner, StagingPlanner) == kind.has(Trait.STAGES)
 
 
@@ -156,7 +156,7 @@ AXIS = AxisKind(
     letter="x",
     package=__package__,
     options=(ToyOptions,),
-    traits=frozenset({Trait.SHARES_LAYERS}),
+    traits=frozenset({Trait.SHARDS_LAYERS}),
 )
 '''
 
@@ -167,7 +167,6 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.axis_planner import ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.settings import Limit
-from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.toy.axis import AXIS, ToyOptions
 
 
@@ -183,15 +182,14 @@ class ToyPlanner:
     def limit(self, network, settings):
         return Limit(axis=self.name, ranks=4, reason="a toy has four parts")
 
-    def share(self, network, strategy, axis, position, local_batch, settings):
-        ranks, shards = strategy.axes[axis].degree, {}
+    def shard(self, network, place, settings):
+        shards = {}
         heavy = [index for index, layer in enumerate(network.layers) if layer.parameters and layer.fw_flops]
         for index in heavy[: settings.of(ToyOptions).toy_layers]:
             layer = network.layers[index]
-            part = msgspec.structs.replace(layer, fw_flops=layer.fw_flops // ranks)
-            size = layer.output_elements * local_batch * 4
-            summed = Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=(axis,))
-            shards[index] = LayerShard(part, shard_label(strategy.axes[axis], settings), after_fw=(summed,))
+            part = msgspec.structs.replace(layer, fw_flops=layer.fw_flops // place.axis.degree)
+            summed = place.collective("all_reduce", layer.output_elements, batchless=False)
+            shards[index] = LayerShard(part, shard_label(place.axis, settings), after_fw=(summed,))
         return ShardedLayers(shards, network)
 
     def parts_held(self, network, axis, position, settings):

@@ -240,7 +240,7 @@ def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
     serial = plan(Strategy())
     alone = flops_of(serial, serial.roles[0], NETWORK)
     found = plan(strategy)
-    sharing = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.SHARES_LAYERS))
+    sharing = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS))
     of_ranks = [flops_of(found, found.roles[index], NETWORK) for index in found.positions]
     split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
     assert bool(split) == (sharing > 1)

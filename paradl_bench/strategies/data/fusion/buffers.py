@@ -10,11 +10,17 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.compute import backward_layers, layers_with_gradient
+from paradl_bench.plan.compute import backward_layers, gradient_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Compute, Phase, Plan
-from paradl_bench.strategies.data.fusion.layerwise_plan import Sends, gradient_bytes, gradient_layers
-from paradl_bench.strategies.data.fusion.rules import Exchange, Fusion, Gradients, last_of_buffers, waits_for_next
+from paradl_bench.strategies.data.fusion.layerwise_plan import Sends, gradient_bytes
+from paradl_bench.strategies.data.fusion.rules import (
+    AllReduceSeconds,
+    Fusion,
+    Gradients,
+    last_of_buffers,
+    waits_for_next,
+)
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.exchange.gradients import GradientBuckets
 
@@ -49,19 +55,19 @@ def backward_order(network: ModelGraph) -> tuple[int, ...]:
     return backward_layers(network, layers_with_gradient(network))
 
 
-def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], exchange: Exchange) -> Buffers:
+def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], all_reduce_s: AllReduceSeconds) -> Buffers:
     """Buffers of a rule of fusion.
 
     Args:
         ready_of: seconds at which backward of a layer is done, by its index, since any one moment.
-        exchange: seconds of an all-reduce of so many bytes.
+        all_reduce_s: seconds of an all-reduce of so many bytes.
     """
     order = backward_order(network)
     sizes = gradient_bytes(network, order)
     layers = tuple(layer for layer in order if sizes.get(layer))
     own = tuple(sizes[layer] for layer in layers)
     gradients = Gradients(np.array([ready_of[layer] for layer in layers]), own)
-    last = last_of_buffers(fusion, gradients, exchange)
+    last = last_of_buffers(fusion, gradients, all_reduce_s)
     starts = (0, *(index + 1 for index in last[:-1]))
     sizes_of_buffers = tuple(sum(own[a : b + 1]) for a, b in zip(starts, last, strict=False))
     return Buffers(layers, last, sizes_of_buffers, waits_for_next(fusion, gradients, last))

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.compute import NetworkCompute
+from paradl_bench.plan.compute import NetworkCompute, gradient_layers
 from paradl_bench.plan.mesh import divides_batch_alone, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
 from paradl_bench.strategies.data.fusion.buffers import Buffers
-from paradl_bench.strategies.data.fusion.layerwise_plan import gradient_layers, updated
+from paradl_bench.strategies.data.fusion.layerwise_plan import updated
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 
@@ -66,11 +66,7 @@ class _Sent(NamedTuple):
 def fused_plan(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, fusion: Fusion, buffers: Buffers
 ) -> Plan:
-    """Forward, backward with what the rule sends, weight update.
-
-    Args:
-        buffers: by the rule, of the times at which gradients are ready.
-    """
+    """Forward, backward with what the rule sends, weight update."""
     builder, ranks = RoleBuilder(), strategy.ranks
     compute = NetworkCompute(builder, network)
     compute.add_forward()
@@ -81,8 +77,8 @@ def fused_plan(
         # In order: what waits for a gradient is sent before what that gradient completes.
         while sent and {sent[0].layer, sent[0].next_layer} - {None} <= task_of.keys():
             _send(builder, sent.pop(0), task_of, ranks)
-    exchanged = [task for task in range(builder.tasks) if builder.stream[task] == Stream.COMMUNICATION]
-    return updated(builder, compute, network, strategy, settings, exchanged)
+    sent_tasks = [task for task in range(builder.tasks) if builder.stream[task] == Stream.COMMUNICATION]
+    return updated(builder, compute, network, strategy, settings, sent_tasks)
 
 
 def _sent(network: ModelGraph, fusion: Fusion, buffers: Buffers, backward: tuple[int, ...]) -> Iterator[_Sent]:

@@ -1,6 +1,6 @@
 """A plan of data parallelism without buckets: backward sends bytes as the gradients of layers become ready.
 
-What S-SGD's DAG and OSF assume of an iteration: each layer with parameters has an exchange of its own, or
+What S-SGD's DAG and OSF assume of an iteration: each layer with parameters has an all-reduce of its own, or
 several of them share one, which starts when the last of them is ready.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import NetworkCompute, gradient_order, weight_update
+from paradl_bench.plan.compute import NetworkCompute, gradient_layers, weight_update
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -21,7 +21,7 @@ Sends = Mapping[int, tuple[int, ...]]
 
 
 def layerwise_plan(network: ModelGraph, strategy: Strategy, settings: PlanSettings, sends: Sends | None = None) -> Plan:
-    """Forward, backward with exchanges as gradients are ready, weight update.
+    """Forward, backward with all-reduces as gradients are ready, weight update.
 
     Args:
         sends: what backward of which layer sends; None for each layer's own gradients.
@@ -32,13 +32,13 @@ def layerwise_plan(network: ModelGraph, strategy: Strategy, settings: PlanSettin
     if sends is None:
         sends = {layer: (size,) for layer, size in gradient_bytes(network, compute.backward_layers).items()}
     ranks = strategy.ranks
-    exchanges = []
+    all_reduces = []
     for layer, task in compute.add_backward():
         for size in sends.get(layer, ()) if ranks > 1 else ():
             if size:
                 work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks)
-                exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
-    return updated(builder, compute, network, strategy, settings, exchanges)
+                all_reduces.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
+    return updated(builder, compute, network, strategy, settings, all_reduces)
 
 
 def updated(
@@ -47,14 +47,10 @@ def updated(
     network: ModelGraph,
     strategy: Strategy,
     settings: PlanSettings,
-    exchanges: Sequence[int],
+    all_reduces: Sequence[int],
 ) -> Plan:
-    """The plan of equal ranks that update behind backward and the last exchange.
-
-    Args:
-        builder: with forward, backward and exchanges in it. exchanges: tasks, in order.
-    """
-    after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
+    """The plan of equal ranks that update behind backward and the last all-reduce."""
+    after = tuple(all_reduces[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
     builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, after)
     return Plan(
         strategy=strategy,
@@ -64,20 +60,6 @@ def updated(
         roles=(builder.build("rank", strategy.ranks),),
         exchange_axes=(0,),
     )
-
-
-def gradient_layers(network: ModelGraph, backward: Sequence[int]) -> dict[str, int]:
-    """The layer with whose backward each parameter's gradient is complete, in the order in which gradients arrive.
-
-    That is the last layer of backward that reads it; of a parameter that no layer lists, the last of all.
-
-    Args:
-        backward: layers in the order of backward, by index; empty where there is none, and so no gradient.
-    """
-    if not backward:
-        return {}
-    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
-    return {name: last.get(name, backward[-1]) for name in gradient_order(network)}
 
 
 def gradient_bytes(network: ModelGraph, backward: Sequence[int]) -> dict[int, int]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 Rule = Literal["none", "buffer", "ada", "mg-wfbp", "ddp"]
 RULES: tuple[str, ...] = get_args(Rule)
-Exchange = Callable[[float], float]
+AllReduceSeconds = Callable[[float], float]
 """Seconds of an all-reduce of so many bytes."""
 
 
@@ -67,7 +67,7 @@ class Gradients(NamedTuple):
         return np.diff(self.ready_s)
 
 
-def last_of_buffers(fusion: Fusion, gradients: Gradients, exchange: Exchange) -> tuple[int, ...]:
+def last_of_buffers(fusion: Fusion, gradients: Gradients, all_reduce_s: AllReduceSeconds) -> tuple[int, ...]:
     """Indices of the gradients after which the buffer is sent; the last one is always among them.
 
     Raises:
@@ -80,27 +80,27 @@ def last_of_buffers(fusion: Fusion, gradients: Gradients, exchange: Exchange) ->
     if fusion.rule == "none":
         return tuple(range(len(gradients.bytes)))
     if fusion.rule == "mg-wfbp":
-        return _merged_wisely(gradients, exchange)
+        return _merged_wisely(gradients, all_reduce_s)
     sent: list[int] = []
     held = gradients.bytes[0]
     for index, (gap_s, size) in enumerate(zip(gradients.gap_s.tolist(), gradients.bytes[1:], strict=True)):
         if fusion.rule == "buffer":
             fuses = gap_s < fusion.timeout_s and held + size <= fusion.buffer_bytes
         else:
-            fuses = exchange(held + size) + gap_s < exchange(held) + exchange(size)
+            fuses = all_reduce_s(held + size) + gap_s < all_reduce_s(held) + all_reduce_s(size)
         if not fuses:
             sent.append(index)
         held = held + size if fuses else size
     return (*sent, len(gradients.bytes) - 1)
 
 
-def _merged_wisely(gradients: Gradients, exchange: Exchange) -> tuple[int, ...]:
+def _merged_wisely(gradients: Gradients, all_reduce_s: AllReduceSeconds) -> tuple[int, ...]:
     """MG-WFBP, algorithm 1: merge with the next gradient where that one comes before this one's start-up is over.
 
     It takes time as a + b m; a is what the line through the all-reduces of all bytes and of half of them leaves at 0.
     """
     whole = float(sum(gradients.bytes))
-    start_up_s = max(0.0, 2 * exchange(whole / 2) - exchange(whole))
+    start_up_s = max(0.0, 2 * all_reduce_s(whole / 2) - all_reduce_s(whole))
     sent: list[int] = []
     free_s, held = -math.inf, 0
     ready = gradients.ready_s.tolist()
@@ -110,7 +110,7 @@ def _merged_wisely(gradients: Gradients, exchange: Exchange) -> tuple[int, ...]:
         if index + 1 < len(ready) and ready[index + 1] < start_s + start_up_s:
             continue
         sent.append(index)
-        free_s, held = start_s + exchange(held), 0
+        free_s, held = start_s + all_reduce_s(held), 0
     return tuple(sent)
 
 

@@ -10,7 +10,7 @@ twice. Stage 2 keeps units whole from forward to backward. The rank with the lar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,20 +21,7 @@ from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
 from paradl_bench.strategies.memory.peak import updated_parameters
-
-
-def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
-    """The network with the shapes that parameters have on the rank with the largest shards."""
-    parameters = tuple(
-        msgspec.structs.replace(p, shape=(shard_elements(p, ranks),)) if p.shape else p for p in network.parameters
-    )
-    return msgspec.structs.replace(network, parameters=parameters)
-
-
-def largest_part_bytes(network: ModelGraph, ranks: int) -> int:
-    """Bytes of the parameters whose state the rank with most keeps under stage 1."""
-    updated = set(updated_parameters(network))
-    return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
+from paradl_bench.strategies.memory.rank_operations import RankRun
 
 
 class ZeroState(NamedTuple):
@@ -44,27 +31,36 @@ class ZeroState(NamedTuple):
     ranks: int
 
     def held(self, network: ModelGraph) -> ModelGraph | None:
-        """Shards, from stage 2 on."""
-        return held_network(network, self.ranks) if self.stage > 1 else None
+        """Shards, from stage 2 on, as large as the largest."""
+        if self.stage < 2:
+            return None
+        parameters = tuple(
+            msgspec.structs.replace(p, shape=(shard_elements(p, self.ranks),)) if p.shape else p
+            for p in network.parameters
+        )
+        return msgspec.structs.replace(network, parameters=parameters)
 
-    def walk(self, ledger: Ledger, network: ModelGraph, samples: int, **rest: Any) -> Liveness:
+    def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """With units that are gathered and gradients that are reduced."""
-        return ShardedLiveness(ledger, network, samples, self.ranks, reshard=self.stage == 3, **rest)
+        return ShardedLiveness(ledger, network, run, self.ranks, reshard=self.stage == 3)
 
     def updated_bytes(self, network: ModelGraph) -> int | None:
         """Of stage 1, which parts the update alone."""
-        return largest_part_bytes(network, self.ranks) if self.stage == 1 else None
+        if self.stage != 1:
+            return None
+        updated = set(updated_parameters(network))
+        return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
 
 
 class ShardedLiveness(Liveness):
     """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
 
     Args:
-        ranks: that share out parameters. reshard: whether units are freed after forward (stage 3).
+        ranks: that shard parameters. reshard: whether units are freed after forward (stage 3).
     """
 
-    def __init__(self, ledger: Ledger, network: ModelGraph, samples: int, ranks: int, *, reshard: bool, **rest: Any):
-        super().__init__(ledger, network, samples, **rest)
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, ranks: int, *, reshard: bool):
+        super().__init__(ledger, network, run)
         self._units = _ShardedUnits(network, ranks, reshard=reshard)
         self._in_forward, self._entering = self._units.in_forward()
         self._in_backward, self._in_reduction = self._units.in_backward()
@@ -93,17 +89,15 @@ class ShardedLiveness(Liveness):
 
 def _complete_with(network: ModelGraph) -> list[list[Tensor]]:
     """Per layer, the parameters whose gradient is complete with its backward."""
-    parameter = {each.name: each for each in network.parameters}
+    parameters = {parameter.name: parameter for parameter in network.parameters}
     first = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
     return [
-        [parameter[name] for name in dict.fromkeys(layer.parameters) if name in parameter and first[name] is layer]
+        [parameters[name] for name in dict.fromkeys(layer.parameters) if name in parameters and first[name] is layer]
         for layer in network.layers
     ]
 
 
 class _ShardedUnits:
-    """Walks an iteration of ZeRO stages 2 and 3, layer by layer."""
-
     def __init__(self, network: ModelGraph, ranks: int, *, reshard: bool) -> None:
         self._network, self._ranks, self._reshard = network, ranks, reshard
         self._units = units_of(network)
@@ -118,7 +112,6 @@ class _ShardedUnits:
 
     @property
     def scattered_bytes(self) -> int:
-        """Bytes of a rank's reduced gradients."""
         return sum(shard_bytes(parameters, self._ranks) for parameters in self._updated.values())
 
     def _whole(self, unit: Unit) -> int:
@@ -126,11 +119,8 @@ class _ShardedUnits:
         return self._wholes[unit.name]
 
     def in_forward(self) -> tuple[list[int], dict[int, int]]:
-        """Per layer, bytes of gathered parameters and of the buffer that they came in.
-
-        And, by the layer that a unit is gathered for, those while it is copied out: the last unit's buffer is still
-        there (a variable of ``FSDPParamGroup.wait_for_unshard`` holds it to the end of that).
-        """
+        """Per layer, bytes of gathered parameters and their buffer; and those while its unit is copied out."""
+        # Then the last unit's buffer is still there: a variable of ``FSDPParamGroup.wait_for_unshard`` holds it.
         root = self._whole(self._units[-1])
         gathered, buffer, entered = root, root, set[str]()
         found, entering = [], {}
@@ -147,11 +137,7 @@ class _ShardedUnits:
         return found, entering
 
     def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
-        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced.
-
-        Args:
-            held: bytes of the reduced gradients of earlier micro-batches, which these are added to.
-        """
+        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced."""
         layers = len(self._network.layers)
         backward, reduction = [0] * layers, [0] * layers
         root = self._units[-1]
@@ -178,6 +164,6 @@ class _ShardedUnits:
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
         root = self._whole(self._units[-1])
         if not self._reshard:
-            return root + sum(self._whole(each) for each in self._called if each.layers[0] <= layer)
-        in_front = [each for each in self._called if each.layers[-1] < (unit.layers[0] if unit else layer)]
+            return root + sum(self._whole(called) for called in self._called if called.layers[0] <= layer)
+        in_front = [called for called in self._called if called.layers[-1] < (unit.layers[0] if unit else layer)]
         return root + (self._whole(unit) if unit else 0) + (self._whole(in_front[-1]) if in_front else 0)

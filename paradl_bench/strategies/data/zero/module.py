@@ -112,8 +112,6 @@ class _Buffers(Comm):
 
 
 class _AllGather(_Buffers, AllGather):
-    """What ``fully_shard`` gathers by."""
-
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
@@ -124,8 +122,6 @@ class _AllGather(_Buffers, AllGather):
 
 
 class _ReduceScatter(_Buffers, ReduceScatter):
-    """What ``fully_shard`` reduces by."""
-
     def __call__(
         self,
         output_tensor: torch.Tensor,

@@ -16,7 +16,7 @@ last reduce-scatter: two gathered buffers are there at most, and one of gradient
 communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
 does on a CPU.
 
-One role stands for all ranks: that with the largest share of parameters, which the others wait for.
+One role stands for all ranks: that with the largest shard of parameters, which the others wait for.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
@@ -46,11 +46,9 @@ from paradl_bench.plan.compute import (
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Setup, Stream, WeightUpdate
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
-
-Issued = tuple[tuple[str, str, int, int], ...]
 
 _EMPTY_BUCKET_BYTES = 4
 """What torch broadcasts for a rank that has no parameter to update: one number."""
@@ -119,7 +117,7 @@ def _changed(layer: Layer) -> tuple[str, ...]:
 
 def add_optimizer_broadcasts(
     builder: RoleBuilder, network: ModelGraph, settings: PlanSettings, ranks: int, after: tuple[int, ...]
-) -> Issued:
+) -> Setup:
     """Stage 1's weight update and the broadcasts of what it changed; returns those of the first two iterations."""
     parts = optimizer_parts(network, ranks)
     updated = set(gradient_order(network))
@@ -158,7 +156,7 @@ def build_sharded_role(network: ModelGraph, strategy: Strategy, settings: PlanSe
     return builder.build("replica", strategy.ranks, _in_first_iterations("reduce_scatter", scattered_bytes))
 
 
-def _in_first_iterations(operation: str, sizes: Sequence[int]) -> Issued:
+def _in_first_iterations(operation: str, sizes: Sequence[int]) -> Setup:
     """What the first two iterations issue as every later one does (``Role.setup``)."""
     return tuple((when, operation, size, n) for when in ("first", "rebuild") for size, n in Counter(sizes).items())
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from paradl_bench.network.partition import (
     Box,
     ChannelShard,
-    Exchange,
+    Halo,
     Interval,
     Window,
     box_elements,
     cut,
     cut_box,
-    exchanges,
+    halos,
     meet,
     read_boxes,
     shard_channels,
@@ -109,9 +109,9 @@ def cuts(draw: st.DrawFn) -> Cut:
     return found
 
 
-def halo(drawn: Cut) -> tuple[Exchange, ...]:
+def halo(drawn: Cut) -> tuple[Halo, ...]:
     outputs = cut_box(drawn.outputs, drawn.parts)
-    return exchanges(cut_box(drawn.extents, drawn.parts), read_boxes(outputs, drawn.windows))
+    return halos(cut_box(drawn.extents, drawn.parts), read_boxes(outputs, drawn.windows))
 
 
 @given(cuts())

@@ -129,7 +129,7 @@ def test_what_is_read_elsewhere_is_not_cut() -> None:
 def test_uneven_parts_of_every_layer_add_up() -> None:
     network, strategy = chain(7, 5), parse_strategy("t3")
     planner = planner_for(strategy)
-    shares = planner.shares(network, strategy, PlanSettings(batch=2))
+    shares = planner.shards(network, strategy, PlanSettings(batch=2))
     held = [shares.distinct[index].network.parameters for index in shares.positions]
     shapes = [{tensor.name: tensor.shape for tensor in parameters} for parameters in held]
     assert [of["fc0.weight"] for of in shapes] == [(3, 8), (2, 8), (2, 8)]

@@ -11,6 +11,7 @@ from profile_factory import make_network, make_profile, ring_fit
 from search_cases import OPERATIONS, profile_of
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.exchange.options import bucket_limits
@@ -179,8 +180,9 @@ def test_only_ranks_with_equal_features_share_their_shards(features: int) -> Non
     network, strategy = attention(features).network("pair"), parse_strategy("t4")
     settings = PlanSettings(batch=8)
     planner = TensorPlanner()
-    kept = [planner.share(network, strategy, 0, position, 8, settings) for position in (0, 1, 2, 3)]
-    anew = [TensorPlanner().share(network, strategy, 0, position, 8, settings) for position in (0, 1, 2, 3)]
+    places = [AxisPlace(strategy.axes[0], 0, position, 8) for position in (0, 1, 2, 3)]
+    kept = [planner.shard(network, place, settings) for place in places]
+    anew = [TensorPlanner().shard(network, place, settings) for place in places]
     assert kept == anew
     widths = [shared.shards[0].layer.output_shape[-1] for shared in kept]
     assert widths == ([2, 2, 2, 2] if features == 8 else [3, 3, 2, 2])

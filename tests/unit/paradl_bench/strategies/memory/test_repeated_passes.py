@@ -7,9 +7,11 @@ from network_factory import NetworkFactory
 from profile_factory import make_network
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.schedules.schedule import Direction
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 
 SAMPLES, RECEIVED, SENT = 3, 40, 512
@@ -27,7 +29,8 @@ def a_stage_with_a_branch() -> ModelGraph:
 
 def walk_over(network: ModelGraph, ledger: Ledger) -> PartedLiveness:
     last = len(network.layers) - 1
-    return PartedLiveness(ledger, network, SAMPLES, outputs=(last,), kept_outputs=(last,), input_has_gradient=True)
+    run = RankRun(samples=SAMPLES, outputs=(last,), kept_outputs=(last,), input_has_gradient=True)
+    return PartedLiveness(ledger, network, run)
 
 
 class EveryOne:
@@ -44,15 +47,15 @@ class EveryOne:
         self._passes[id(left.outputs[0])] = left
         return left.outputs
 
-    def backward(self, outputs: list[Storage]) -> list[Storage]:
-        return self._walk.backward(self._passes.pop(id(outputs[0])), [Gradient(Storage(0), SENT)])
-
-    def backward_input(self, outputs: list[Storage]) -> list[Storage]:
-        left = self._passes[id(outputs[0])]
-        return self._walk.backward_input(left, [Gradient(Storage(0), SENT)])
-
-    def backward_weight(self, outputs: list[Storage]) -> None:
-        self._walk.backward_weight(self._passes.pop(id(outputs[0])), [Gradient(Storage(0), SENT)])
+    def backward(self, direction: Direction, outputs: list[Storage]) -> list[Storage]:
+        given = [Gradient(Storage(0), SENT)]
+        if direction == "BW_input":
+            return self._walk.backward_input(self._passes[id(outputs[0])], given)
+        left = self._passes.pop(id(outputs[0]))
+        if direction == "BW":
+            return self._walk.backward(left, given)
+        self._walk.backward_weight(left, given)
+        return []
 
 
 # Positive: forward of that micro-batch; negative: backward. Then: how late messages are let go of, in actions.
@@ -76,7 +79,7 @@ def test_repeating_a_pass_is_walking_it_again(network: ModelGraph, order: list[i
                 own[action] = each.forward()
                 held += [(number + held_for, hold(storage)) for storage in own[action]]
             else:
-                held += [(number + held_for, storage) for storage in each.backward(own.pop(-action))]
+                held += [(number + held_for, storage) for storage in each.backward("BW", own.pop(-action))]
             for until, storage in list(held):
                 if until <= number:
                     held.remove((until, storage))
@@ -110,10 +113,10 @@ def test_repeating_the_parts_of_backward_is_walking_them_again(
                 outputs[action] = each.forward()
                 messages += [(number + held_for, hold(storage)) for storage in outputs[action]]
             elif -action in begun:
-                each.backward_weight(outputs.pop(-action))
+                each.backward("BW_weight", outputs.pop(-action))
             else:
                 begun.add(-action)
-                messages += [(number + held_for, storage) for storage in each.backward_input(outputs[-action])]
+                messages += [(number + held_for, storage) for storage in each.backward("BW_input", outputs[-action])]
             for until, storage in [pair for pair in messages if pair[0] <= number]:
                 messages.remove((until, storage))
                 ledger.release(storage)

@@ -1,6 +1,6 @@
-"""What one rank runs of a stage where an axis inside of the pipeline shares layers. Torch-free.
+"""What one rank runs of a stage where an axis inside of the pipeline shards layers. Torch-free.
 
-The axis shares the layers of the whole network, as it does without a pipeline, and a stage is a range of what comes of
+The axis shards the layers of the whole network, as it does without a pipeline, and a stage is a range of what comes of
 that. A cut is crossed by what each position holds: whole activations under filter and channel parallelism, blocks
 inside a spatial region, each from a rank to the one at its own position in the next stage. What a stage receives as a
 block and reads whole it gathers once, whether an earlier stage has gathered it or not.
@@ -40,7 +40,7 @@ class CrossingShape(NamedTuple):
 CrossingShapes = Mapping[Crossing, CrossingShape]
 
 
-class StageShare(NamedTuple):
+class StageShard(NamedTuple):
     """A stage as one rank runs it.
 
     Attributes:
@@ -63,41 +63,37 @@ def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]
     )
 
 
-def share_stage(network: ModelGraph, stage: Stage, shared: ShardedLayers) -> StageShare:
-    """The part of a stage that a rank runs.
-
-    Args:
-        network: the whole one. shared: its layers as the rank shares them.
-    """
+def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> StageShard:
+    """The part of a stage that a rank runs."""
     start, flow = stage.layers.start, data_flow(network)
-    shards = {index - start: shared.shards[index] for index in stage.layers if index in shared.shards}
+    shards = {index - start: sharded.shards[index] for index in stage.layers if index in sharded.shards}
     end = operations_of_forward(network)
     if end - start in shards:
-        shards[end - start] = _for_loss_alone(network, end, shared)
-    for index, led in _led_again(stage, shared).items():
+        shards[end - start] = _for_loss_alone(network, end, sharded)
+    for index, led in _led_again(stage, sharded).items():
         shards[index - start] = shards[index - start]._replace(after_bw=led)
-    for index, gathers in _gathered_again(network, stage, shared).items():
+    for index, gathers in _gathered_again(network, stage, sharded).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
-    return StageShare(
+    return StageShard(
         stage,
-        hold_parameters(stage.network, (stage,), shared),
+        hold_parameters(stage.network, (stage,), sharded),
         shards,
         *(
-            {value: _shape(network, value, flow.made_by(value, cut), shared) for value in values}
+            {value: _shape(network, value, flow.made_by(value, cut), sharded) for value in values}
             for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
         ),
     )
 
 
-def _shape(network: ModelGraph, value: Crossing, made_by: int, shared: ShardedLayers) -> CrossingShape:
+def _shape(network: ModelGraph, value: Crossing, made_by: int, sharded: ShardedLayers) -> CrossingShape:
     layer = network.layers[value.layer]
-    changed_as = shared.shards.get(made_by)
+    changed_as = sharded.shards.get(made_by)
     if made_by != value.layer and not (changed_as and changed_as.shard):
         # Who changes a part of it that no block is has gathered it, and changed that.
         own = layer.output_shapes[value.output]
         return CrossingShape(own, own, layer.batchless)
-    held, whole = held_layer(layer, shared.shards.get(value.layer)).output_shape, layer.output_shape
+    held, whole = held_layer(layer, sharded.shards.get(value.layer)).output_shape, layer.output_shape
     own = layer.output_shapes[value.output]
     if value.output == 0:
         return CrossingShape(held, whole, layer.batchless)
@@ -108,53 +104,53 @@ def _shape(network: ModelGraph, value: Crossing, made_by: int, shared: ShardedLa
     return CrossingShape(cut, own, layer.batchless)
 
 
-def _for_loss_alone(network: ModelGraph, end: int, shared: ShardedLayers) -> LayerShard:
+def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> LayerShard:
     """The first layer of the loss, without gathers of outputs that the loss does not read: no stage returns those."""
     read = {name for layer in network.layers[end:] for name in layer.inputs}
-    unread = [shared.gathers[name] for name in network.outputs if name in shared.gathers and name not in read]
-    shard = shared.shards[end]
+    unread = [sharded.gathers[name] for name in network.outputs if name in sharded.gathers and name not in read]
+    shard = sharded.shards[end]
     left = tuple(gather for gather in shard.before_fw if not any(gather is other for other in unread))
     return shard._replace(before_fw=left)
 
 
-def _led_again(stage: Stage, shared: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
+def _led_again(stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
     """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
     found: dict[int, tuple[Communication, ...]] = {}
     leaders = set()
     for index in stage.layers:
-        leader = shared.shards[index].leader if index in shared.shards else None
+        leader = sharded.shards[index].leader if index in sharded.shards else None
         if leader is not None and leader < stage.layers.start and leader not in leaders:
             leaders.add(leader)
-            found[index] = shared.shards[leader].after_bw
+            found[index] = sharded.shards[leader].after_bw
     return found
 
 
-def hold_parameters(network: ModelGraph, stages: Sequence[Stage], shared: ShardedLayers) -> ModelGraph:
+def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
-    parameters = tuple(parameter for parameter in shared.network.parameters if parameter.name in held)
-    order = tuple(name for name in shared.network.gradient_order if name in held)
+    parameters = tuple(parameter for parameter in sharded.network.parameters if parameter.name in held)
+    order = tuple(name for name in sharded.network.gradient_order if name in held)
     if (parameters, order) == (network.parameters, network.gradient_order):
         # Making a network checks all of its layers.
         return network
     return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
 
 
-def _gathered_again(network: ModelGraph, stage: Stage, shared: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
+def _gathered_again(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
     """Per index of a layer of the stage, gathers of what an earlier stage has gathered for itself."""
-    if not shared.gathers:
+    if not sharded.gathers:
         return {}
 
     def reads_whole(index: int) -> list[str]:
-        shard = shared.shards.get(index)
+        shard = sharded.shards.get(index)
         on_parts = shard is not None and bool(shard.shard)
-        return [] if on_parts else [name for name in network.layers[index].inputs if name in shared.gathers]
+        return [] if on_parts else [name for name in network.layers[index].inputs if name in sharded.gathers]
 
     missing = {name for index in range(stage.layers.start) for name in reads_whole(index)}
     found: dict[int, tuple[Communication, ...]] = {}
     for index in stage.layers:
         again = missing.intersection(reads_whole(index))
         if again:
-            found[index] = tuple(shared.gathers[name] for name in network.layers[index].inputs if name in again)
+            found[index] = tuple(sharded.gathers[name] for name in network.layers[index].inputs if name in again)
             missing -= again
     return found

@@ -1,4 +1,4 @@
-"""What the layers that a rank shares with others hold beside their operations, for the sake of communication.
+"""What the sharded layers of a rank hold beside their operations, for the sake of communication.
 
 The part and the buffer beside gathered activations, the slice of the input that a channel shard reads, the block with
 its halo and the messages, the copy of a gradient that is summed.
@@ -13,8 +13,8 @@ from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
 
 
-class ShardedLayers(RankOperations):
-    """Operations, and what goes before and after those that ranks share."""
+class ShardedOperations(RankOperations):
+    """Operations, and what goes before and after those that ranks shard."""
 
     def _gather_inputs(self, i: int, made: Mapping[int, Storage], wholes: dict[int, Storage]) -> None:
         """Blocks become whole where the spatial region ends; each is gathered before its first reader outside."""
@@ -44,7 +44,7 @@ class ShardedLayers(RankOperations):
         return copied
 
     def _combine(self, i: int, part: Storage) -> Storage:
-        """What ranks made of a shared layer, put together."""
+        """What ranks made of a sharded layer, put together."""
         ledger, layer, shard = self._ledger, self._layers[i], self._shards[i]
         whole = self._output_bytes(layer)
         for gather in of_operation(shard.after_fw, "all_gather"):
@@ -62,7 +62,7 @@ class ShardedLayers(RankOperations):
         return part
 
     def _part_of_gradient(self, i: int, arrived: Sequence[Gradient]) -> list[Gradient]:
-        """What the rank's part of a shared layer gets of the output's gradient."""
+        """What the rank's part of a sharded layer gets of the output's gradient."""
         part = self._output_bytes(self._shards[i].layer)
         is_slice = part < self._output_bytes(self._layers[i]) and bool(self._shards[i].after_fw)
         if not is_slice or not arrived or self._samples == 1:
