@@ -10,9 +10,8 @@ import numpy as np
 from calibrate.fit.reading import Placed
 from calibrate.profile.profile import CopyTime
 from calibrate.statistics.blocks import pull_in
-from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import deviation, fit_line
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.records.samples import CopySamples
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from calibrate.profile.input_side import BatchInput, HostCopy, InputSide, LoaderRate, PartTime
 from calibrate.statistics.blocks import block_sd
-from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import deviation, fit_line
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
 
 

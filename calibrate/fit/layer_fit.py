@@ -17,9 +17,8 @@ from calibrate.fit.reading import Placed
 from calibrate.profile.entries import IDENTITIES
 from calibrate.profile.profile import LayerTime, ModelTime
 from calibrate.statistics.blocks import between_block_sd, block_sd, split_half_difference
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import Floats, Summary, bootstrap_interval, middle_half, summarise
+from paradl_bench.core.statistics import Floats, Summary, bootstrap_interval, grouped, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.samples import IterationSamples, LayerSamples

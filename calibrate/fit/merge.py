@@ -23,8 +23,8 @@ from calibrate.profile.entries import describe, identity
 from calibrate.profile.memory_factors import MemoryRun
 from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, Profile
 from calibrate.profile.unlike_parts import unlike_parts
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import grouped
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import Environment
 

@@ -13,9 +13,9 @@ import msgspec
 
 from calibrate.fit.input_fit import InputRecords
 from calibrate.profile.profile import Source
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import PIECE_BYTES, open_regular
+from paradl_bench.core.statistics import grouped
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import sweep_pace
 from paradl_bench.network.graph import ModelGraph, read_network

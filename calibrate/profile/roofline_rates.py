@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from calibrate.statistics.blocks import between_block_sd
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.bounds import PositiveBytes, Ranks, Rate, Relative
 from paradl_bench.core.checks import check_rises
+from paradl_bench.core.statistics import grouped
 from paradl_bench.records.roofline_record import RateSamples, Resource
 
 RatesFrom = Literal["", "measured by doctor", "reached by layers"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.profile.profile import Profile
 from calibrate.report.quantities import Quantity, quantities
-from calibrate.statistics.grouping import grouped
+from paradl_bench.core.statistics import grouped
 from paradl_bench.records.emulation import kind_of_emulation
 from paradl_bench.records.measurement import Environment
 

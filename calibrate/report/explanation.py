@@ -18,8 +18,8 @@ from calibrate.report.weakness import (
     sweep_command,
     without_libraries,
 )
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.files.storage import file_name
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.units import format_difference, spell_size
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import NODE

@@ -19,9 +19,8 @@ from calibrate.profile.entries import describe
 from calibrate.profile.profile import LayerTime, ModelTime, Profile
 from calibrate.report.sections.contexts_show import context_words
 from calibrate.statistics.blocks import bias_of_sd
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import Summary
+from paradl_bench.core.statistics import Summary, grouped
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.collectives.catalog import operations
 

@@ -10,9 +10,8 @@ import numpy as np
 from calibrate.profile.collectives.communication import CommunicationFit, CommunicationPoint
 from calibrate.profile.collectives.communication_time import communication_seconds, spread_s
 from calibrate.profile.profile import Profile
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import Z90, Floats
+from paradl_bench.core.statistics import Z90, Floats, grouped
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 

@@ -5,7 +5,7 @@ Medians, because shared machines have slow spells that move a mean; spreads are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from paradl_bench.core.bounds import SHORTEST_S, PositiveCount, Seconds
 
 Record = TypeVar("Record")
-Key = TypeVar("Key", bound=tuple[object, ...])
+Key = TypeVar("Key", bound=Hashable)
+Ordered = TypeVar("Ordered", bound=tuple[object, ...])
 Floats = NDArray[np.float64]
 Z90 = 1.6448536269514722
 """Standard normal quantile of a two-sided 90% interval."""
@@ -46,11 +47,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"median_s and typical_s have to be 0 or at least {SHORTEST_S:g}, not less")
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
-    """Records by their key, in the order of keys."""
+def grouped(items: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Lists of the items with one key, in the order in which each key comes first."""
     groups: dict[Key, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def sorted_groups(items: Iterable[Record], key: Callable[[Record], Ordered]) -> dict[Ordered, list[Record]]:
+    """Lists of the items with one key, in the order of keys."""
+    groups = grouped(items, key)
     return {name: groups[name] for name in sorted(groups)}
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster

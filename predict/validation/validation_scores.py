@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calibrate.statistics.grouping import grouped
+from paradl_bench.core.statistics import grouped
 from predict.costs.sourced import Floats
 from predict.validation.memory_validation import memory_score
 from predict.validation.runs import PHASES, Run

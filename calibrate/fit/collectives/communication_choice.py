@@ -17,9 +17,8 @@ import numpy as np
 from calibrate.fit.collectives.communication_curve import Curve, Mask
 from calibrate.fit.collectives.communication_segments import Fitted, Form, Segments
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
-from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import told_apart
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 MAX_PIECES = 4

@@ -22,9 +22,8 @@ from calibrate.profile.collectives.communication import (
 )
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from calibrate.statistics.blocks import between_block_sd, block_sd, quantile_covariance, student_90
-from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import fit_relative_many, relative_covariance
-from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats
+from paradl_bench.core.statistics import MAD_TO_SD, Z90, Floats, grouped
 from paradl_bench.core.terminal.command_line import progress
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE

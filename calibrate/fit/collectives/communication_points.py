@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from calibrate.fit.collectives.communication_curve import Point, noise_between_ways
-from calibrate.statistics.grouping import grouped
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.core.units import counted
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE

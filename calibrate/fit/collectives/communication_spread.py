@@ -28,8 +28,7 @@ from calibrate.profile.collectives.communication_time import (
     pieces_of,
 )
 from calibrate.statistics.blocks import next_block_stretch, student_90
-from calibrate.statistics.grouping import grouped
-from paradl_bench.core.statistics import Z90, Floats
+from paradl_bench.core.statistics import Z90, Floats, grouped
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 

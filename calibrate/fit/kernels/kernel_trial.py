@@ -37,8 +37,7 @@ from calibrate.kernels.model import (
 )
 from calibrate.kernels.process import fit_process
 from calibrate.kernels.trees import PARAMETERS, UNTUNED, UNTUNED_ROUNDS, evaluate_trees, grow_trees
-from calibrate.statistics.grouping import grouped
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.network.kernel import KernelSamples, KernelShape
 
 Ints = NDArray[np.int64]

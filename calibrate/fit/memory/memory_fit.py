@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.profile.memory_factors import MemoryFactor, MemoryMeasure, MemoryReuse, MemoryRun
-from calibrate.statistics.grouping import grouped
 from calibrate.statistics.regression import deviation, fit_relative, told_apart
-from paradl_bench.core.statistics import Floats
+from paradl_bench.core.statistics import Floats, grouped
 
 _OUTERMOST_FIRST: tuple[MemoryMeasure, ...] = ("device", "allocator", "tensors")
 _RESAMPLES = 200

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import grouped
+from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.contexts.context import ContextSamples
@@ -51,8 +51,8 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def context_rows(records: Iterable[ContextSamples], sweeps: Iterable[CollectiveSamples]) -> tuple[ContextRow, ...]:
     """One row a context, neighbour, operation and size."""
-    groups = grouped(records, lambda r: (r.context, r.neighbour, r.neighbour_level, r.operation, r.message_bytes))
-    by_size = grouped(sweeps, lambda r: (r.operation, r.message_bytes, r.concurrent))
+    groups = sorted_groups(records, lambda r: (r.context, r.neighbour, r.neighbour_level, r.operation, r.message_bytes))
+    by_size = sorted_groups(sweeps, lambda r: (r.operation, r.message_bytes, r.concurrent))
     return (
         *map(_row, groups.values()),
         *(

@@ -10,7 +10,7 @@ import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.statistics import grouped, summarise
+from paradl_bench.core.statistics import sorted_groups, summarise
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
@@ -77,7 +77,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
 
 def sweep_rows(records: Iterable[CollectiveSamples]) -> tuple[SweepRow, ...]:
     """One row an operation and size, in the order of operations and sizes."""
-    return tuple(map(_sweep_row, grouped(records, lambda r: (r.operation, r.message_bytes)).values()))
+    return tuple(map(_sweep_row, sorted_groups(records, lambda r: (r.operation, r.message_bytes)).values()))
 
 
 def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:

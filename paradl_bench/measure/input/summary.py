@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
-from paradl_bench.core.statistics import grouped
+from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -90,7 +90,7 @@ def _file_parts(files: Sequence[FileSamples]) -> Iterator[Part]:
 
 
 def _batch_parts(batches: Sequence[BatchSamples]) -> Iterator[Part]:
-    groups = grouped(batches, lambda record: (record.stage, record.how, record.batch, record.bytes))
+    groups = sorted_groups(batches, lambda record: (record.stage, record.how, record.batch, record.bytes))
     for (stage, how, batch, size), records in groups.items():
         seconds = np.concatenate([record.samples_s for record in records])
         words = {"memcpy": "copy within host memory (a CPU copies to no device)"}.get(how, f"{stage} {how}".strip())
@@ -107,7 +107,7 @@ def _part(name: str, unit: str, seconds: np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def _loaders(loaded: Sequence[LoaderSamples]) -> Iterator[Loader]:
-    groups = grouped(loaded, lambda record: (record.workers, record.batch))
+    groups = sorted_groups(loaded, lambda record: (record.workers, record.batch))
     for (workers, batch), records in groups.items():
         rates = [batch * len(record.gaps_s) / sum(record.gaps_s) for record in records]
         yield Loader(

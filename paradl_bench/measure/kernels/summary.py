@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
-from paradl_bench.core.statistics import Floats, grouped
+from paradl_bench.core.statistics import Floats, sorted_groups
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -78,9 +78,9 @@ def summarise_sweep(directory: Path) -> SweepSummary:
 
 
 def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
-    of_stages = grouped(records, lambda record: (record.shape.kind, record.shape.stage, record.dtype))
+    of_stages = sorted_groups(records, lambda record: (record.shape.kind, record.shape.stage, record.dtype))
     for (kind, stage, dtype), of_stage in of_stages.items():
-        kernels = grouped(of_stage, key_of_samples)
+        kernels = sorted_groups(of_stage, key_of_samples)
         blocks = [np.array([np.median(record.samples_s) for record in group]) for group in kernels.values()]
         medians: Floats = np.array([np.median(values) for values in blocks])
         spreads = [
@@ -147,7 +147,7 @@ def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: 
     spent_s: dict[tuple[str, str], float] = defaultdict(float)
     for kernel, cost_s in zip(kernels, seconds, strict=False):
         spent_s[kernel.kind, kernel.dtype] += cost_s
-    for (kind, dtype), group in grouped(kernels, lambda kernel: (kernel.kind, kernel.dtype)).items():
+    for (kind, dtype), group in sorted_groups(kernels, lambda kernel: (kernel.kind, kernel.dtype)).items():
         calls = sorted(kernel.estimate_s / len(shapes_of(kernel, device)) for kernel in group)
         times = (format_seconds(value) for value in (calls[0], calls[-1], spent_s[kind, dtype]))
         rows.append((kind, dtype, str(len(group)), *times, _sizes(group)))

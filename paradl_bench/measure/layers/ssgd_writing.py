@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import grouped
+from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
@@ -123,7 +123,7 @@ def _times(records: Sequence[LayerSamples]) -> Times:
     parts = [record for record in sorted(records, key=lambda r: r.block) if record.phase in ("FW", "BW")]
     if not parts:
         raise UserError("the layer times are not of FW and BW apart; an S-SGD trace needs both")
-    groups = grouped(parts, lambda record: (record.layer, record.phase))
+    groups = sorted_groups(parts, lambda record: (record.layer, record.phase))
     return {key: np.concatenate([record.samples_s for record in group]) for key, group in groups.items()}
 
 
@@ -167,7 +167,7 @@ def _swept(sweep: Path) -> dict[int, float]:
     places = {(record.library, record.tool, record.level, record.ranks) for record in records}
     if len(places) != 1:
         raise UserError(f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; needed is one")
-    of_sizes = grouped(records, lambda record: (record.message_bytes,))
+    of_sizes = sorted_groups(records, lambda record: (record.message_bytes,))
     return {
         size: float(np.median(np.concatenate([np.max(record.samples_s, axis=0) for record in group])))
         for (size,), group in of_sizes.items()

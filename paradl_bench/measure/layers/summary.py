@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paradl_bench.core.statistics import Floats, bootstrap_interval, grouped
+from paradl_bench.core.statistics import Floats, bootstrap_interval, sorted_groups
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
@@ -109,7 +109,7 @@ def _iterations_s(record: IterationSamples) -> Floats:
 def closures(directory: Path) -> list[Closure]:
     """Closure of everything that a layers directory holds, by model, shard, batch and ranks on the host."""
     records = read_records(directory, ITERATIONS_FILE, IterationSamples)
-    groups = grouped(records, lambda r: (r.model, r.shard, r.position, r.batch, r.ranks_on_host))
+    groups = sorted_groups(records, lambda r: (r.model, r.shard, r.position, r.batch, r.ranks_on_host))
     return list(map(_closure_of, groups.values()))
 
 
@@ -148,7 +148,9 @@ def _cells(closure: Closure) -> tuple[str, ...]:
 def _print_costliest(console: Console, directory: Path, *, shown: int = 5) -> None:
     records = read_records(directory, LAYERS_FILE, LayerSamples)
     in_situ = [record for record in records if record.mode == "in_situ" and not record.shard]
-    for (model, batch, ranks), of_model in grouped(in_situ, lambda r: (r.model, r.batch, r.ranks_on_host)).items():
+    for (model, batch, ranks), of_model in sorted_groups(
+        in_situ, lambda r: (r.model, r.batch, r.ranks_on_host)
+    ).items():
         samples_s: dict[tuple[str, str], list[float]] = defaultdict(list)
         for record in of_model:
             samples_s[record.layer, record.phase] += record.samples_s
