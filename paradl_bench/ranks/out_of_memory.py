@@ -82,5 +82,7 @@ def _of_process() -> tuple[int, int]:
 
 def _of_host(name: str) -> int:
     """Bytes that the kernel says of the host's memory; 0 where it does not."""
-    kilobytes = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(kilobytes.group(1)) * 1024 if kilobytes else 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

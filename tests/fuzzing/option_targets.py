@@ -63,6 +63,7 @@ _OPTIONS = (*_PREDICT, "--strategy", "d2")
 LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict",): _OPTIONS,
     ("predict", "what-if"): (*_OPTIONS, "--vary", "bandwidth=1,2"),
+    ("predict", "diagnose"): (*_OPTIONS, "--no-remedies"),
     ("predict", "search"): (*_PREDICT, "--ranks", "2"),
     ("predict", "timeline"): _OPTIONS,
     ("predict", "buckets"): _OPTIONS,

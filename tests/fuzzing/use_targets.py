@@ -74,6 +74,8 @@ _USES = (
     f"predict search --from-profile {{profile}} {_TOY} --ranks 2",
     f"predict what-if --from-profile {{profile}} {_TOY} --strategy d2 --vary bandwidth=0.5,1,2 --vary ranks=2,4",
     f"predict buckets --from-profile {{profile}} {_TOY} --strategy d2",
+    f"predict diagnose --from-profile {{profile}} {_TOY} --strategy d2",
+    "predict diagnose --from-profile {profile} --run {training} --force --json --no-remedies",
     f"predict timeline --from-profile {{profile}} {_TOY} --strategy d2",
     "predict validate --from-profile {profile} {training} -o {report} --force --json",
 )

@@ -200,7 +200,7 @@ def run(text: str, context: RankContext) -> dict[str, Any]:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_default_dtype() == torch.float32
-    first = proved.outcome.first
+    first = proved.first
     return {
         **msgspec.to_builtins(proved.verification),
         "first": None if first is None else first.what,

@@ -1,4 +1,4 @@
-"""What a parallel training may suffer from: Table 6 of ParaDL (arXiv 2104.09075), with what the text adds to it.
+"""What a parallel training may suffer from: Table 6 of ParaDL (arXiv:2104.09075), with what the text adds to it.
 
 The table parts *limitations*, which a strategy has by itself, from *bottlenecks*, which come of the framework or the
 system. Its pipelines' idle time, contention of groups and input stand in the text alone (sections 3.3, 4.3 and 5.3).
