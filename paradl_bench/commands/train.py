@@ -184,6 +184,7 @@ def COMMAND(  # noqa: N802
 
 def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
+    from paradl_bench.plan.axis_planner import samples_at_once
     from paradl_bench.ranks.directories.directory import refuse_unusable
     from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
     from paradl_bench.ranks.groups.process_groups import join_ranks
@@ -197,7 +198,7 @@ def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
         refuse_emulation(place)
     if place is None:
         refuse_unusable(output)
-        if request.shares_layers:
+        if request.shares_layers or samples_at_once(request.strategy, request.settings) == 1:
             from paradl_bench.measure.training.run import check_limits
 
             check_limits(request)

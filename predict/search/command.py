@@ -11,7 +11,7 @@ from paradl_bench.core.terminal.collected import collected
 from paradl_bench.plan.axes.registry import option_types
 from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
 
-_SEARCHED = {
+SEARCHED = {
     **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
     **{
         shown.name: f"predict search {shown.searched}"
@@ -63,7 +63,7 @@ def search_command(ctx: click.Context, /, written: OutputOptions, **options: Any
     from paradl_bench.core.errors import UserError
 
     refuse_missing(options, "profile", "model", "ranks", "batch")
-    for name, why in _SEARCHED.items():
+    for name, why in SEARCHED.items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"--{name.replace('_', '-')}: {why}")
     _run(options, written)
@@ -88,7 +88,7 @@ def _run(options: dict[str, Any], written: OutputOptions) -> None:
 
 
 for _parameter in search_command.params:
-    if isinstance(_parameter, click.Option) and _parameter.name in _SEARCHED:
+    if isinstance(_parameter, click.Option) and _parameter.name in SEARCHED:
         _parameter.hidden = True
     elif _parameter.name == "recompute" and isinstance(_parameter, click.Option):
         _parameter.help = (

@@ -15,10 +15,12 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.ledger.ledger import Ledger
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
+from predict.search.candidates.mesh import divisors
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.findings import Diagnosis, Finding, State
 from predict.validation.diagnosis.limitations import LIMITATIONS, Limitation
@@ -208,25 +210,40 @@ def _memory(limitation: Limitation, case: Case) -> Finding:
 
 
 def _ranks(limitation: Limitation, case: Case) -> Finding:
-    """A strategy is at its end where none of its axes can have twice the ranks on this mini-batch."""
+    """A strategy is at its end where no axis can have more ranks on this mini-batch, up to four times as many."""
     strategy = parse_strategy(case.prediction.strategy)
     if strategy.ranks == 1:
         return Finding(limitation=limitation, state="does not apply", evidence="one rank")
     refusals: list[str] = []
-    for wider in _doubled(strategy):
+    for wider in _wider(strategy):
         try:
-            point = Configuration(strategy=wider, settings=case.point.settings)
-            planner_for(wider).check(case.network, wider, point.settings)
+            _check(case, wider)
             return Finding(limitation=limitation, state="not present", evidence=f"{wider} is possible")
         except UserError as error:
             refusals.append(str(error))
-    return Finding(limitation=limitation, state="present", evidence=f"twice the ranks: {refusals[0]}")
+    return Finding(limitation=limitation, state="present", evidence=f"no more ranks: {refusals[0]}")
 
 
-def _doubled(strategy: Strategy) -> Iterator[Strategy]:
-    """The strategy with twice the ranks along one axis, for each of its dims."""
+def _check(case: Case, strategy: Strategy) -> None:
+    """Refuse what is impossible with any number of micro-batches."""
+    point = Configuration(strategy=strategy, settings=case.point.settings)
+    refused: UserError | None = None
+    for count in (None, *divisors(point.local_batch)):
+        settings = point.settings.changed(PipelineOptions, micro_batches=count, stages=(), cut_by="")
+        try:
+            planner_for(strategy).check(case.network, strategy, settings)
+            return
+        except UserError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _wider(strategy: Strategy) -> Iterator[Strategy]:
+    """The strategy with more ranks along one axis: twice as many first, then from one more to four times as many."""
     for index, axis in enumerate(strategy.axes):
         for dim, extent in enumerate(axis.extents):
-            extents = (*axis.extents[:dim], 2 * extent, *axis.extents[dim + 1 :])
-            wider = msgspec.structs.replace(axis, extents=extents)
-            yield Strategy(axes=(*strategy.axes[:index], wider, *strategy.axes[index + 1 :]))
+            for more in (2 * extent, *range(extent + 1, 4 * extent + 1)):
+                extents = (*axis.extents[:dim], more, *axis.extents[dim + 1 :])
+                wider = msgspec.structs.replace(axis, extents=extents)
+                yield Strategy(axes=(*strategy.axes[:index], wider, *strategy.axes[index + 1 :]))

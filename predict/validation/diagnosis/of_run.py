@@ -45,6 +45,9 @@ def options_of_run(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
     found = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
     found |= {"optimizer": about.optimizer, "dtype": about.dtype, "backend": about.backend}
     found |= {name: int(text) if text.isdecimal() else text for name, text in about.settings.options.items()}
+    # A run names its stages whatever they were cut by; given by name they would count as the user's.
+    cut = found.pop("cut_by", "--stages")
+    found["stages"] = options["stages"] if cut == "FLOPs" else found["stages"]
     found["bucket_cap_mb"] = about.settings.of(ExchangeOptions).bucket_cap_bytes / 1024**2
     if about.ghost is not None:
         found |= {"dilate": about.ghost.dilate, "spread": about.ghost.drawn is not None}

@@ -6,6 +6,7 @@ as options of ``predict``, as a user would type them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,19 +16,29 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
 from predict.prediction.interval import gain_band
 from predict.prediction.request import read_request
+from predict.search.candidates.mesh import divisors
+from predict.search.command import SEARCHED
 from predict.search.search import command_of, search
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, Diagnostician
 from predict.validation.diagnosis.findings import Diagnosis, Finding, Remedy
 
 _CAPS_MB = ("1", "5", "25", "100", "400")
-_MORE_MICRO_BATCHES = (2, 4, 8)
+_MORE_MICRO_BATCHES = 4
+"""Of the numbers of micro-batches beyond today's, the lowest."""
 _STRATEGIES = 6
 _PREDICTIONS = 24
 """Of a search, whose best strategies are tried."""
 _LESS = 0.9
 """A remedy has to leave at most so much of a limitation's seconds."""
 Options = Mapping[str, Any]
+_UNSET = {name: None for name in SEARCHED} | {
+    "stages": None,
+    "accumulate": 1,
+    "evaluator": "simulate",
+    "scaling": "weak",
+}
+"""What a search chooses itself, so that it has to be free of what was diagnosed."""
 
 
 class _Tried(NamedTuple):
@@ -78,13 +89,11 @@ def _settings(case: Case, options: Options) -> Iterator[dict[str, Any]]:
     yield from ({"exchange": exchange} for exchange in ("leader", "segmented"))
     yield {"filter_backward": "reduce-scatter"}
     yield {"stages": "measured"}
-    now = int(case.prediction.options.get("micro_batches", 0) or 0)
-    counts = [now, *(factor * now for factor in _MORE_MICRO_BATCHES)] if now else []
-    for count in counts:
-        for schedule in schedules():
-            change = {"micro_batches": count, "schedule": schedule}
-            yield change
-            yield {**change, "stages": "measured"}
+    now = int(case.prediction.options.get("micro_batches", 0))
+    more = [count for count in divisors(case.point.local_batch) if count > now]
+    for count in (now, *more[:_MORE_MICRO_BATCHES]) if now else ():
+        for schedule, stages in itertools.product(schedules(), (None, "measured")):
+            yield {"micro_batches": count, "schedule": schedule, "stages": stages}
     yield {"recompute": "all"}
     yield {"offload": "optimizer"}
     yield {"prefetch": 2}
@@ -95,15 +104,15 @@ def _in_words(change: Mapping[str, Any]) -> str:
     return " ".join(
         f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name.replace('_', '-')} {value}"
         for name, value in change.items()
+        if value is not None
     )
 
 
 def _strategies(doctor: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
     """The fastest strategies of as many ranks on the same mini-batch."""
+    free = {**options, **_UNSET}
     asked = {
-        **options,
-        "strategy": None,
-        "evaluator": "simulate",
+        **free,
         "ranks": str(case.prediction.ranks),
         "top": _STRATEGIES,
         "predictions": _PREDICTIONS,
@@ -114,7 +123,7 @@ def _strategies(doctor: Diagnostician, case: Case, options: Options) -> Iterator
         own = row.prediction
         if own.strategy == case.prediction.strategy:
             continue
-        changed = {**options, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
+        changed = {**free, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
         changed["bucket_cap_mb"] = own.bucket_cap_bytes / 1024**2
         try:
             (point,) = read_request(changed).points

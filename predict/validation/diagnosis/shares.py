@@ -27,10 +27,9 @@ _INPUT = tuple(phase.name for phase in INPUT_PHASES)
 _FROM_EFFECT = {
     "contention": of.CONTENTION,
     "slowest rank": of.IMBALANCE,
-    "beside communication": of.GRADIENT_EXCHANGE,
-    "beside compute": of.GRADIENT_EXCHANGE,
+    "beside communication": "",
 }
-"""Limitations whose seconds are what an effect adds to entries of any kind."""
+"""Limitations whose seconds are what an effect adds to entries of any kind; empty for what is hidden there."""
 
 
 class Seconds(NamedTuple):
@@ -115,7 +114,8 @@ def _parts(role: RoleLedger, strategy: Strategy) -> Iterable[tuple[str, float, f
             if change.effect in _FROM_EFFECT and change.added_s > 0:
                 rest_s -= change.added_s * exposed
                 # What an effect adds is as uncertain, relatively, as the entry that it adds to.
-                yield _FROM_EFFECT[change.effect], change.added_s * exposed, entry.sd_s * change.added_s / entry.total_s
+                name = _FROM_EFFECT[change.effect] or _hidden(strategy)
+                yield name, change.added_s * exposed, entry.sd_s * change.added_s / entry.total_s
         name = _limitation_of(entry, strategy)
         if name:
             yield name, max(rest_s, 0.0), entry.sd_s * exposed
@@ -135,6 +135,13 @@ def _limitation_of(entry: LedgerEntry, strategy: Strategy) -> str:
     if any(axis.declared.has(Trait.STAGES) for axis in parse_strategy(group).axes):
         return of.PIPELINE_MESSAGES
     return of.HALO if entry.name == HaloExchange.kind else of.LAYER_WISE
+
+
+def _hidden(strategy: Strategy) -> str:
+    """The communication that compute hides: of gradients where there is any, else of stages, else of layers."""
+    if degree_of(strategy, Trait.REPLICATES) > 1:
+        return of.GRADIENT_EXCHANGE
+    return of.PIPELINE_MESSAGES if degree_of(strategy, Trait.STAGES) > 1 else of.LAYER_WISE
 
 
 def _of_waiting(name: str) -> str:

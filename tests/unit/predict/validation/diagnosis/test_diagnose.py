@@ -28,6 +28,8 @@ from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.training.training_record import MemoryPeak
 from predict.cli import group
 from predict.validation.diagnosis.limitations import LIMITATIONS
+from predict.validation.diagnosis.of_run import options_of_run
+from predict.validation.runs import read_runs
 
 NETWORK = small_cnn(6, 8)
 BATCHES = (2, 4, 8, 16, 32)
@@ -133,6 +135,23 @@ def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path, strategy: str) -
     findings = diagnosed(tmp_path, profile(), "--strategy", strategy, "--batch", "16", "--no-remedies")
     assert present(findings) == []
     assert {finding["limitation"]["name"] for finding in findings} == {own.name for own in LIMITATIONS}
+
+
+@pytest.mark.parametrize(("strategy", "batch"), [("d2", "10"), ("p2", "10"), ("d2p2", "20")])
+def test_more_ranks_need_not_be_twice_as_many(tmp_path: Path, strategy: str, batch: str) -> None:
+    """Neither 4 ranks nor 4 micro-batches part a batch of 10."""
+    findings = diagnosed(tmp_path, profile(), "--strategy", strategy, "--batch", batch, "--no-remedies")
+    assert "number of ranks" not in present(findings)
+
+
+@pytest.mark.parametrize(("cut", "stages"), [("FLOPs", None), ("--stages", "conv3")])
+def test_a_run_gives_stages_only_where_its_user_did(tmp_path: Path, cut: str, stages: str | None) -> None:
+    """A run names its stages whatever cut them; as an option they would bind other schedules and strategies."""
+    rows = [(0.05, 0.1, 1e-5, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "p2", micro_batches=2, stages=("conv3",), cut_by=cut)
+    ((read,), _) = read_runs([Path(run)])
+    options = dict.fromkeys(("model", "strategy", "batch", "ranks", "stages"))
+    assert options_of_run(read, options)["stages"] == stages
 
 
 def test_a_run_tells_congestion(tmp_path: Path) -> None:
