@@ -228,7 +228,7 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
         ("resnet18 --strategy d2 --batch 8 --bucket-cap-mb 0", "--bucket-cap-mb 0 has to be a positive number"),
         ("resnet18 --strategy d2 --batch 8 --input-shape 3x0", "'0' is not a positive whole number"),
         ("resnet19 --strategy serial --batch 8", "unknown model 'resnet19'"),
-        ("networks:BatchNormed --input-shape 3x1x1 --strategy d2 --batch 2", "does not train on a local batch of 1"),
+        ("networks:BatchNormed --input-shape 3x1x1 --strategy d2 --batch 2", "does not train on a single sample"),
         ("networks:Nothing --strategy serial --batch 8", "Nothing"),
     ],
 )
