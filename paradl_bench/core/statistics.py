@@ -94,9 +94,14 @@ def middle_half(totals: ArrayLike) -> NDArray[np.bool_]:
 
 
 def bootstrap_interval(
-    blocks: Sequence[Floats], *, level: float = 0.9, resamples: int = 1000, seed: int = 0
+    blocks: Sequence[Floats],
+    *,
+    level: float = 0.9,
+    resamples: int = 1000,
+    seed: int = 0,
+    statistic: Callable[..., Floats] = np.median,
 ) -> tuple[float, float]:
-    """Percentile interval of the median over all samples: blocks are drawn, then samples within each drawn block.
+    """Percentile interval of the median (or the mean) of all samples: blocks are drawn, then samples within each.
 
     Samples of a block are alike, which scipy's bootstrap has no way to say. A single sample gives a point.
 
@@ -111,6 +116,6 @@ def bootstrap_interval(
     table = np.stack([np.resize(block, longest) for block in blocks])
     chosen = generator.integers(len(blocks), size=(resamples, len(blocks), 1))
     within = generator.integers(longest, size=(resamples, len(blocks), longest))
-    medians = np.median(table[chosen, within].reshape(resamples, -1), axis=1)
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    drawn = statistic(table[chosen, within].reshape(resamples, -1), axis=1)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -62,6 +62,10 @@ class Remark(NamedTuple):
     name: str = ""
 
 
+CONTENTION = "contention"
+"""The effect of groups that communicate at once."""
+
+
 class Adjustment(NamedTuple):
     """Seconds that one effect adds to a cost (negative where it takes some away), by the effect's name."""
 

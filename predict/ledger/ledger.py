@@ -22,6 +22,13 @@ from predict.costs.spread.assembly import Priced
 
 IDLE_RANKS = "other ranks of the host idle"
 """What a pipeline's stages gain while other ranks of their host wait."""
+SLOWEST_RANK, SLOW_RANK, BESIDE_COMMUNICATION = "slowest rank", "slow rank", "beside communication"
+"""Effects on a task beyond its work's price: ranks that vary, one that is asked to be slow, communication beside it."""
+WAIT_FOR_STAGES, WAIT_FOR_RANKS, WAIT_FOR_INPUT = (
+    "wait for other stages",
+    "wait for other ranks",
+    "wait for a mini-batch",
+)
 _NOTHING = 1e-12
 """Of an entry's seconds: effects that add less are rounding."""
 

@@ -54,6 +54,15 @@ def read_request(options: Mapping[str, Any]) -> Request:
     """
     evaluator = evaluator_named(options["evaluator"])
     costs = read_model(options, evaluator)
+    return request_of(costs, evaluator, options)
+
+
+def request_of(costs: CostModel, evaluator: Evaluator, options: Mapping[str, Any]) -> Request:
+    """The request of a cost model that has been read; what options say of it is not looked at again.
+
+    Raises:
+        UserError: options that no strategy has a use for, or a limit that is exceeded.
+    """
     settings = settings_of(costs, options)
     points, left_out = expand_points(
         costs.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings

@@ -16,6 +16,7 @@ from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
+from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import OF_INPUT
 from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
@@ -29,6 +30,8 @@ from predict.workload import evaluator_named
 
 _PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
+_OF_PREDICTIONS = ("fusion", "fusion_buffer", "fusion_timeout", "dilate", "slow_rank")
+"""Options of a prediction alone, which a search has none of."""
 _NOT_OF_RUNS = ("network", "cluster", "dataset_samples", "price")
 
 
@@ -82,14 +85,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {**msgspec.structs.asdict(self), "rows": [row.record() for row in self.rows]}
 
 
-def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: None) -> Answer:
+def search(
+    options: Mapping[str, Any], advance: Callable[[], None] = lambda: None, costs: CostModel | None = None
+) -> Answer:
     """Search every number of ranks that the options ask for; ``advance`` is called after each exact prediction.
+
+    Args:
+        costs: where they have been read; None to read what the options name.
 
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.
     """
     evaluator = evaluator_named("simulate")
-    costs = read_model(options, evaluator)
+    costs = costs or read_model(options, evaluator)
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
         raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
@@ -204,6 +212,8 @@ def command_of(program: str, prediction: Prediction, options: Mapping[str, Any])
     words += _kernel_flags(program, prediction, options)
     if program == "predict":
         words += _input_flags(options)
+        given |= {name: options[name] for name in _OF_PREDICTIONS if options.get(name) is not None}
+        words += ["--spread"] if options.get("spread") else []
     for name, value in given.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if program == "predict" else [*words, "-o", "DIR"])

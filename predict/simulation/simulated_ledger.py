@@ -20,7 +20,19 @@ from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.ledger.ledger import LedgerEntry, PricedWorks, RoleLedger, most_exposed_first, waiting_entry
+from predict.ledger.ledger import (
+    BESIDE_COMMUNICATION,
+    SLOW_RANK,
+    SLOWEST_RANK,
+    WAIT_FOR_INPUT,
+    WAIT_FOR_RANKS,
+    WAIT_FOR_STAGES,
+    LedgerEntry,
+    PricedWorks,
+    RoleLedger,
+    most_exposed_first,
+    waiting_entry,
+)
 from predict.simulation.exposure import StreamTimes
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.simulation.role_simulation import meeting_roles, role_alone
@@ -64,7 +76,7 @@ def simulated_ledger(priced: PricedPlan, slow: SlowRank | None) -> tuple[RoleLed
     together = _lines(priced, slow) if pipelined else _roles(priced, slow)
     iteration_s = max(_ends_s(group) for group in together)
     works = PricedWorks.of_plan(priced)
-    inside = "wait for other stages" if pipelined else "wait for other ranks"
+    inside = WAIT_FOR_STAGES if pipelined else WAIT_FOR_RANKS
     return tuple(
         RoleLedger(role=each.name, ranks=each.ranks, entries=_entries(each, works, spans))
         for group in together
@@ -155,10 +167,10 @@ def _spans(group: Sequence[_Played], iteration_s: float, inside: str, *, first_r
         begin_s = min(float(each.start_s[~own].min()) for each, own in zip(reading, fetches, strict=False))
         end_s = max(float(each.end_s[~own].max()) for each, own in zip(group, fetches, strict=True))
     return (
-        _Span(0.0, begin_s, "wait for a mini-batch"),
+        _Span(0.0, begin_s, WAIT_FOR_INPUT),
         _Span(begin_s, end_s, inside),
-        _Span(end_s, ends_s, "wait for a mini-batch"),
-        _Span(ends_s, iteration_s, "wait for other ranks"),
+        _Span(end_s, ends_s, WAIT_FOR_INPUT),
+        _Span(ends_s, iteration_s, WAIT_FOR_RANKS),
     )
 
 
@@ -167,9 +179,9 @@ def _entries(played: _Played, works: PricedWorks, spans: Sequence[_Span]) -> tup
     exposed_s, busy = _exposed(played, spans)
     role, lost_s = played.role, played.end_s - played.start_s - played.alone_s
     added_s = {
-        "slowest rank": played.late_s - works.costs.seconds[role.work],
-        "slow rank": played.alone_s - played.late_s,
-        "beside communication": np.where(played.lane == Stream.COMPUTE, lost_s, 0.0),
+        SLOWEST_RANK: played.late_s - works.costs.seconds[role.work],
+        SLOW_RANK: played.alone_s - played.late_s,
+        BESIDE_COMMUNICATION: np.where(played.lane == Stream.COMPUTE, lost_s, 0.0),
         "beside an all-reduce": np.where(played.lane == BLOCKING, lost_s, 0.0),
         "beside compute": np.where(np.isin(played.lane, (Stream.COMPUTE, BLOCKING)), 0.0, lost_s),
     }

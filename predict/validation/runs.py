@@ -7,7 +7,7 @@ are those of the stage that the prediction speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         if manifest.kind != "training":
             raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
         records = read_records(path, TRAINING_FILE, TrainingIterations)
-        times = _by_iteration(records)
+        times = _by_iteration(records, _phases)
         if len(times) < MIN_ITERATIONS:
             lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
             continue
@@ -146,15 +146,35 @@ def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
 
 def has_iterations(path: Path) -> bool:
     """Whether a run has enough iterations on all ranks to be compared."""
-    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations))) >= MIN_ITERATIONS
+    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations), _phases)) >= MIN_ITERATIONS
 
 
-def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
-    """Times of shape (iterations, ranks, 5) for the iterations that every rank holds: the whole, then its phases."""
+def communication_of(run: Run) -> dict[str, Floats]:
+    """What communication for layers took in forward and backward, by kind: each of shape (iterations, ranks)."""
+    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
+    kinds = sorted({kind for record in records for kind in (*record.fw_communication_s, *record.bw_communication_s)})
+
+    def columns(record: TrainingIterations) -> list[Floats]:
+        none = np.zeros(len(record.iteration_s))
+        ways = record.fw_communication_s, record.bw_communication_s
+        return [none + sum(np.asarray(way.get(kind, none)) for way in ways) for kind in kinds]
+
+    times = _by_iteration(records, columns) if kinds else np.empty((0, 0, 0))
+    return {kind: times[:, :, index] for index, kind in enumerate(kinds)}
+
+
+def _phases(record: TrainingIterations) -> list[Sequence[float]]:
+    """The whole iteration, FW, BW, exposed GE and WU."""
+    return [record.iteration_s, *(getattr(record, field) for field in _FIELDS)]
+
+
+def _by_iteration(
+    records: Iterable[TrainingIterations], columns: Callable[[TrainingIterations], Sequence[Sequence[float] | Floats]]
+) -> Floats:
+    """Columns of shape (iterations, ranks, columns) for the iterations that every rank holds."""
     iterations: dict[int, dict[int, tuple[float, ...]]] = {}
     for record in records:
-        columns = (record.iteration_s, *(getattr(record, field) for field in _FIELDS))
-        for index, times in enumerate(zip(*columns, strict=True), start=record.first_iteration):
+        for index, times in enumerate(zip(*columns(record), strict=True), start=record.first_iteration):
             iterations.setdefault(index, {})[record.rank] = times
     ranks = max(map(len, iterations.values()), default=0)
     whole = [by_rank for _, by_rank in sorted(iterations.items()) if len(by_rank) == ranks]

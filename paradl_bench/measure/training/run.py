@@ -25,7 +25,7 @@ from paradl_bench.measure.training.recorder import differences, planned_collecti
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.measure.training.writer import RankRun, TrainingWriter, keep_shortage
+from paradl_bench.measure.training.writer import RankTraining, TrainingWriter, keep_shortage
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axis_planner import samples_at_once
@@ -97,7 +97,7 @@ def measure_training(
     ghost = emulate(request, network, context, make_table)
     if ghost:
         hold_in_common(model.module)
-    run = RankRun(request, context, output, command_line, ghost.emulated if ghost else None)
+    run = RankTraining(request, context, output, command_line, ghost.emulated if ghost else None)
     trainer: Trainer | None = None
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)
@@ -112,7 +112,7 @@ def measure_training(
         raise WorkError(describe_shortage(lacked)) from error
 
 
-def _measure(trainer: Trainer, model: LoadedModel, run: RankRun, network: ModelGraph, ghost: Ghost | None) -> None:
+def _measure(trainer: Trainer, model: LoadedModel, run: RankTraining, network: ModelGraph, ghost: Ghost | None) -> None:
     request, context = run.request, run.context
     network = trainer.try_alone(network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)

@@ -40,7 +40,7 @@ from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
 
 
-class RankRun(NamedTuple):
+class RankTraining(NamedTuple):
     """A run on one rank: what was asked, and where its measurements go.
 
     Attributes:
@@ -65,7 +65,7 @@ class TrainingWriter:
     losses: list[float] = field(default_factory=list)
 
     @classmethod
-    def open(cls, run: RankRun, *, alone: bool = True) -> TrainingWriter:
+    def open(cls, run: RankTraining, *, alone: bool = True) -> TrainingWriter:
         """Start in a new directory, or go on in one of the same command.
 
         Args:
@@ -177,7 +177,7 @@ class TrainingWriter:
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
 
 
-def keep_shortage(lacked: MemoryShortage, network: ModelGraph, run: RankRun) -> None:
+def keep_shortage(lacked: MemoryShortage, network: ModelGraph, run: RankTraining) -> None:
     """Note in ``run.json`` that memory ran out on this rank; any rank writes it, since the others may wait for ever.
 
     Raises:

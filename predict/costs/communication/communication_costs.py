@@ -32,7 +32,7 @@ from predict.costs.communication.contention_costs import ContentionCosts
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
-from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
+from predict.costs.sourced import CONTENTION, Cost, Remark, Source, UnmeasuredCollective
 
 
 class CommunicationCost(NamedTuple):
@@ -135,7 +135,7 @@ class CommunicationCosts:
         if changed or sharing.factor != 1:
             swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
-            cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted("contention", seconds)
+            cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted(CONTENTION, seconds)
         found = CommunicationCost(cost, modes)
         if call.after_compute:
             return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)

@@ -20,11 +20,7 @@ _FULL = 0.95
 
 
 def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
-    """The diagnosis of a run.
-
-    Raises:
-        UserError: the run's records don't hold the same iterations of all ranks.
-    """
+    """The diagnosis of a run."""
     measured = seconds_of_run(run)
     seconds = dict(measured.seconds)
     strategy = parse_strategy(run.description.strategy)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from predict.prediction.command_options import point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
 if TYPE_CHECKING:
     from predict.prediction.prediction import Prediction
     from predict.validation.diagnosis.findings import Diagnosis
-    from predict.validation.runs import Run
+
+_BESIDE_A_RUN = ("profile", "cluster", "run", "memory", "at_least", "remedies", "output", "as_json", "force")
+"""Options that go with --run: the run says the rest."""
 
 
 @click.command("diagnose", context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--force", is_flag=True, help="Replace an output file, and take a run of another environment.")
-def diagnose(**options: Any) -> None:
+@click.pass_context
+def diagnose(ctx: click.Context, /, **options: Any) -> None:
     """Say which limitations and bottlenecks a configuration has, and what would help.
 
     The rows are those of ParaDL's Table 6. With --run, what was measured takes the place of what is predicted.
@@ -41,51 +44,87 @@ def diagnose(**options: Any) -> None:
     predict diagnose --from-profile p.json --run runs/d2
     """
     from paradl_bench.core.files.storage import encode_pretty
-    from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
     from predict.validation.diagnosis.presentation import print_diagnosis
 
     refuse_missing(options, "profile", *(() if options["run"] else ("model", "strategy", "batch")))
-    output = options["output"]
-    if output:
-        refuse_overwrite(output, force=options["force"])
-    found = _diagnoses(options)
-    content = encode_pretty(found)
-    if output:
-        write_output(output, content, force=options["force"])
-    if options["as_json"]:
-        if output is None:
-            write_output("-", content)
-    elif output != "-":
-        for diagnosis in found:
+    _refuse_unused(ctx, options)
+    written = OutputOptions(output=options["output"], as_json=options["as_json"], force=options["force"])
+    written.check()
+    diagnoses = _of_run(options) if options["run"] else _of_points(options)
+    if written.write(encode_pretty(diagnoses)):
+        for diagnosis in diagnoses:
             print_diagnosis(diagnosis)
 
 
-def _diagnoses(options: dict[str, Any]) -> list[Diagnosis]:
-    """A diagnosis of every strategy and batch, or of the run."""
+def _refuse_unused(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Refuse, by a UserError, what a diagnosis has no use for; of a run, what the run says itself."""
+    from paradl_bench.core.errors import UserError
+
+    if options["evaluator"] != "simulate":
+        raise UserError(f"--evaluator {options['evaluator']}: predict diagnose reads what simulate says; leave it out")
+    if options["dataset_samples"] is not None:
+        raise UserError("--dataset-samples: predict diagnose looks at iterations, and says nothing of epochs")
+    if options["run"] is None:
+        return
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name not in _BESIDE_A_RUN and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UserError(f"{parameter.opts[0]}: the run of --run says it; leave it out")
+
+
+def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
+    """The diagnosis of a run."""
+    import msgspec
+
     from predict.prediction.prediction import Predictor
-    from predict.prediction.request import limit_memory, read_request
+    from predict.prediction.request import limit_memory
     from predict.validation.diagnosis.against_run import held_against
     from predict.validation.diagnosis.diagnosis import Diagnostician
     from predict.validation.diagnosis.of_run import options_of_run, read_run_to_diagnose
     from predict.validation.diagnosis.remedies import with_remedies
+    from predict.workload import evaluator_named
 
-    run: Run | None = None
-    if options["run"]:
-        run = read_run_to_diagnose(options["run"], options["profile"], force=options["force"])
-        options = options_of_run(run, options)
+    run, costs, point, notes = read_run_to_diagnose(options["run"], options)
+    limit_memory(costs, options["memory"])
+    diagnostician = Diagnostician(Predictor(costs, evaluator_named(options["evaluator"])), options["at_least"])
+    case = diagnostician.case_of(point)
+    diagnosis = held_against(diagnostician.diagnose(case), case, run)
+    if options["remedies"]:
+        asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
+        diagnosis = with_remedies(diagnosis, diagnostician, case, asked)
+    return [msgspec.structs.replace(diagnosis, notes=(*diagnosis.notes, *notes))]
+
+
+def _of_points(options: dict[str, Any]) -> list[Diagnosis]:
+    """A diagnosis of every strategy and batch that is possible."""
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.terminal.command_line import say
+    from predict.prediction.points import left_out_lines
+    from predict.prediction.prediction import Predictor
+    from predict.prediction.request import limit_memory, read_request
+    from predict.validation.diagnosis.diagnosis import Diagnostician
+    from predict.validation.diagnosis.remedies import with_remedies
+
     request = read_request(options)
     limit_memory(request.costs, options["memory"])
-    doctor = Diagnostician(Predictor(request.costs, request.evaluator), at_least=options["at_least"])
-    found = []
+    diagnostician = Diagnostician(Predictor(request.costs, request.evaluator), options["at_least"])
+    diagnoses: list[Diagnosis] = []
+    refused = []
     for point in request.points:
-        case = doctor.case_of(point)
-        diagnosis = doctor.diagnose(case)
-        if run is not None:
-            diagnosis = held_against(diagnosis, case, run)
+        try:
+            case = diagnostician.case_of(point)
+        except UserError as error:
+            refused.append((point.strategy, error))
+            continue
+        diagnosis = diagnostician.diagnose(case)
         if options["remedies"]:
-            diagnosis = with_remedies(diagnosis, doctor, case, {**options, **_of_point(case.prediction)})
-        found.append(diagnosis)
-    return found
+            diagnosis = with_remedies(diagnosis, diagnostician, case, {**options, **_of_point(case.prediction)})
+        diagnoses.append(diagnosis)
+    if not diagnoses:
+        raise refused[0][1]
+    for line in dict.fromkeys((*request.left_out, *left_out_lines(refused))):
+        say(f"predict: left out: {line}")
+    return diagnoses
 
 
 def _of_point(prediction: Prediction) -> dict[str, Any]:

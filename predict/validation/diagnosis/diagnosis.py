@@ -27,8 +27,6 @@ from predict.validation.diagnosis.limitations import LIMITATIONS, Limitation
 from predict.validation.diagnosis.shares import Seconds, seconds_of_limitations
 from predict.workload import Configuration
 
-AT_LEAST = 0.05
-"""The share of an iteration from which on a limitation counts as present."""
 _FREE = 1e9
 """A link so many times as fast takes no time."""
 _HELD = ("parameters", "gradients", "optimizer")
@@ -69,7 +67,7 @@ class Diagnostician:
     """
 
     predictor: Predictor
-    at_least: float = AT_LEAST
+    at_least: float
     _alone: dict[Configuration, tuple[Ledger, Prediction]] = field(init=False, default_factory=dict)
 
     def case_of(self, point: Configuration) -> Case:
@@ -125,12 +123,19 @@ class Diagnostician:
         }
         if limitation.name in special:
             return special[limitation.name](limitation, case)
-        if limitation.measure:
+        if limitation.measure and _can_have(limitation, case.point.strategy):
             return Finding(limitation=limitation, state="not measured", evidence=f"needs {limitation.measure}")
         if limitation.name not in case.seconds:
             return _absent(limitation, case)
         own, whole_s = case.seconds[limitation.name], case.prediction.iteration_s
         return timed_finding(limitation, own, whole_s, self.at_least, evidence=_sources(limitation.name, case))
+
+
+def _can_have(limitation: Limitation, strategy: Strategy) -> bool:
+    """Whether there may be anything to measure."""
+    if limitation.name == of.SPLIT_AND_CONCATENATE:
+        return degree_of(strategy, Trait.SHARDS_LAYERS) > 1
+    return limitation.name != of.CONGESTION or strategy.ranks > 1
 
 
 def _absent(limitation: Limitation, case: Case) -> Finding:

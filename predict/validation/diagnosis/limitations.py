@@ -85,7 +85,7 @@ LIMITATIONS = (
     _limitation(WEIGHT_UPDATE, "computation", "WU", inference=False),
     _limitation(IMBALANCE, "computation", "FB", "WU"),
     _bottleneck(REDUNDANT_COMPUTE, "computation", "framework", "FB", "WU"),
-    _bottleneck(SPLIT_AND_CONCATENATE, "computation", "framework", "FB"),
+    _bottleneck(SPLIT_AND_CONCATENATE, "computation", "framework", "FB", measure=_RUN),
     _limitation(RANKS, "scaling", "IO", "FB", "GE", "WU"),
     _bottleneck(INPUT, "input", "system", "IO"),
 )

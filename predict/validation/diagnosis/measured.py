@@ -6,25 +6,20 @@ what the others spend beyond that is imbalance. Stages of a pipeline are looked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import Floats, bootstrap_interval
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of, group_axes
-from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.records.measurement import read_records
-from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
-from predict.costs.sourced import Floats
+from paradl_bench.plan.strategy import parse_strategy
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.shares import Seconds
-from predict.validation.runs import Run
+from predict.validation.runs import Run, communication_of
 
-_DRAWS = 400
 _BLOCKS = 8
 """Parts of a run that are drawn whole, since neighbouring iterations are alike."""
 _HALO = "halo"
@@ -54,45 +49,35 @@ class _Stamps:
 
 
 def seconds_of_run(run: Run) -> MeasuredSeconds:
-    """What a run spent with each limitation; those that its stamps don't tell apart are left out.
-
-    Raises:
-        UserError: the run's records don't hold the same iterations of all ranks.
-    """
+    """What a run spent with each limitation; those that its stamps don't tell apart are left out."""
     strategy = parse_strategy(run.description.strategy)
-    stages = _by_stage(run, strategy)
+    stages = _by_stage(run)
     weights = [stage.compute.shape[1] / strategy.ranks for stage in stages]
 
     def mean(values: Sequence[Floats]) -> Floats:
         return np.asarray(sum(weight * own for weight, own in zip(weights, values, strict=True)))
 
     exchange = mean([stage.exchange.min(axis=1) for stage in stages])
-    calls = {
-        name: mean([stage.calls[name].min(axis=1) for stage in stages if name in stage.calls])
-        for name in dict.fromkeys(name for stage in stages for name in stage.calls)
-    }
+    calls = {name: mean([stage.calls[name].min(axis=1) for stage in stages]) for name in stages[0].calls}
     waiting = mean(
         [sum((_beyond_least(own) for own in stage.calls.values()), _beyond_least(stage.exchange)) for stage in stages]
     )
-    found = {of.WEIGHT_UPDATE: mean([stage.update.mean(axis=1) for stage in stages])}
+    computed = [stage.compute.mean(axis=1) for stage in stages]
+    seconds = {of.WEIGHT_UPDATE: mean([stage.update.mean(axis=1) for stage in stages])}
     if degree_of(strategy, Trait.STAGES) > 1:
-        computed = [stage.compute.mean(axis=1) for stage in stages]
         idle = mean([stage.idle.mean(axis=1) for stage in stages])
         uneven = np.minimum(np.max(computed, axis=0) - mean(computed), idle)
-        found[of.BUBBLES] = idle - uneven
+        seconds[of.BUBBLES] = idle - uneven
         waiting = waiting + uneven
     if strategy.ranks > 1:
-        found[of.IMBALANCE] = waiting
-        communication = exchange + sum(calls.values())
-        found[of.CONGESTION] = communication - np.median(communication)
+        seconds[of.IMBALANCE] = waiting
     if degree_of(strategy, Trait.REPLICATES) > 1:
-        found[of.GRADIENT_EXCHANGE] = exchange
-    found |= calls
-    middle = {of.CONGESTION: np.mean}
-    return MeasuredSeconds(
-        {name: _with_interval(values, middle.get(name, np.median)) for name, values in found.items()},
-        _with_interval(mean([stage.compute.mean(axis=1) for stage in stages]), np.median),
-    )
+        seconds[of.GRADIENT_EXCHANGE] = exchange
+    found = {name: _with_interval(values) for name, values in (seconds | calls).items()}
+    if strategy.ranks > 1:
+        communication = exchange + sum(calls.values())
+        found[of.CONGESTION] = _with_interval(communication - np.median(communication), np.mean)
+    return MeasuredSeconds(found, _with_interval(mean(computed)))
 
 
 def _beyond_least(values: Floats) -> Floats:
@@ -100,67 +85,38 @@ def _beyond_least(values: Floats) -> Floats:
     return np.asarray(values.mean(axis=1) - values.min(axis=1))
 
 
-def _with_interval(values: Floats, middle: object) -> Seconds:
-    """The median or mean over iterations; blocks of neighbours are drawn again and again for its 90% interval."""
-    assert callable(middle)
-    blocks: list[NDArray[np.float64]] = [part for part in np.array_split(values, _BLOCKS) if len(part)]
-    generator = np.random.default_rng(0)
-    drawn = [
-        float(middle(np.concatenate([blocks[index] for index in generator.integers(len(blocks), size=len(blocks))])))
-        for _ in range(_DRAWS)
-    ]
-    low, high = np.quantile(drawn, (0.05, 0.95))
-    return Seconds(float(middle(values)), float(low), float(high))
+def _with_interval(values: Floats, statistic: Callable[..., Floats] = np.median) -> Seconds:
+    """The median or the mean over iterations; none below 0."""
+    blocks = [part for part in np.array_split(values, _BLOCKS) if len(part)]
+    ends = bootstrap_interval(blocks, statistic=statistic)
+    return Seconds(*(max(float(value), 0.0) for value in (statistic(values), *ends)))
 
 
-def _by_stage(run: Run, strategy: Strategy) -> list[_Stamps]:
-    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
-    columns = [_columns(records, rank) for rank in range(strategy.ranks)]
-    if len({len(own["iteration_s"]) for own in columns}) != 1:
-        raise UserError(f"{run.path} does not hold the same iterations of all ranks: let the run finish")
+def _by_stage(run: Run) -> list[_Stamps]:
+    """Of every stage of a pipeline; of all ranks without one."""
+    strategy, kinds = parse_strategy(run.description.strategy), communication_of(run)
     along = group_axes(strategy, Trait.STAGES)
-    stage_of = [tuple(strategy.coordinates(rank)[axis] for axis in along) for rank in range(strategy.ranks)]
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(strategy.ranks):
+        stage = tuple(strategy.coordinates(rank)[axis] for axis in along)
+        ranks_of.setdefault(stage, []).append(rank)
     return [
-        _stamps([own for own, place in zip(columns, stage_of, strict=True) if place == stage])
-        for stage in sorted(set(stage_of))
+        _stamps(run.rank_times_s[:, ranks], {kind: seconds[:, ranks] for kind, seconds in kinds.items()})
+        for ranks in ranks_of.values()
     ]
 
 
-def _columns(records: Sequence[TrainingIterations], rank: int) -> dict[str, Floats]:
-    """All iterations of a rank, in order: its phases, and what each kind of communication for layers took."""
-    own = sorted((record for record in records if record.rank == rank), key=lambda record: record.first_iteration)
-    names = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
-    found = {name: np.concatenate([getattr(record, name) for record in own]) for name in names}
-    for record in own:
-        for kind in (*record.fw_communication_s, *record.bw_communication_s):
-            found.setdefault(kind, np.zeros(len(found["iteration_s"])))
-    begin = 0
-    for record in own:
-        part = slice(begin, begin + len(record.iteration_s))
-        for calls in (record.fw_communication_s, record.bw_communication_s):
-            for kind, values in calls.items():
-                found[kind][part] += values
-        begin = part.stop
-    return found
-
-
-def _stamps(columns: Sequence[Mapping[str, Floats]]) -> _Stamps:
-    """Of the ranks of a stage."""
-
-    def of_all(name: str) -> Floats:
-        return np.stack([own[name] for own in columns], axis=1)
-
-    phases = {"iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s"}
-    kinds = set.intersection(*(set(own) for own in columns)) - phases
+def _stamps(times_s: Floats, kinds: Mapping[str, Floats]) -> _Stamps:
+    """Of the whole iteration, FW, BW, GE and WU, and of communication for layers by kind."""
+    whole, fw, bw, exchange, update = np.moveaxis(times_s, 2, 0)
     calls: dict[str, Floats] = {}
-    for kind in sorted(kinds):
+    for kind, seconds in kinds.items():
         name = of.HALO if kind == _HALO else of.LAYER_WISE
-        calls[name] = calls[name] + of_all(kind) if name in calls else of_all(kind)
-    forward_and_backward, exchange, update = of_all("fw_s") + of_all("bw_s"), of_all("exposed_ge_s"), of_all("wu_s")
+        calls[name] = calls[name] + seconds if name in calls else seconds
     return _Stamps(
-        compute=forward_and_backward - sum(calls.values()),
+        compute=fw + bw - sum(calls.values()),
         exchange=exchange,
         update=update,
-        idle=of_all("iteration_s") - forward_and_backward - exchange - update,
+        idle=whole - fw - bw - exchange - update,
         calls=calls,
     )

@@ -1,54 +1,71 @@
-"""The run that a diagnosis is held against, and the options of ``predict`` that predict it."""
+"""The run that a diagnosis is held against: its costs, its configuration, and the options that predict it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from calibrate.profile.profile import read_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from predict.costs.cost_model import CostModel
+from predict.costs.files import read_cluster
+from predict.validation.run_predictors import RunPredictors
 from predict.validation.runs import Run, read_runs
-from predict.validation.validation import unlike
-
-_CONFIGURE = ("model", "strategy", "batch", "ranks")
-"""Options that a run answers itself."""
+from predict.workload import Configuration
 
 
-def read_run_to_diagnose(directory: Path, profile_path: Path, *, force: bool) -> Run:
-    """The run of a directory.
+class RunToDiagnose(NamedTuple):
+    """A run with what predicts it, and what there is to know of it."""
+
+    run: Run
+    costs: CostModel
+    point: Configuration
+    notes: tuple[str, ...]
+
+
+def read_run_to_diagnose(directory: Path, options: Mapping[str, Any]) -> RunToDiagnose:
+    """The run of a directory, as ``predict validate`` reads it.
+
+    Raises:
+        UserError: it can't be read, or is unlike what the profile was measured in and ``force`` is not given.
+    """
+    path, cluster = options["profile"], options["cluster"]
+    ((run,), notes) = read_runs([directory])
+    predictors = RunPredictors(read_profile(path), path, read_cluster(cluster) if cluster else None)
+    differences = predictors.differences(run)
+    if differences and not options["force"]:
+        raise UserError(f"{differences[0]} (profile {path}); give --force to compare nevertheless")
+    about = run.description
+    point = Configuration(strategy=parse_strategy(about.strategy), settings=about.settings)
+    forced = tuple(f"compared by force: {line}" for line in differences)
+    return RunToDiagnose(run, predictors.costs_of(run), point, (*notes, *forced))
+
+
+def options_of_run(run: Run, options: Mapping[str, Any], *, knows_input: bool) -> dict[str, Any]:
+    """The options that predict a run, beside the profile and the cluster.
 
     Args:
-        force: take a run of another environment, or of another network of the model's name.
-
-    Raises:
-        UserError: it can't be read, or is unlike what the profile was measured in.
+        knows_input: whether the profile knows of an input, which a run has none of.
     """
-    (run,), _ = read_runs([directory])
-    differences = unlike(read_profile(profile_path), run)
-    if differences and not force:
-        raise UserError(f"{differences[0]} (profile {profile_path}); give --force to compare nevertheless")
-    return run
-
-
-def options_of_run(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that predict a run.
-
-    Raises:
-        UserError: options say what the run says itself.
-    """
-    given = [name for name in _CONFIGURE if options[name] is not None]
-    if given:
-        raise UserError(f"--{given[0]}: the run of --run says it; leave it out")
     about = run.description
     found = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
-    found |= {"optimizer": about.optimizer, "dtype": about.dtype, "backend": about.backend}
+    found |= {"optimizer": about.optimizer, "dtype": about.dtype}
+    found |= {"backend": about.backend if about.ranks > 1 else None}
+    found |= msgspec.structs.asdict(settings_of_label(about.kernel_settings)) if about.kernel_settings else {}
     found |= {name: int(text) if text.isdecimal() else text for name, text in about.settings.options.items()}
     # A run names its stages whatever they were cut by; given by name they would count as the user's.
-    cut = found.pop("cut_by", "--stages")
-    found["stages"] = options["stages"] if cut == "FLOPs" else found["stages"]
+    if found.pop("cut_by", "") == "FLOPs":
+        found["stages"] = None
     found["bucket_cap_mb"] = about.settings.of(ExchangeOptions).bucket_cap_bytes / 1024**2
+    found |= {"io_seconds": 0.0, "h2d_seconds": 0.0} if knows_input else {}
     if about.ghost is not None:
+        slow = about.ghost.slow_rank
         found |= {"dilate": about.ghost.dilate, "spread": about.ghost.drawn is not None}
+        found |= {"slow_rank": None if slow is None else str(slow)}
     return found

@@ -6,6 +6,7 @@ as options of ``predict``, as a user would type them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,8 +15,10 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
+from predict.costs.input.input_terms import input_options
 from predict.prediction.interval import gain_band
-from predict.prediction.request import read_request
+from predict.prediction.prediction import Predictor
+from predict.prediction.request import request_of
 from predict.search.candidates.mesh import divisors
 from predict.search.command import SEARCHED
 from predict.search.search import command_of, search
@@ -26,6 +29,7 @@ from predict.validation.diagnosis.findings import Diagnosis, Finding, Remedy
 _CAPS_MB = ("1", "5", "25", "100", "400")
 _MORE_MICRO_BATCHES = 4
 """Of the numbers of micro-batches beyond today's, the lowest."""
+_INPUTS: tuple[dict[str, Any], ...] = ({"prefetch": 2}, *({"io_workers": workers} for workers in (1, 2, 4, 8)))
 _STRATEGIES = 6
 _PREDICTIONS = 24
 """Of a search, whose best strategies are tried."""
@@ -47,16 +51,16 @@ class _Tried(NamedTuple):
     case: Case
 
 
-def with_remedies(diagnosis: Diagnosis, doctor: Diagnostician, case: Case, options: Options) -> Diagnosis:
+def with_remedies(diagnosis: Diagnosis, diagnostician: Diagnostician, case: Case, options: Options) -> Diagnosis:
     """The diagnosis with a remedy for each limitation that is there or may be, where one was found.
 
     Args:
-        options: of the command line, by the names of its parameters, as :func:`read_request` takes them.
+        options: of the command line, by the names of its parameters, as :func:`request_of` takes them.
     """
     wanted = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not wanted:
         return diagnosis
-    tried, refused = _tried(doctor, case, options)
+    tried, refused = _tried(diagnostician, case, options)
     findings = tuple(
         msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
         for finding in diagnosis.findings
@@ -64,26 +68,39 @@ def with_remedies(diagnosis: Diagnosis, doctor: Diagnostician, case: Case, optio
     return msgspec.structs.replace(diagnosis, findings=findings, notes=(*diagnosis.notes, *refused))
 
 
-def _tried(doctor: Diagnostician, case: Case, options: Options) -> tuple[list[_Tried], list[str]]:
+def _tried(diagnostician: Diagnostician, case: Case, options: Options) -> tuple[list[_Tried], list[str]]:
     """All alternatives, predicted; and why strategies could not be searched."""
-    found: list[_Tried] = []
-    refused: list[str] = []
-    for change in _settings(case, options):
-        try:
-            changed = {**options, **change}
-            (point,) = read_request(changed).points
-            found.append(_Tried(_in_words(change), changed, doctor.case_of(point)))
-        except UserError:
-            # Of another axis, or beyond a limit: no remedy here.
-            continue
+    tried: list[_Tried] = []
+    for change in _settings(case):
+        tried += _predicted(diagnostician, _in_words(change), {**options, **change})
+    for change in _INPUTS if of.INPUT in case.seconds else ():
+        changed = {**options, **change}
+        tried += _predicted(_with_input(diagnostician, changed), _in_words(change), changed)
     try:
-        found += _strategies(doctor, case, options)
+        return [*tried, *_strategies(diagnostician, case, options)], []
     except UserError as error:
-        refused.append(f"other strategies were not searched: {error}")
-    return found, refused
+        return tried, [f"other strategies were not searched: {error}"]
 
 
-def _settings(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+def _with_input(diagnostician: Diagnostician, options: Options) -> Diagnostician:
+    """One of the same costs, but for how a mini-batch is read."""
+    predictor = diagnostician.predictor
+    costs = dataclasses.replace(predictor.costs, input_options=input_options(predictor.evaluator.name, options))
+    costs.communication.cluster = predictor.costs.communication.cluster
+    return Diagnostician(Predictor(costs, predictor.evaluator), diagnostician.at_least)
+
+
+def _predicted(diagnostician: Diagnostician, change: str, options: Options) -> Iterator[_Tried]:
+    """The configuration of changed options; nothing where it is another axis', or beyond a limit."""
+    predictor = diagnostician.predictor
+    try:
+        (point,) = request_of(predictor.costs, predictor.evaluator, options).points
+        yield _Tried(change, options, diagnostician.case_of(point))
+    except UserError:
+        return
+
+
+def _settings(case: Case) -> Iterator[dict[str, Any]]:
     """Other settings of the strategy; those that it has no use for are refused when they are read."""
     yield from ({"bucket_cap_mb": float(cap)} for cap in _CAPS_MB)
     yield from ({"exchange": exchange} for exchange in ("leader", "segmented"))
@@ -96,8 +113,6 @@ def _settings(case: Case, options: Options) -> Iterator[dict[str, Any]]:
             yield {"micro_batches": count, "schedule": schedule, "stages": stages}
     yield {"recompute": "all"}
     yield {"offload": "optimizer"}
-    yield {"prefetch": 2}
-    yield from ({"io_workers": workers} for workers in (1, 2, 4, 8))
 
 
 def _in_words(change: Mapping[str, Any]) -> str:
@@ -108,7 +123,7 @@ def _in_words(change: Mapping[str, Any]) -> str:
     )
 
 
-def _strategies(doctor: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
+def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
     """The fastest strategies of as many ranks on the same mini-batch."""
     free = {**options, **_UNSET}
     asked = {
@@ -119,17 +134,12 @@ def _strategies(doctor: Diagnostician, case: Case, options: Options) -> Iterator
         "caps": ",".join(_CAPS_MB),
         "price": None,
     }
-    for row in search(asked).rows:
+    for row in search(asked, costs=diagnostician.predictor.costs).rows:
         own = row.prediction
-        if own.strategy == case.prediction.strategy:
-            continue
-        changed = {**free, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
-        changed["bucket_cap_mb"] = own.bucket_cap_bytes / 1024**2
-        try:
-            (point,) = read_request(changed).points
-        except UserError:
-            continue
-        yield _Tried(f"--strategy {own.strategy}", changed, doctor.case_of(point))
+        if own.strategy != case.prediction.strategy:
+            changed = {**free, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
+            changed["bucket_cap_mb"] = own.bucket_cap_bytes / 1024**2
+            yield from _predicted(diagnostician, f"--strategy {own.strategy}", changed)
 
 
 def _options_of(shown: Mapping[str, str]) -> dict[str, Any]:

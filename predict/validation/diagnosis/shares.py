@@ -14,7 +14,17 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import HaloExchange
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
-from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
+from predict.costs.sourced import CONTENTION
+from predict.ledger.ledger import (
+    BESIDE_COMMUNICATION,
+    SLOW_RANK,
+    SLOWEST_RANK,
+    WAIT_FOR_INPUT,
+    WAIT_FOR_STAGES,
+    Ledger,
+    LedgerEntry,
+    RoleLedger,
+)
 from predict.validation.diagnosis import limitations as of
 
 _HALF_WIDTH = 1.645
@@ -25,11 +35,14 @@ _WITHOUT_SECONDS = (of.INPUT, of.REDUNDANT_COMPUTE)
 """What may be there and take nothing: input that hides behind compute, sharing that costs no compute."""
 _INPUT = tuple(phase.name for phase in INPUT_PHASES)
 _FROM_EFFECT = {
-    "contention": of.CONTENTION,
-    "slowest rank": of.IMBALANCE,
-    "beside communication": "",
+    CONTENTION: of.CONTENTION,
+    SLOWEST_RANK: of.IMBALANCE,
+    SLOW_RANK: of.IMBALANCE,
+    BESIDE_COMMUNICATION: "",
 }
 """Limitations whose seconds are what an effect adds to entries of any kind; empty for what is hidden there."""
+
+_OF_WAITING = {WAIT_FOR_INPUT: of.INPUT, WAIT_FOR_STAGES: of.BUBBLES}
 
 
 class Seconds(NamedTuple):
@@ -124,7 +137,7 @@ def _parts(role: RoleLedger, strategy: Strategy) -> Iterable[tuple[str, float, f
 def _limitation_of(entry: LedgerEntry, strategy: Strategy) -> str:
     """The limitation that an entry's own seconds are of; empty for layers."""
     if not entry.phase:
-        return _of_waiting(entry.name)
+        return _OF_WAITING.get(entry.name, of.IMBALANCE)
     if entry.phase in _INPUT:
         return of.INPUT
     group = _group(entry)
@@ -142,12 +155,6 @@ def _hidden(strategy: Strategy) -> str:
     if degree_of(strategy, Trait.REPLICATES) > 1:
         return of.GRADIENT_EXCHANGE
     return of.PIPELINE_MESSAGES if degree_of(strategy, Trait.STAGES) > 1 else of.LAYER_WISE
-
-
-def _of_waiting(name: str) -> str:
-    if "mini-batch" in name:
-        return of.INPUT
-    return of.BUBBLES if "stages" in name else of.IMBALANCE
 
 
 def _part_waiting(sums: dict[str, _Sum], ledger: Ledger, free: Ledger) -> None:
@@ -169,7 +176,7 @@ def _waiting_s(ledger: Ledger) -> float:
             role.ranks * entry.exposed_s
             for role in ledger.roles
             for entry in role.entries
-            if not entry.phase and _of_waiting(entry.name) == of.BUBBLES
+            if entry.name == WAIT_FOR_STAGES
         )
         / ledger.ranks
     )

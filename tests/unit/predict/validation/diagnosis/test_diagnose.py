@@ -21,6 +21,7 @@ from profile_factory import (
     write_training_run,
 )
 
+from calibrate.profile.input_side import InputSide, LoaderRate
 from calibrate.profile.profile import Profile
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.network.graph import Layer
@@ -151,7 +152,7 @@ def test_a_run_gives_stages_only_where_its_user_did(tmp_path: Path, cut: str, st
     run = run_of(tmp_path, [rows, rows], "p2", micro_batches=2, stages=("conv3",), cut_by=cut)
     ((read,), _) = read_runs([Path(run)])
     options = dict.fromkeys(("model", "strategy", "batch", "ranks", "stages"))
-    assert options_of_run(read, options)["stages"] == stages
+    assert options_of_run(read, options, knows_input=False)["stages"] == stages
 
 
 def test_a_run_tells_congestion(tmp_path: Path) -> None:
@@ -204,6 +205,27 @@ def test_a_remedy_is_a_command_that_predicts_its_seconds(tmp_path: Path) -> None
     assert remedy["gain"] > 0.3
 
 
+def test_more_loading_workers_are_a_remedy_for_input(tmp_path: Path) -> None:
+    """A worker takes 50 ms a sample, so that the default of one is waited for, and 8 are not."""
+    rates = tuple(
+        LoaderRate(workers=workers, batch=8, sample_s=0.05 / workers, relative_sd=0.01) for workers in (1, 2, 4, 8)
+    )
+    made = profile(input_side=(InputSide(source="folder", loader=rates),))
+    findings = diagnosed(tmp_path, made, "--strategy", "d2", "--batch", "16", "--io-workers", "1", "--h2d-seconds", "0")
+    assert present(findings)[:1] == ["input"]
+    (remedy,) = findings[0]["remedies"]
+    assert remedy["change"] == "--io-workers 8"
+    assert "--io-workers 8" in remedy["command"]
+
+
+def test_a_run_reads_no_input_whatever_the_profile_knows(tmp_path: Path) -> None:
+    rates = (LoaderRate(workers=1, batch=8, sample_s=0.05, relative_sd=0.01),)
+    rows = [(0.024, 0.048, 1e-5, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "d2")
+    made = profile(input_side=(InputSide(source="folder", loader=rates),))
+    assert present(diagnosed(tmp_path, made, "--run", run, "--no-remedies")) == []
+
+
 def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
     made = profile(slow="all_gather", seconds=affine_seconds, wu_s=1e-4)
     for strategy in ("d2", "f2", "d2f2", "p2", "z3d2"):
@@ -217,7 +239,10 @@ def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
         (["--model", NETWORK.name, "--strategy", "d2"], "--batch"),
         (["--run", "nowhere"], "nowhere"),
         (["--run", "RUN", "--batch", "8"], "--batch: the run of --run says it; leave it out"),
+        (["--run", "RUN", "--micro-batches", "4"], "--micro-batches: the run of --run says it; leave it out"),
         (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--memory", "much"], "--memory"),
+        (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--evaluator", "paradl"], "--evaluator paradl"),
+        (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--dataset-samples", "9"], "--dataset-samples"),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:

@@ -1,0 +1,153 @@
+"""What a profile says of training runs: the cost model of each, its prediction, and what makes the two unlike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from calibrate.profile.emulated_profile import emulated
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import format_seconds
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.cluster import Cluster
+from paradl_bench.records.emulation import words_of_emulation
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.costs.files import choose_network
+from predict.costs.input.input_terms import NO_INPUT
+from predict.emulation.ghost import slept_seconds
+from predict.prediction.prediction import Prediction, Predictor
+from predict.validation.activity import Activity, activity_of
+from predict.validation.runs import Run
+from predict.validation.validation_report import PREDICTOR
+from predict.workload import Configuration, evaluators
+
+_NO_BACKEND = "none"
+_SAME_SECONDS = 1e-6
+"""Relative difference of sums of equal seconds, that were added up in other orders."""
+
+
+def _unlike(profile: Profile, run: Run) -> list[str]:
+    """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
+    environment = run.manifest.environment.computing
+    found = min((known.differences(environment) for known in profile.environments), key=len, default=[])
+    lines = []
+    kinds = dict.fromkeys(words_of_emulation(known.computing.emulated) for known in profile.environments)
+    emulated = "; ".join(words for words in kinds if words)
+    if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in found):
+        # Layers of this host are like the run's, and what was swept over emulated links is not.
+        lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
+    if found:
+        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(found)}")
+    network = profile.network.get(run.description.model)
+    if network is not None and network.digest != run.description.network_digest:
+        shapes = ["x".join(map(str, shape)) for shape in (network.input_shape, run.description.input_shape)]
+        about = f"input {shapes[0]} against {shapes[1]}" if shapes[0] != shapes[1] else "layers or parameters differ"
+        lines.append(f"{run.path} trained another {run.description.model} than the profile's: {about}")
+    return lines
+
+
+def _own_network(profile: Profile, run: Run) -> Path | None:
+    """The run's own file of a network that the profile does not hold, where layers slept what it estimates."""
+    if run.description.ghost is None or run.description.model in profile.network:
+        return None
+    return next(iter(sorted(run.path.glob("network-*.json"))), None)
+
+
+@contextmanager
+def _named(run: Run) -> Iterator[None]:
+    """Errors name the run that they are of."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{run.path}: {error}") from error
+
+
+class RunPredictors:
+    """Cost models by what they are made for, kept from run to run."""
+
+    def __init__(self, profile: Profile, profile_path: Path, cluster: Cluster | None) -> None:
+        self._profile = profile
+        self._profile_path = profile_path
+        self._cluster = cluster
+        self._evaluators = evaluators()
+        self._known: dict[tuple[str | float | None, ...], CostModel] = {}
+
+    def covers(self, run: Run, evaluator: str) -> bool:
+        """Whether the evaluator has something to say on a run's strategy and settings."""
+        asked, ghost = self._evaluators[evaluator], run.description.ghost
+        if ghost is not None and ghost.slow_rank is not None and evaluator != PREDICTOR:
+            # The closed forms take all ranks as equally fast.
+            return False
+        return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
+
+    def predict(self, run: Run, evaluator: str) -> Prediction:
+        """The prediction of a run's configuration.
+
+        Raises:
+            UserError: the profile lacks what the run needs; the message names the run.
+        """
+        with _named(run):
+            point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+            return Predictor(self.costs_of(run), self._evaluators[evaluator]).predict(point)
+
+    def activity(self, run: Run) -> Activity | str:
+        """When ranks worked, against the simulation; or in words why that is not known.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        with _named(run):
+            return activity_of(run, self.costs_of(run))
+
+    def differences(self, run: Run) -> list[str]:
+        """What makes a run unlike the profile, in lines: its environment, its network, or what its layers slept."""
+        return [*_unlike(self._profile, run), *self._unslept(run)]
+
+    def _unslept(self, run: Run) -> list[str]:
+        """What an emulated run slept other than this profile says; nothing of a real run."""
+        about = run.description
+        if about.ghost is None:
+            return []
+        costs = self.costs_of(run)
+        strategy = parse_strategy(about.strategy)
+        plan = planner_for(strategy).plan(costs.network, strategy, about.settings)
+        said_s = sum(slept_seconds(plan, costs.compute_costs(plan), about.ghost.slow_rank).values())
+        slept_s = sum(about.ghost.slept_s.values())
+        if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
+            return []
+        return [
+            f"{run.path} slept {format_seconds(slept_s)} an iteration, and would sleep {format_seconds(said_s)} by this"
+            " profile: it was emulated by another one"
+        ]
+
+    def costs_of(self, run: Run) -> CostModel:
+        """The cost model of a run's network, in what it computed in and over what it ran.
+
+        Raises:
+            UserError: the profile lacks what the run needs.
+        """
+        about = run.description
+        dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
+        drawn = about.ghost is not None and about.ghost.drawn is not None
+        of_ghosts = dilate, drawn, "" if slow is None else str(slow)
+        computed_in = about.optimizer, about.dtype, about.kernel_settings, about.backend
+        key = (about.model, about.network_digest, *computed_in, *of_ghosts)
+        if key not in self._known:
+            own = _own_network(self._profile, run)
+            self._known[key] = CostModel(
+                profile=self._profile if dilate is None else emulated(self._profile, dilate, drawn=drawn),
+                network=choose_network(self._profile, about.model, own, self._profile_path),
+                optimizer=about.optimizer,
+                dtype=about.dtype,
+                kernel_settings=about.kernel_settings,
+                cluster=self._cluster,
+                backend=None if about.backend == _NO_BACKEND else about.backend,
+                # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
+                input_options=NO_INPUT,
+                slow_rank=slow,
+            )
+        return self._known[key]
