@@ -12,7 +12,7 @@ from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
-from predict.validation.diagnosis.shares import Seconds, computed_s
+from predict.validation.diagnosis.shares import Seconds, layers_s
 from predict.validation.runs import Run
 
 _FULL = 0.95
@@ -25,7 +25,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     seconds = dict(measured.seconds)
     strategy = parse_strategy(run.description.strategy)
     if degree_of(strategy, Trait.SHARDS_LAYERS) > 1:
-        seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, computed_s(case.ledger))
+        seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, layers_s(case.ledger))
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
     return msgspec.structs.replace(
         diagnosis,
@@ -83,7 +83,7 @@ def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
 
 def _slower_compute(measured: MeasuredSeconds, case: Case) -> list[str]:
     """What layers took beyond their prediction is no row of the table, and a reader has to know of it."""
-    predicted_s = computed_s(case.ledger)
+    predicted_s = layers_s(case.ledger)
     if measured.computed.low_s <= predicted_s:
         return []
     factor = measured.computed.seconds / predicted_s

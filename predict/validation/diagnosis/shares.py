@@ -6,7 +6,7 @@ that idles counts as much as the ranks that it is of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from paradl_bench.plan.axes.kind import Trait
@@ -94,7 +94,16 @@ def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) 
 
 def computed_s(ledger: Ledger) -> float:
     """Forward and backward of layers, without what effects on the whole rank add; the mean over ranks."""
-    return sum(role.ranks * sum(map(_computed_s, _of_layers(role))) for role in ledger.roles) / ledger.ranks
+    return _mean_of_layers(ledger, _computed_s)
+
+
+def layers_s(ledger: Ledger) -> float:
+    """Forward and backward of layers as a rank spends them, all effects in; the mean over ranks."""
+    return _mean_of_layers(ledger, lambda entry: entry.total_s)
+
+
+def _mean_of_layers(ledger: Ledger, seconds: Callable[[LedgerEntry], float]) -> float:
+    return sum(role.ranks * sum(map(seconds, _of_layers(role))) for role in ledger.roles) / ledger.ranks
 
 
 def _of_layers(role: RoleLedger) -> Iterable[LedgerEntry]:
