@@ -71,7 +71,8 @@ def _make(path: Path) -> None:
             os.write(descriptor, new_secret().encode())
         finally:
             os.close(descriptor)
-        # Not renamed: what another rank has made by now is kept.
+        # Not renamed: what another rank has made by now is kept. For a moment the file has two names; a rank that
+        # reads it then finds it whole.
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:

@@ -110,11 +110,12 @@ def _too_large(most_bytes: int) -> str:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of the user's own for writing; the only way in which this program opens one that may be there.
+    """Open a file of the user's own; the only way in which this program opens one for writing that may be there.
 
-    No link is followed, and what has a second name, is no regular file or is somebody else's is left alone: whoever
-    can write to a directory could have a file of the user's changed by putting a link to it there. A file counts as
-    the user's own where who owns it owns the directory too, as in a folder that a group shares.
+    No link is followed, and what is no regular file or is somebody else's is left alone, as is for writing what has
+    a second name: whoever can write to a directory could have a file of the user's changed by putting a link to it
+    there. A file counts as the user's own where who owns it owns the directory too, as in a folder that a group
+    shares.
 
     Args:
         flags: as of ``os.open``; with ``O_TRUNC`` the file is emptied once it is seen to be the user's own.
@@ -130,9 +131,10 @@ def open_own(path: Path, flags: int) -> int:
         raise
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no regular file"
-            raise UserError(f"{path} {what}, and nothing is written to it: remove it")
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is no regular file, and is not used: remove it")
+        if status.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
+            raise UserError(f"{path} has a second name, and nothing is written to it: remove it")
         if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
             raise UserError(f"{path} belongs to another user, and nothing is written to it: give another place")
         if flags & os.O_TRUNC:
