@@ -139,7 +139,8 @@ def take_features(own: Parts, x: torch.Tensor, way: str) -> torch.Tensor:
 def assign_features(own: Parts, x: torch.Tensor, dim: int, way: str) -> torch.Tensor:
     y = x.clone()
     where = (slice(None),) * dim
-    y[(*where, 0)] = 0.25 if way == "number" else x.mean(dim)
+    # Behind a norm the mean is 0 but for rounding: what follows would choose by that rounding's sign.
+    y[(*where, 0)] = 0.25 if way == "number" else x.mean(dim) + 0.25
     return y
 
 
