@@ -121,18 +121,34 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
 @click.option("-o", "--output", required=True, metavar="REPORT_DIR", type=click.Path(path_type=Path))
 @click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
 @click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
 def validate(
-    runs: tuple[Path, ...], profile: Path, output: Path, cluster: Path | None, as_json: bool, force: bool
+    runs: tuple[Path, ...],
+    profile: Path,
+    output: Path,
+    cluster: Path | None,
+    as_json: bool,
+    plot: str | None,
+    force: bool,
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
+    from paradl_bench.core.terminal.command_line import refuse_overwrite
+    from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.validation.report import print_report, refuse_existing, write_report
     from predict.validation.validation import validate_runs
 
     refuse_existing(output, force=force)
+    if plot:
+        refuse_undrawable(plot)
+        refuse_overwrite(plot, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force)
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
+    if plot:
+        from predict.validation.drawing import draw_validation
+
+        draw_validation(report, plot, force=force)
 
 
 group.add_command(diagnose)

@@ -20,6 +20,7 @@ from calibrate.report.terminal_plot import line_and_reach, measured_fits, title_
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import file_name, write_bytes_atomically
 from paradl_bench.core.registry import lookup
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
@@ -27,8 +28,6 @@ from paradl_bench.plan.collectives.catalog import operations
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Told apart by people with any colour vision (Okabe and Ito)."""
 _MARKERS = "os^Dv<"
 _CURVE_POINTS = 200
 _MOST_TICKS = 7
@@ -55,15 +54,11 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
 
 
 def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 6.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     points = [point for fit in fits for point in fit.measured]
     for index, ranks in enumerate(sorted({point.ranks for point in points})):
-        style = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        style = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
         _draw_ranks(above, below, fits, [point for point in points if point.ranks == ranks], style)
     _mark_regimes(above, below, fits)
     _label(above, below, points)

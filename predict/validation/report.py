@@ -132,7 +132,7 @@ def _activity(report: Report) -> _Table:
     """A row each rank of a run."""
     rows = [
         [
-            f"{pair.model} {_configured(pair)} {pair.batch}",
+            f"{pair.model} {configured(pair)} {pair.batch}",
             str(rank.rank),
             str(rank.units),
             f"{rank.mean_error:.1%}",
@@ -192,7 +192,7 @@ def _repeated(report: Report) -> _Table:
     rows = [
         [
             one.model,
-            _configured(one),
+            configured(one),
             str(one.batch),
             str(one.runs),
             format_seconds(one.measured_range_s[0]),
@@ -241,7 +241,7 @@ def _runs(report: Report) -> _Table:
     rows = [
         [
             pair.model,
-            _configured(pair),
+            configured(pair),
             str(pair.batch),
             format_seconds(pair.measured_median_s),
             format_seconds(pair.measured_iqr_s),
@@ -259,7 +259,7 @@ def _runs(report: Report) -> _Table:
     return _Table(titles, rows)
 
 
-def _configured(pair: Pair | Repeated) -> str:
+def configured(pair: Pair | Repeated) -> str:
     """The strategy, with what tells runs of it apart."""
     told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
     told += ["emulated"] if pair.emulated else []
@@ -301,7 +301,7 @@ def _scores(report: Report) -> _Table:
 def _phases(report: Report) -> _Table:
     rows = [
         [
-            f"{pair.model} {_configured(pair)} {pair.batch}",
+            f"{pair.model} {configured(pair)} {pair.batch}",
             name,
             format_seconds(phase.predicted_s),
             format_seconds(phase.measured_s),

@@ -36,8 +36,9 @@ def what_if_command(**options: Any) -> None:
         raise click.UsageError("Missing option '--vary': write --vary bandwidth=0.1:10:log, or another quantity.")
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite, say
+    from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.prediction.request import read_request
-    from predict.what_if.presentation import draw_what_if, refuse_undrawable
+    from predict.what_if.presentation import draw_what_if
     from predict.what_if.quantities import parse_varied, settings_of
     from predict.what_if.what_if import what_if
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paradl_bench.core.errors import UserError
-from paradl_bench.core.terminal.command_line import open_console, write_output
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_seconds
@@ -21,11 +18,8 @@ from predict.what_if.what_if import BOUNDS, WhatIf
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DRAWN = (".png", ".svg", ".html")
 _MOST_TICKS = 9
 _TITLES = {"exposed communication": "exposed"}
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Told apart by people with any colour vision (Okabe and Ito)."""
 
 
 def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
@@ -87,25 +81,6 @@ def _value(setting: Setting, name: str) -> str:
     return shown_value(name, setting[name]) if name in setting else "-"
 
 
-def refuse_undrawable(target: str, output: str | None) -> None:
-    """Refuse, before any work is done, a file that cannot be drawn.
-
-    Args:
-        output: where rows are written; None where they are not.
-
-    Raises:
-        UserError: its name ends in nothing that is drawn, matplotlib is missing, or rows go to the same file.
-    """
-    if Path(target).suffix.lower() not in DRAWN:
-        raise UserError(f"--plot {target}: the name has to end in {', '.join(DRAWN)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
-    if output not in (None, "-") and Path(output).resolve() == Path(target).resolve():
-        raise UserError(f"-o and --plot both write to {target}: give two names")
-
-
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     """Draw the iteration over each quantity that was varied, a panel each, with its interval.
 
@@ -115,16 +90,12 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
-    figure = Figure(figsize=(1 + 5.5 * len(names), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(1 + 5.5 * len(names), 4.5)
     panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for panel, name in zip(panels, names, strict=True):
         for index, (label, line) in enumerate(_lines(rows, name).items()):
-            colour = _COLOURS[index % len(_COLOURS)]
+            colour = COLOURS[index % len(COLOURS)]
             values = [row.varied[name] for row in line]
             seconds = [row.iteration_s for row in line]
             panel.plot(values, seconds, "o-", color=colour, label=in_drawing(label), markersize=4)
@@ -139,11 +110,8 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     panels[0].set_ylabel("iteration [s], with 90% interval")
     panels[0].set_ylim(bottom=0)
     figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}"))
-    drawn = io.BytesIO()
-    suffix = Path(target).suffix.lower()
-    figure.savefig(drawn, dpi=130, format="png" if suffix == ".html" else suffix[1:])
-    content = drawn.getvalue()
-    write_output(target, _page(content, rows[0].model) if suffix == ".html" else content, force=force)
+    title = f"{rows[0].model}: what if"
+    write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
 
 
 def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
@@ -166,11 +134,3 @@ def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
             others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
             lines.setdefault("; ".join([base, *others]), []).append(row)
     return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in lines.items()}
-
-
-def _page(drawing: bytes, title: str) -> bytes:
-    from html import escape
-
-    data = base64.b64encode(drawing).decode()
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}: what if</title>'
-    return f'{head}<img alt="iteration over what was varied" src="data:image/png;base64,{data}"></html>'.encode()

@@ -1,0 +1,207 @@
+"""Predicted beside measured, drawn: what an iteration is made of, and the peak of memory (figure 3 of ParaDL).
+
+A panel a model, two bars a configuration. Phases are stacked as the report has them: of the rank that ends backward
+last, or of a pipeline's stage. What they leave of the iteration is its own part.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paradl_bench.core.statistics import grouped
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
+from paradl_bench.core.terminal.printed import in_drawing
+from paradl_bench.core.units import format_accuracy
+from predict.validation.report import configured
+from predict.validation.runs import PHASES
+from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Pair, Report, pairs_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+REST = "rest"
+PARTS = (*PHASES, PIPELINE_IDLE, REST)
+_NAMES = {PIPELINE_IDLE: "waits of stages", "GE": "exposed GE"}
+_COLOUR_OF = {**dict(zip(PHASES, COLOURS, strict=False)), PIPELINE_IDLE: "0.75", REST: "0.45"}
+_BYTES_OF_GIB = 2**30
+_PANELS_A_ROW = 2
+_BAR_WIDTH = 0.38
+_EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
+_SECONDS_LABEL = "iteration [s]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One side of a pair of bars: predicted or measured.
+
+    Attributes:
+        parts_s: stacked; they add up to ``iteration_s`` where they do not exceed it.
+        spread_s: of the 90% interval of a prediction, or of quartiles of a measurement; (low, high).
+        peak_bytes: None where memory was not tracked.
+    """
+
+    iteration_s: float
+    parts_s: Mapping[str, float]
+    spread_s: tuple[float, float]
+    peak_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """A configuration: medians over its runs.
+
+    Attributes:
+        model: with the shape of its input. configuration: strategy, options and batch, in lines.
+    """
+
+    model: str
+    configuration: str
+    predicted: Measured
+    measured: Measured
+
+    @property
+    def accuracy(self) -> float:
+        """1 - |predicted - measured| / measured."""
+        return 1 - abs(self.predicted.iteration_s / self.measured.iteration_s - 1)
+
+
+def bars_of(pairs: Iterable[Pair]) -> list[Bars]:
+    """One for each configuration of the evaluator under test, in the order in which they were given."""
+
+    def key(pair: Pair) -> tuple[str, str]:
+        shape = "x".join(map(str, pair.input_shape))
+        return f"{pair.model}, {shape}", f"{configured(pair)}\nbatch {pair.batch}"
+
+    groups = grouped(pairs_of(pairs, PREDICTOR), key)
+    return [
+        Bars(model=model, configuration=configuration, predicted=_predicted(runs), measured=_measured(runs))
+        for (model, configuration), runs in groups.items()
+    ]
+
+
+def draw_validation(report: Report, target: str, *, force: bool) -> None:
+    """Draw a report's runs.
+
+    Raises:
+        UserError: the file exists and ``force`` is not given, or cannot be written.
+    """
+    draw_bars(bars_of(report.pairs), target, force=force)
+
+
+def draw_bars(configurations: Sequence[Bars], target: str, *, force: bool) -> None:
+    """Draw configurations: a panel a model, the iteration above and, where it was tracked, memory below."""
+    models = grouped(configurations, lambda bars: bars.model)
+    columns = min(_PANELS_A_ROW, len(models))
+    blocks = -(-len(models) // columns)
+    with_memory = any(bars.measured.peak_bytes is not None for bars in configurations)
+    rows = blocks * (2 if with_memory else 1)
+    most = max(len(of_model) for of_model in models.values())
+    figure = new_figure(columns * max(4.5, 1.2 + 0.85 * most), 3.6 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_visible(False)
+    for index, (model, of_model) in enumerate(models.items()):
+        row, column = divmod(index, columns)
+        _draw_times(panels[row][column], model, of_model)
+        tracked = [bars for bars in of_model if bars.measured.peak_bytes is not None]
+        if tracked:
+            _draw_memory(panels[blocks + row][column], model, tracked)
+    _legend(panels[0][0], configurations)
+    title = "predicted (left bars) beside measured (hatched)"
+    figure.suptitle(title, fontsize=11)
+    write_figure(figure, target, title="predicted beside measured", shows=title, force=force)
+
+
+def _predicted(runs: Sequence[Pair]) -> Measured:
+    return _side(runs, lambda run: run.predicted_s, lambda run: run.interval_s, "predicted")
+
+
+def _measured(runs: Sequence[Pair]) -> Measured:
+    def quartiles(run: Pair) -> tuple[float, float]:
+        return run.measured_median_s - run.measured_iqr_s / 2, run.measured_median_s + run.measured_iqr_s / 2
+
+    return _side(runs, lambda run: run.measured_median_s, quartiles, "measured")
+
+
+def _side(
+    runs: Sequence[Pair],
+    iteration_s: Callable[[Pair], float],
+    spread_s: Callable[[Pair], tuple[float, float]],
+    which: str,
+) -> Measured:
+    """Medians over runs, of the numbers that one side has."""
+    whole_s = statistics.median(map(iteration_s, runs))
+    parts_s = {
+        name: statistics.median(getattr(run.phases[name], f"{which}_s") for run in runs) for name in runs[0].phases
+    }
+    idle_s = [getattr(run.idle, f"{which}_s") for run in runs if run.idle is not None]
+    if idle_s:
+        parts_s[PIPELINE_IDLE] = statistics.median(idle_s)
+    parts_s[REST] = max(0.0, whole_s - sum(parts_s.values()))
+    peaks = [getattr(run.memory, f"{which}_bytes") for run in runs if run.memory is not None]
+    lows, highs = zip(*map(spread_s, runs), strict=True)
+    return Measured(
+        iteration_s=whole_s,
+        parts_s=parts_s,
+        spread_s=(statistics.median(lows), statistics.median(highs)),
+        peak_bytes=statistics.median(peaks) if peaks else None,
+    )
+
+
+def _draw_times(axes: Axes, model: str, configurations: Sequence[Bars]) -> None:
+    """Stacked phases, the spread of either side, and the accuracy above each pair."""
+    for index, bars in enumerate(configurations):
+        for side, shift, hatch in ((bars.predicted, -1, ""), (bars.measured, 1, "///")):
+            at, bottom_s = index + shift * _BAR_WIDTH / 2, 0.0
+            for name in PARTS:
+                seconds = side.parts_s.get(name, 0.0)
+                look: dict[str, Any] = {
+                    "color": _COLOUR_OF[name],
+                    "edgecolor": "white",
+                    "hatch": hatch,
+                    "linewidth": 0.4,
+                }
+                axes.bar(at, seconds, _BAR_WIDTH, bottom=bottom_s, **look)
+                bottom_s += seconds
+            low_s, high_s = side.spread_s
+            axes.plot([at, at], [low_s, high_s], color="black", linewidth=1.2, marker="_", markersize=5)
+        top_s = max(bars.predicted.spread_s[1], bars.measured.spread_s[1])
+        axes.annotate(
+            format_accuracy(bars.accuracy), (index, top_s), xytext=(0, 4), textcoords="offset points", ha="center"
+        )
+    _frame(axes, model, configurations, _SECONDS_LABEL)
+
+
+def _draw_memory(axes: Axes, model: str, configurations: Sequence[Bars]) -> None:
+    for index, bars in enumerate(configurations):
+        for side, shift, hatch in ((bars.predicted, -1, ""), (bars.measured, 1, "///")):
+            if side.peak_bytes is not None:
+                at, gibibytes = index + shift * _BAR_WIDTH / 2, side.peak_bytes / _BYTES_OF_GIB
+                axes.bar(at, gibibytes, _BAR_WIDTH, color=COLOURS[-1], hatch=hatch, **_EDGE)
+    _frame(axes, model, configurations, "peak memory of a rank [GiB]")
+
+
+def _frame(axes: Axes, model: str, configurations: Sequence[Bars], label: str) -> None:
+    axes.set_visible(True)
+    axes.set_title(in_drawing(model), fontsize=10)
+    names = ["\n".join(map(in_drawing, bars.configuration.splitlines())) for bars in configurations]
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_ylabel(label)
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+
+
+def _legend(axes: Axes, configurations: Sequence[Bars]) -> None:
+    """Of the parts that any bar has."""
+    from matplotlib.patches import Patch
+
+    present = [
+        name
+        for name in PARTS
+        if any(side.parts_s.get(name) for bars in configurations for side in (bars.predicted, bars.measured))
+    ]
+    handles = [Patch(color=_COLOUR_OF[name], label=_NAMES.get(name, name)) for name in present]
+    axes.legend(handles=handles, fontsize=7)
