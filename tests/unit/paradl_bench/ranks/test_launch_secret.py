@@ -39,7 +39,7 @@ def test_a_users_file_is_made_once_and_is_theirs_alone(home: Path) -> None:
     assert list(secret_file().parent.iterdir()) == [secret_file()]
 
 
-def test_a_secret_file_with_its_makers_name_still_there_is_read(home: Path) -> None:
+def test_a_secret_file_with_two_names_is_read(home: Path) -> None:
     secret = launch_secret()
     (secret_file().parent / ".maker.tmp").hardlink_to(secret_file())
     assert launch_secret() == secret
