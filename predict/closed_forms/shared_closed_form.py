@@ -14,7 +14,8 @@ filter and channel, layers with windows larger than 1 for spatial. FB_split is a
 
 halo(x_l) is C_l floor(K / 2) times the extents of the other dims, for each dim that is cut; halo(dy_l) likewise with
 the output's filters and extents. As in the paper two neighbours are counted for every rank, and stride, dilation and
-corners are not. Data+spatial exchanges gradients by one all-reduce over all ranks, as the run does.
+corners are not. Data+spatial exchanges gradients by one all-reduce over all ranks, as the run does. By leaders of nodes
+or in segments (sections 4.5.1 and 5.3.1) the steps that a leader takes stand in the place of AR.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, WeightUpdate, Work
+from paradl_bench.strategies.exchange.node_groups import node_groups
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.splitting.channel_shards import splittable
 from paradl_bench.strategies.splitting.options import SplitOptions
@@ -88,7 +90,8 @@ class _Form:
     def __init__(
         self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, axis: int, element_bytes: int
     ) -> None:
-        self._network, self._settings, self._kind = network, settings, strategy.axes[axis].declared
+        self._network, self._strategy, self._settings = network, strategy, settings
+        self._kind = strategy.axes[axis].declared
         self.cuts_positions = self._kind.has(Trait.CUTS_POSITIONS)
         self._element_bytes = element_bytes
         self._groups, self._ranks = degree_of(strategy, Trait.DIVIDES_BATCH), strategy.axes[axis].degree
@@ -167,7 +170,7 @@ class _Form:
         return HaloExchange(sends_bytes=(size, size), receives_bytes=(size, size), axes=self._inside)
 
     def exchange(self) -> Iterator[Term]:
-        """One all-reduce of what ranks hold alike."""
+        """One all-reduce of what ranks hold alike, or the steps that a leader of a node takes in its place."""
         weights = self._network.parameter_bytes
         if self.cuts_positions:
             ranks, size, axes = self._groups * self._ranks, weights, tuple(sorted((*self._between, *self._inside)))
@@ -175,6 +178,13 @@ class _Form:
         else:
             ranks, size, axes = self._groups, math.ceil(weights / self._ranks), self._between
             symbol = "AR(p1, W e / p2)"
-        if ranks > 1:
-            work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes)
+        if ranks == 1:
+            return
+        groups = node_groups(self._strategy, self._settings)
+        if groups is None:
+            works = [Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes)]
+        else:
+            element_bytes = DTYPE_BYTES["fp32"]
+            works = groups.collectives_of(-(-size // element_bytes), element_bytes, local=0)
+        for work in works:
             yield Term(work, "GE", 1.0, symbol)

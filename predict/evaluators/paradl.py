@@ -17,7 +17,6 @@ from paradl_bench.plan.tasks import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.closed_forms.closed_form_evaluation import (
-    flat_exchange,
     has_closed_form,
     has_closed_settings,
     paradl,
@@ -73,7 +72,6 @@ def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         works=tuple(builder.works),
     )
     priced = costs.price(plan, as_swept=True)
-    priced.remarks.add(*flat_exchange(point.settings))
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
         times[term.phase][builder.works[term.work]] += term.times

@@ -84,7 +84,10 @@ class NodeGroups(NamedTuple):
     def collectives(self, bucket: Sequence[Tensor], local: int) -> list[Collective]:
         """The same, of a plan."""
         elements = sum(tensor.elements for tensor in bucket)
-        element_bytes = total_bytes(bucket) // elements if elements else 0
+        return self.collectives_of(elements, total_bytes(bucket) // elements if elements else 0, local)
+
+    def collectives_of(self, elements: int, element_bytes: int, local: int) -> list[Collective]:
+        """The same, of a bucket that is so many elements."""
         return [
             Collective(
                 operation=step.operation,

@@ -184,8 +184,15 @@ def test_an_exchange_over_nodes_is_priced_at_their_levels(predict: Caller) -> No
     assert "reduce was not measured" not in str(slower["extrapolated"])
     more_s = slower["breakdown_s"]["GE"] - led["breakdown_s"]["GE"]  # type: ignore[index]
     assert more_s == pytest.approx(size * 2e-9)
-    (wider,) = predict(*options, "--exchange", "leader", "--evaluator", "paradl").json()
-    assert "the closed form exchanges gradients flat, and stands for leader" in str(wider["extrapolated"])
+    for evaluator in ("paradl", "csf"):
+        asked = (*options, "--evaluator", evaluator, "--exchange")
+        (segmented,) = predict(*asked, "segmented").json()
+        assert segmented["breakdown_s"]["GE"] == pytest.approx(2 * (50e-6 + size / 2 * 1e-9) + between)  # type: ignore[index]
+        (by_leader,) = predict(*asked, "leader").json()
+        assert by_leader["breakdown_s"]["GE"] == pytest.approx(slower["breakdown_s"]["GE"])  # type: ignore[index]
+    unbucketed = (*options[:4], *options[6:])
+    (in_turn,) = predict(*unbucketed, "--exchange", "leader", "--evaluator", "osf").json()
+    assert "the closed form exchanges gradients flat, and stands for leader" in str(in_turn["extrapolated"])
     for wrong, said in (
         (("--exchange", "ring"), "--exchange ring: give flat, leader, leaders:K (as leaders:2) or segmented"),
         (("--ranks-per-node", "2"), "--ranks-per-node is for --exchange leader"),
