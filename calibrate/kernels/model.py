@@ -11,7 +11,8 @@ Arrays of all regressors of a profile lie in one NumPy archive beside it, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -43,6 +44,11 @@ trees on log sizes and FLOPs."""
 ON_ROOFLINE: tuple[Regressor, ...] = ("trees", "process", "trees and process")
 """Those that are fitted to log(time / roofline), without a sweep's drift."""
 
+INTERVALS, DRIFT = "interval", "drift"
+"""Names of arrays: of each regressor that is held beside the chosen one, its ``interval_log``; what trees take for
+``drift_s``."""
+_SAME_SHAPE = 1e-9
+"""Distance of logs of whole numbers: two that differ are farther apart."""
 REFUSED_BEYOND = 2
 """Times the largest size seen (or below the smallest by as much) at which a regressor no longer answers."""
 
@@ -185,8 +191,8 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
         return None
     kernels = kernels_of([shape])
     base_s = roofline_s(kernels, model.floor_s, model.peak_flops, model.bandwidth_bytes_per_s)
-    try:
-        arrays = _checked_arrays(model.file, model.sha256, model.arrays)
+    arrays = _checked_arrays(model)
+    with _fitting(model):
         with np.errstate(all="ignore"):
             kernel_s = np.exp(log_times(model.model, arrays, kernels, model.varied, base_s))
             distance = float(distances(log_sizes(kernels, model.varied), arrays["seen"])[0])
@@ -195,15 +201,70 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
         relative_sd = math.expm1(model.interval_log) * widening / Z90
         if not (math.isfinite(seconds) and math.isfinite(relative_sd) and seconds > 0):
             raise ValueError(f"a time of {seconds:g} s")
+    return Estimate(seconds, relative_sd, beyond)
+
+
+@contextmanager
+def _fitting(model: KernelModel) -> Iterator[None]:
+    """Arrays that do not belong to their profile are one line."""
+    try:
+        yield
     except (KeyError, IndexError, ValueError, OverflowError) as error:
         raise UserError(
             f"{model.file}: arrays {model.arrays!r} do not fit the profile ({error}); fit it again"
         ) from None
-    return Estimate(seconds, relative_sd, beyond)
+
+
+def held_regressors(model: KernelModel) -> tuple[Regressor, ...]:
+    """Regressors of a kernel whose arrays the profile holds, the one that its trial chose first.
+
+    Raises:
+        UserError: the archive is missing, broken, or not the one that the profile names.
+    """
+    arrays = _checked_arrays(model)
+    return (model.model, *(each.model for each in model.candidates if _held(model, each.model, arrays)))
+
+
+def _held(model: KernelModel, name: Regressor, arrays: Arrays) -> bool:
+    return name != model.model and f"{INTERVALS}/{name}" in arrays
+
+
+def with_regressor(model: KernelModel, name: Regressor) -> KernelModel | None:
+    """The same kernel's regressor of another name, with the interval of its own; None where the profile lacks it.
+
+    Raises:
+        UserError: as of :func:`held_regressors`.
+    """
+    if name == model.model:
+        return model
+    arrays = _checked_arrays(model)
+    if not _held(model, name, arrays):
+        return None
+    drift = np.ravel(arrays.get(DRIFT, np.zeros(0))) if name in ON_ROOFLINE else np.zeros(0)
+    interval = float(arrays[f"{INTERVALS}/{name}"].max(initial=0.0))
+    return msgspec.structs.replace(model, model=name, interval_log=interval, drift_s=tuple(drift.tolist()))
+
+
+def was_fitted_on(model: KernelModel, shape: KernelShape) -> bool:
+    """Whether a kernel of this very shape was among those that the regressor was fitted on.
+
+    Raises:
+        UserError: as of :func:`held_regressors`.
+    """
+    if _beyond(model, shape) != ():
+        return False
+    arrays = _checked_arrays(model)
+    with _fitting(model):
+        return float(distances(log_sizes(kernels_of([shape]), model.varied), arrays["seen"])[0]) < _SAME_SHAPE
+
+
+def _checked_arrays(model: KernelModel) -> Arrays:
+    with _fitting(model):
+        return _read_checked(model.file, model.sha256, model.arrays)
 
 
 @lru_cache(maxsize=64)
-def _checked_arrays(file: str, sha256: str, prefix: str) -> Arrays:
+def _read_checked(file: str, sha256: str, prefix: str) -> Arrays:
     arrays = _within(read_arrays(Path(file), sha256), prefix)
     for trees in ("trees", "plain"):
         if own := _within(arrays, trees):

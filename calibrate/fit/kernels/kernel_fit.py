@@ -15,6 +15,7 @@ import numpy as np
 
 from calibrate.fit.kernels.kernel_trial import (
     Timed,
+    Trial,
     fit_plain_trees,
     fit_smooth,
     fit_trees,
@@ -24,7 +25,15 @@ from calibrate.fit.kernels.kernel_trial import (
 )
 from calibrate.kernels.features import log_sizes
 from calibrate.kernels.files import Arrays
-from calibrate.kernels.model import ON_ROOFLINE, KernelModel, SizeRange, distances
+from calibrate.kernels.model import (
+    DRIFT,
+    INTERVALS,
+    ON_ROOFLINE,
+    KernelModel,
+    Regressor,
+    SizeRange,
+    distances,
+)
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.kernel import KernelSamples
 
@@ -89,10 +98,13 @@ def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelMode
     if chosen == "plain trees":
         whole = whole.beside(fit_plain_trees(timed, _SEED))
     network = {name: array for name, array in trial.fitted.arrays.items() if name.startswith("mlp/")}
-    kept = ("plain/",) if chosen == "plain trees" else tuple(f"{part}/" for part in chosen.split(" and "))
+    # What is fitted anyhow is kept, for who asks for it by name; a process takes long, and untuned trees serve nobody.
+    parts = {"trees", "mlp", *chosen.split(" and ")}
+    kept = tuple("plain/" if part == "plain trees" else f"{part}/" for part in parts)
     used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
     validation = trial.validation
-    misses = np.abs(np.log(trial.fitted.seconds(chosen, validation) / validation.seconds))
+    intervals = {each.model: _interval_log(trial, each.model) for each in trial.candidates}
+    held = {name: log for name, log in intervals.items() if name != chosen and parts.issuperset(name.split(" and "))}
     seen = log_sizes(timed.kernels, timed.names)
     apart = distances(log_sizes(validation.kernels, timed.names), log_sizes(trial.training.kernels, timed.names))
     shape = timed.shapes[0]
@@ -110,7 +122,7 @@ def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelMode
         floor_s=whole.roofline[0],
         peak_flops=whole.roofline[1],
         bandwidth_bytes_per_s=whole.roofline[2],
-        interval_log=float(np.quantile(misses, 0.9)),
+        interval_log=intervals[chosen],
         typical_distance=float(np.quantile(apart, 0.9)),
         candidates=trial.candidates,
         drift_s=whole.drift_s if chosen in ON_ROOFLINE else (),
@@ -118,4 +130,13 @@ def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelMode
         sha256="",
         arrays=prefix,
     )
-    return model, {**used, "seen": seen}
+    beside = {f"{INTERVALS}/{name}": np.array([log]) for name, log in held.items()}
+    if held and whole.drift_s:
+        beside[DRIFT] = np.array(whole.drift_s)
+    return model, {**used, **beside, "seen": seen}
+
+
+def _interval_log(trial: Trial, model: Regressor) -> float:
+    """Half width of the 90% interval of log(time), on kernels that the regressor was not fitted on."""
+    validation = trial.validation
+    return float(np.quantile(np.abs(np.log(trial.fitted.seconds(model, validation) / validation.seconds)), 0.9))

@@ -19,7 +19,7 @@ from calibrate.fit.merge import with_archives_beside
 from calibrate.kernels.features import kernels_of, log_sizes, process_features, roofline_features
 from calibrate.kernels.files import read_arrays, write_arrays
 from calibrate.kernels.mlp import evaluate_mlp, train_mlp
-from calibrate.kernels.model import estimate, with_typical_drift
+from calibrate.kernels.model import estimate, held_regressors, was_fitted_on, with_regressor, with_typical_drift
 from calibrate.kernels.process import _misfit, evaluate_process, fit_process
 from calibrate.kernels.trees import arrays_of, check_trees, evaluate_trees
 from calibrate.profile.profile import Profile, read_profile, write_profile
@@ -28,7 +28,6 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples, KernelShape
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from predict.costs.compute.kernel_costs import Pair, in_situ_of
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.sourced import Source
 
@@ -113,6 +112,20 @@ def test_a_known_law_is_recovered_inside_its_interval(fitted: Path) -> None:
         inside.append(abs(found.seconds / law_s(shape) - 1) <= 1.645 * found.relative_sd)
     assert np.mean(inside) > 0.8
     assert {each.model for each in model.candidates} >= {"trees", "plain trees"}
+
+
+def test_trees_and_the_papers_network_are_held_by_name(fitted: Path) -> None:
+    pytest.importorskip("torch")
+    (model,) = read_profile(fitted).kernel_models
+    assert {"trees", "mlp", "trees and mlp"} <= set(held_regressors(model))
+    unseen = [shape for shape in drawn(300, seed=5) if estimate(model, shape)]
+    for name in ("trees", "mlp", "trees and mlp"):
+        named = with_regressor(model, name)
+        assert named is not None
+        found = [(estimate(named, shape), law_s(shape)) for shape in unseen]
+        assert np.median([abs(each.seconds / law - 1) for each, law in found if each]) < 0.3
+    assert was_fitted_on(model, drawn(160)[7])
+    assert not was_fitted_on(model, linear(257, 263, 269))
 
 
 @pytest.mark.slow
@@ -294,17 +307,6 @@ def test_a_layer_that_nobody_measured_is_regressed(fitted: Path) -> None:
     assert cost.method_sd_s > 0
     assert any("regressed" in remark.text for remark in cost.remarks)
     assert costs.cost(layer.operation, "BW", "", 64, 1).source is Source.ROOFLINE
-
-
-def test_regressed_times_take_the_ratio_of_measured_layers() -> None:
-    pairs = [Pair("linear", 1.0, 1.5), Pair("linear", 2.0, 3.0), Pair("linear", 1.0, 1.5), Pair("conv", 9.0, 9.0)]
-    own, others = in_situ_of("linear", pairs), in_situ_of("pool", pairs)
-    assert own is not None
-    assert others is not None
-    assert (own.ratio, own.relative_sd, own.layers) == (1.5, 0.0, 3)
-    assert others.ratio == pytest.approx(15 / 13)
-    assert others.relative_sd > 0
-    assert in_situ_of("linear", pairs[:2]) is None
 
 
 @pytest.mark.parametrize(
