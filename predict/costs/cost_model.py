@@ -27,6 +27,7 @@ from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.compute.layer_costs import LayerCosts
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, of_layers_from, refuse_without_source
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
 from predict.costs.files import of_kernel_settings
@@ -64,6 +65,7 @@ class CostModel:
         hardware: factors on the links and the device that were measured.
         fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
         slow_rank: one rank that computes slower, for evaluators that know ranks.
+        layers_from: what the seconds of layers and of the weight update are taken from.
     """
 
     profile: Profile
@@ -78,6 +80,7 @@ class CostModel:
     hardware: Hardware = AS_MEASURED
     fusion: Fusion | None = None
     slow_rank: SlowRank | None = None
+    layers_from: LayersFrom = MEASURED_FIRST
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
@@ -90,9 +93,13 @@ class CostModel:
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.profile = with_stated_rates(of_kernel_settings(self.profile, self.kernel_settings), self.cluster)
-        self._layers = LayerCosts(self.profile, self.network, self.dtype)
-        self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
+        own = of_layers_from(of_kernel_settings(self.profile, self.kernel_settings), self.layers_from)
+        self.profile = with_stated_rates(own, self.cluster)
+        refuse_without_source(self.profile, self.layers_from, self.dtype, self.kernel_settings, self.network.name)
+        self._layers = LayerCosts(self.profile, self.network, self.dtype, self.layers_from)
+        self._model = ModelCosts(
+            self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer, layers_from=self.layers_from
+        )
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
         self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         # A plan's works do not depend on the batch.
@@ -303,7 +310,7 @@ class CostModel:
         if not self.device.computes:
             return NO_SPREAD
         spread = self._model.spread(*place)
-        measured = self._model.nearest(*place)
+        measured = self._model.nearest(*place) if self.layers_from.measured else None
         if measured is None or not measured.iteration.median_s:
             return spread
         key = measured.batch, measured.ranks_on_host

@@ -27,6 +27,10 @@ MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, for normal samples."""
 
 
+UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
+"""Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
+
+
 class Source(IntEnum):
     """Where a predicted second comes from, from the best on.
 

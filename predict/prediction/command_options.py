@@ -33,6 +33,15 @@ fusion_options = together(
 )
 """Tensor fusion as Horovod and OSF's paper have it."""
 
+layers_option = click.option(
+    "--layers",
+    metavar="measured|regressed[:NAME]|roofline",
+    default="measured",
+    show_default=True,
+    help="What layers and the weight update take: measured times first; regressors of kernels, whatever was measured"
+    " (NAME: mlp, trees, ...); or the roofline alone.",
+)
+
 point_options = together(
     click.option(
         "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
@@ -57,6 +66,7 @@ point_options = together(
     ),
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
     click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
+    layers_option,
     kernel_options,
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
     accumulate_option,

@@ -21,6 +21,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
 from paradl_bench.records.slow_rank import SlowRank, parse_slow_rank
 from predict.costs.communication.fusion import fusion_options
+from predict.costs.compute.layer_source import parse_layers
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
 from predict.costs.input.input_terms import input_options
@@ -86,7 +87,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
     if options.get("dilate") is not None:
         profile = emulated(profile, options["dilate"], drawn=options["spread"])
     network = choose_network(profile, options["model"], options["network"], options["profile"])
-    optimizer, dtype, kernel_settings = _measured_choices(profile, network, options)
+    optimizer, dtype, kernel_settings = measured_choices(profile, network, options)
     cluster: Path | None = options["cluster"]
     return CostModel(
         profile=profile,
@@ -99,6 +100,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),
         slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
+        layers_from=parse_layers(options.get("layers")),
     )
 
 
@@ -176,7 +178,12 @@ def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int],
     return settings
 
 
-def _measured_choices(profile: Profile, network: ModelGraph, options: Mapping[str, Any]) -> tuple[str, str, str]:
+def measured_choices(profile: Profile, network: ModelGraph, options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Optimizer, dtype and label of kernel settings: as given, else as measured.
+
+    Raises:
+        UserError: several were measured, and the options do not say which.
+    """
     times = [time for time in profile.model_times if time.model == network.name] or list(profile.model_times)
     dtype = choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32")
     measured = [time for time in (times or profile.layer_times) if time.dtype == dtype]

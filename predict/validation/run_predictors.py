@@ -15,6 +15,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.emulation import words_of_emulation
 from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_network
 from predict.costs.input.input_terms import NO_INPUT
@@ -67,10 +68,21 @@ def _named(run: Run) -> Iterator[None]:
 
 
 class RunPredictors:
-    """Cost models by what they are made for, kept from run to run."""
+    """Cost models by what they are made for, kept from run to run.
 
-    def __init__(self, profile: Profile, profile_path: Path, cluster: Cluster | None) -> None:
+    Args:
+        layers_from: what layers take in predictions; what emulated runs slept is compared with measured layers.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        profile_path: Path,
+        cluster: Cluster | None,
+        layers_from: LayersFrom = MEASURED_FIRST,
+    ) -> None:
         self._profile = profile
+        self._layers_from = layers_from
         self._profile_path = profile_path
         self._cluster = cluster
         self._evaluators = evaluators()
@@ -112,7 +124,7 @@ class RunPredictors:
         about = run.description
         if about.ghost is None:
             return []
-        costs = self.costs_of(run)
+        costs = self._costs(run, MEASURED_FIRST)
         strategy = parse_strategy(about.strategy)
         plan = planner_for(strategy).plan(costs.network, strategy, about.settings)
         said_s = sum(slept_seconds(plan, costs.compute_costs(plan), about.ghost.slow_rank).values())
@@ -130,12 +142,15 @@ class RunPredictors:
         Raises:
             UserError: the profile lacks what the run needs.
         """
+        return self._costs(run, self._layers_from)
+
+    def _costs(self, run: Run, layers_from: LayersFrom) -> CostModel:
         about = run.description
         dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
         drawn = about.ghost is not None and about.ghost.drawn is not None
         of_ghosts = dilate, drawn, "" if slow is None else str(slow)
         computed_in = about.optimizer, about.dtype, about.kernel_settings, about.backend
-        key = (about.model, about.network_digest, *computed_in, *of_ghosts)
+        key = (about.model, about.network_digest, *computed_in, *of_ghosts, str(layers_from))
         if key not in self._known:
             own = _own_network(self._profile, run)
             self._known[key] = CostModel(
@@ -149,5 +164,6 @@ class RunPredictors:
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
                 input_options=NO_INPUT,
                 slow_rank=slow,
+                layers_from=layers_from,
             )
         return self._known[key]

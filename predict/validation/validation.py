@@ -12,6 +12,7 @@ from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
 from paradl_bench.records.emulation import words_of_emulation
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.files import read_cluster
 from predict.prediction.interval import WORST_OVERLAP
 from predict.prediction.prediction import Prediction
@@ -41,11 +42,19 @@ _OF_RUN = (
 """What a pair takes over from the run as it is."""
 
 
-def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Path | None, force: bool) -> Report:
+def validate_runs(
+    profile_path: Path,
+    paths: Sequence[Path],
+    *,
+    cluster_path: Path | None,
+    force: bool,
+    layers_from: LayersFrom = MEASURED_FIRST,
+) -> Report:
     """Predict every run with every evaluator that covers its strategy, and compare.
 
     Args:
         force: compare runs of another environment or network than the profile's, and note it.
+        layers_from: what layers take in the predictions.
 
     Raises:
         UserError: no usable run, a run of a model that the profile lacks, or of another environment without ``force``.
@@ -57,7 +66,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     without_times = {run.path for run in unfit if not has_iterations(run.path)}
     comparable = [path for path in paths if path not in without_times]
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
-    predictors = RunPredictors(profile, profile_path, cluster)
+    predictors = RunPredictors(profile, profile_path, cluster, layers_from)
     differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in predictors.differences(run)))
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
@@ -84,6 +93,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
         notes=(
             *notes,
+            *(() if layers_from.measured else (f"{layers_from.asked}: no prediction reads measured layers",)),
             *_emulated([*runs, *unfit]),
             *(f"compared by force: {line}" for line in differences),
             *_shared("no activity error", ((why, path) for path, why in activities.items() if isinstance(why, str))),

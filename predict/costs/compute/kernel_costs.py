@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from calibrate.kernels.model import Estimate, KernelModel, estimate
+from calibrate.kernels.model import Estimate, KernelModel, estimate, was_fitted_on
 from paradl_bench.network.graph import Layer
 from paradl_bench.network.kernel import KernelShape, KernelStage
 from paradl_bench.network.kinds.kernel_shape import kernel_shape
@@ -61,18 +61,32 @@ class KernelCosts:
         return self._known[key]
 
     def _find(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
+        estimates = [found for shape in self._kernels_of(layer, phase, batch) if (found := self.of_shape(shape))]
+        return _added(estimates) if estimates else None
+
+    def _kernels_of(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[KernelShape, ...]:
+        """The kernels that regressors answer for a layer's phase: one, or both halves of backward; else none."""
         if phase not in ("FW", "BW", "BW_input", "BW_weight"):
-            return None
+            return ()
         whole = kernel_shape(layer, phase, batch, self._dtype)
-        found = self.of_shape(whole)
-        if found is not None or phase != "BW":
-            return found
-        halves: tuple[KernelStage, ...] = ("BW_input", "BW_weight")
-        shapes = [kernel_shape(layer, half, batch, self._dtype) for half in halves]
-        estimates = [self.of_shape(shape) for shape in shapes if shape is not None]
-        if not estimates:
-            return None
-        return _added([each for each in estimates if each is not None]) if None not in estimates else None
+        if whole is not None and self.of_shape(whole) is not None:
+            return (whole,)
+        stages: tuple[KernelStage, ...] = ("BW_input", "BW_weight") if phase == "BW" else ()
+        halves = [kernel_shape(layer, half, batch, self._dtype) for half in stages]
+        shapes = tuple(shape for shape in halves if shape is not None)
+        return shapes if all(self.of_shape(shape) is not None for shape in shapes) else ()
+
+    def was_fitted_on(self, layer: Layer, phase: PhaseName, batch: int) -> bool:
+        """Whether kernels of the very shapes that answer for a layer's phase were among those fitted on."""
+        shapes = self._kernels_of(layer, phase, batch)
+        return any(was_fitted_on(self._model_of(shape), shape) for shape in shapes)
+
+    def shape_was_fitted_on(self, shape: KernelShape) -> bool:
+        """The same of one kernel."""
+        return self.of_shape(shape) is not None and was_fitted_on(self._model_of(shape), shape)
+
+    def _model_of(self, shape: KernelShape) -> KernelModel:
+        return self._models[shape.kind, shape.stage, tuple(sorted(shape.settings.items()))]
 
     def of_shape(self, shape: KernelShape | None) -> Estimate | None:
         """Seconds of a kernel run alone; None where no regressor is for it, or none was fitted on kernels near it.
@@ -86,20 +100,26 @@ class KernelCosts:
         return None if model is None else estimate(model, shape)
 
 
-def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None) -> Cost:
-    """A regressed time as a cost; what regressing leaves open is the method's error."""
-    remarks = [Remark("not measured, regressed from kernels of other shapes", False, layer.name)]
+def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, asked: str = "") -> Cost:
+    """A regressed time as a cost; what regressing leaves open is the method's error.
+
+    Args:
+        asked: what asks for it whatever was measured (``--layers regressed``); empty where nothing was measured.
+    """
+    remarks = [] if asked else [Remark("not measured, regressed from kernels of other shapes", False, layer.name)]
     if found.extrapolated:
         text = f"regressed beyond the kernels that were swept ({', '.join(found.extrapolated)})"
         remarks.append(Remark(text, True, layer.name))
-    if in_situ is None:
+    if asked:
+        text = f"{asked}: layers take regressed times of kernels alone, whatever was measured of them in an iteration"
+    elif in_situ is None:
         text = "regressed times are of kernels alone, not inside an iteration; no measured layers say how these differ"
     else:
         text = (
             f"regressed times are multiplied by {in_situ.ratio:.2f}, how much longer {in_situ.layers} measured layers"
             " took inside an iteration than their regressor says"
         )
-    remarks.append(Remark(text, in_situ is None))
+    remarks.append(Remark(text, in_situ is None and not asked))
     sd_s = found.seconds * found.relative_sd
     alone = Cost(found.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=tuple(remarks))
     if in_situ is None:

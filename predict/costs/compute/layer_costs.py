@@ -10,6 +10,9 @@ The order for one operation, phase and local batch:
    measured operations, each predicted from the others.
 5. The roofline. How far layers stay above it is read from the measured ones.
 
+Where something else is asked for (``--layers``, :mod:`predict.costs.compute.layer_source`), the profile comes without
+measured layers: what is left of the order is the third, or the fifth alone.
+
 An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
 """
 
@@ -31,6 +34,7 @@ from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, Me
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
 from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for, roofline_cost
 from predict.costs.compute.layer_spread import (
     HostRatio,
     added_up,
@@ -40,7 +44,7 @@ from predict.costs.compute.layer_spread import (
     ratio_of_hosts,
 )
 from predict.costs.compute.summed_phases import parted, parted_cost
-from predict.costs.sourced import Cost, Remark, Source
+from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
 
 Key = tuple[str, PhaseName, str]
 """(operation, phase, shard)."""
@@ -48,14 +52,19 @@ Key = tuple[str, PhaseName, str]
 Series = dict[int, dict[int, LayerTime]]
 """By ranks on the host, then by local batch."""
 
-UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
-"""Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
-
 
 class LayerCosts:
-    """Costs of layers from a profile, for the layers of one network. Answers are kept."""
+    """Costs of layers from a profile, for the layers of one network. Answers are kept.
 
-    def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
+    Args:
+        layers_from: what they are taken from; for other than measured times the profile holds no measured layers
+            (:func:`predict.costs.compute.layer_source.of_layers_from`).
+    """
+
+    def __init__(
+        self, profile: Profile, network: ModelGraph, dtype: str, layers_from: LayersFrom = MEASURED_FIRST
+    ) -> None:
+        self._from = layers_from
         self._profile = profile
         self._network = network
         self._own_operations = frozenset(layer.operation for layer in network.layers)
@@ -266,11 +275,16 @@ class LayerCosts:
             raise UserError(f"the profile holds no time of {operation}, and no network that says what it is")
         regressed = self._kernels.estimate(layer, phase, batch)
         if regressed is not None:
-            return regressed_cost(regressed, layer, in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host)))
+            in_situ = in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host))
+            return regressed_cost(regressed, layer, in_situ, asked=self._from.asked)
         neighbour = self._neighbour(layer, phase)
         if neighbour is not None:
             return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
         bound_s = self._roofline.seconds(layer, phase, batch, ranks_on_host)
+        if not self._from.measured:
+            if bound_s is None:
+                raise nothing_for(self._from, self._network, self._unanswered(batch), batch)
+            return roofline_cost(self._from, self._network, layer, bound_s)
         if bound_s is None:
             raise UserError(
                 f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
@@ -278,6 +292,17 @@ class LayerCosts:
             )
         remark = Remark("no operation of the kind was measured, a roofline stands for it", True, layer.name)
         return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * self._roofline_error(phase), remarks=(remark,))
+
+    def _unanswered(self, batch: int) -> set[str]:
+        """Kinds of the network's layers that take time, and that no regressor answers for at a local batch."""
+        layers: tuple[tuple[Layer, PhaseName], ...] = tuple(
+            (layer, phase) for layer in self._network.layers for phase in ("FW", "BW")
+        )
+        return {
+            layer.kind
+            for layer, phase in layers
+            if any(self._roofline.demand(layer, phase, batch)) and self._kernels.estimate(layer, phase, batch) is None
+        }
 
     def _regressed_pairs(self, phase: PhaseName, ranks_on_host: int) -> tuple[Pair, ...]:
         """Layers measured inside an iteration at their largest batch, beside what regressors say of them."""

@@ -22,10 +22,10 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
 from predict.costs.compute.batch_scaling import Knot, at_batch
-from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
 from predict.costs.compute.layer_roofline import nearest_count
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
-from predict.costs.sourced import MEDIAN_ERROR, Cost, Floats, Remark, Source
+from predict.costs.sourced import MEDIAN_ERROR, UNKNOWN_RELATIVE_SD, Cost, Floats, Remark, Source
 from predict.costs.spread.stragglers import RankSpread, part_spread
 
 
@@ -47,6 +47,7 @@ class ModelCosts:
 
     Args:
         network: of the model; where the profile has no times of a model of this name, other models stand for it.
+        layers_from: where that is not measured times, a weight update is regressed or at the bandwidth of memory too.
 
     A profile with no iteration in any dtype holds layers alone (an imported trace): what is no layer's is estimated, or
     taken as none, and said to be (:mod:`predict.costs.compute.unmeasured_costs`).
@@ -55,8 +56,16 @@ class ModelCosts:
         UserError: the profile holds iterations, and none in this dtype.
     """
 
-    def __init__(self, profile: Profile, network: ModelGraph, *, dtype: str, optimizer: str) -> None:
-        self._profile, self._dtype = profile, dtype
+    def __init__(
+        self,
+        profile: Profile,
+        network: ModelGraph,
+        *,
+        dtype: str,
+        optimizer: str,
+        layers_from: LayersFrom = MEASURED_FIRST,
+    ) -> None:
+        self._profile, self._dtype, self._from = profile, dtype, layers_from
         self._network = network
         self._networks = profile.network
         self._optimizer = optimizer
@@ -77,7 +86,7 @@ class ModelCosts:
     @cached_property
     def unmeasured(self) -> UnmeasuredCosts:
         """What stands for iterations where the profile has none."""
-        return UnmeasuredCosts(self._profile, self._network, self._dtype)
+        return UnmeasuredCosts(self._profile, self._network, self._dtype, self._from)
 
     def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int, shard: str = "") -> Cost:
         """Seconds between operations in the whole phase (framework, engine, allocator), of a shard if measured."""
@@ -97,6 +106,8 @@ class ModelCosts:
 
     def shard_update(self, batch: int, ranks_on_host: int, shard: str) -> Cost | None:
         """Seconds of the optimizer step and zero_grad over what a rank holds of the model; None where not measured."""
+        if not self._from.measured:
+            return None
         own = [time for time in self._of_shard(shard) if time.optimizer == self._optimizer]
         return self._own(own, lambda time: time.wu, batch, ranks_on_host, "weight update") if own else None
 
@@ -106,7 +117,7 @@ class ModelCosts:
         Raises:
             UserError: the optimizer was not measured for any model.
         """
-        if not self._times:
+        if not (self._times and self._from.measured):
             return self.unmeasured.weight_update(self._optimizer, ranks_on_host)
         updated = [time for time in self._times if time.optimizer == self._optimizer]
         if not updated:

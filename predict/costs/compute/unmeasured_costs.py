@@ -14,8 +14,8 @@ from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.records.measurement import networks_not_whole
 from predict.costs.compute.kernel_costs import KernelCosts
-from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
-from predict.costs.sourced import Cost, Remark, Source
+from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for
+from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
 
 TAKEN_AS_NONE = "it is taken as none"
 """Stands in what is said of a prediction that lacks a part, whose interval therefore is not known."""
@@ -37,9 +37,16 @@ def of_missing_layers(profile: Profile, network: ModelGraph) -> tuple[Remark, ..
 
 
 class UnmeasuredCosts:
-    """Costs of weight updates and copies that no iteration was measured of, in one dtype."""
+    """Costs of weight updates and copies that no iteration was measured of, in one dtype.
 
-    def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
+    Args:
+        layers_from: where that is not measured times, those of a weight update whatever was measured of it.
+    """
+
+    def __init__(
+        self, profile: Profile, network: ModelGraph, dtype: str, layers_from: LayersFrom = MEASURED_FIRST
+    ) -> None:
+        self._from = layers_from
         self._profile = profile
         self._network = network
         # Neither reads activations.
@@ -59,15 +66,18 @@ class UnmeasuredCosts:
         return self._cost(copy_shape("D2D", size_bytes, tensors), "copies of gradients", ranks_on_host)
 
     def _cost(self, shape: KernelShape, what: str, ranks_on_host: int) -> Cost:
+        why = self._from.asked or "not measured"
         regressed = self._kernels.of_shape(shape)
         if regressed is not None:
             beyond = f", beyond those swept ({', '.join(regressed.extrapolated)})" if regressed.extrapolated else ""
-            remark = Remark(f"{what}: not measured, regressed from kernels{beyond}", bool(regressed.extrapolated))
+            remark = Remark(f"{what}: {why}, regressed from kernels{beyond}", bool(regressed.extrapolated))
             sd_s = regressed.seconds * regressed.relative_sd
             return Cost(regressed.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=(remark,))
         bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
+        if bandwidth is None and not self._from.measured:
+            raise nothing_for(self._from, self._network, [shape.kind])
         if bandwidth is None:
             return none_known(what)
         seconds = shape.bytes / bandwidth
-        remark = Remark(f"{what}: not measured, at the bandwidth of memory", True)
+        remark = Remark(f"{what}: {why}, at the bandwidth of memory", True)
         return Cost(seconds, Source.ROOFLINE, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))

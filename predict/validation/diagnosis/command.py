@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from predict.prediction.prediction import Prediction
     from predict.validation.diagnosis.findings import Diagnosis
 
-_BESIDE_A_RUN = ("profile", "cluster", "run", "memory", "at_least", "remedies", "output", "as_json", "force")
+_BESIDE_A_RUN = ("profile", "cluster", "layers", "run", "memory", "at_least", "remedies", "output", "as_json", "force")
 """Options that go with --run: the run says the rest."""
 
 

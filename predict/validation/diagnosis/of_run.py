@@ -13,6 +13,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from predict.costs.compute.layer_source import parse_layers
 from predict.costs.cost_model import CostModel
 from predict.costs.files import read_cluster
 from predict.validation.run_predictors import RunPredictors
@@ -37,7 +38,8 @@ def read_run_to_diagnose(directory: Path, options: Mapping[str, Any]) -> RunToDi
     """
     path, cluster = options["profile"], options["cluster"]
     ((run,), notes) = read_runs([directory])
-    predictors = RunPredictors(read_profile(path), path, read_cluster(cluster) if cluster else None)
+    read = read_cluster(cluster) if cluster else None
+    predictors = RunPredictors(read_profile(path), path, read, parse_layers(options["layers"]))
     differences = predictors.differences(run)
     if differences and not options["force"]:
         raise UserError(f"{differences[0]} (profile {path}); give --force to compare nevertheless")
