@@ -16,10 +16,17 @@ from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets_command import buckets
-from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
+from predict.prediction.command_options import (
+    OutputOptions,
+    layers_option,
+    output_options,
+    point_options,
+    refuse_missing,
+)
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
+from predict.validation.layers.command import validate_layers_command
 from predict.what_if.command import what_if_command
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
@@ -43,7 +50,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|diagnose|validate|what-if|timeline|buckets|ghost ...]",
+    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -120,6 +127,7 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
 )
 @click.option("-o", "--output", required=True, metavar="REPORT_DIR", type=click.Path(path_type=Path))
 @click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
+@layers_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
 @click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
@@ -128,6 +136,7 @@ def validate(
     profile: Path,
     output: Path,
     cluster: Path | None,
+    layers: str,
     as_json: bool,
     plot: str | None,
     force: bool,
@@ -135,6 +144,7 @@ def validate(
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
     from paradl_bench.core.terminal.command_line import refuse_overwrite
     from paradl_bench.core.terminal.pictures import refuse_undrawable
+    from predict.costs.compute.layer_source import parse_layers
     from predict.validation.report import print_report, refuse_existing, write_report
     from predict.validation.validation import validate_runs
 
@@ -142,7 +152,7 @@ def validate(
     if plot:
         refuse_undrawable(plot)
         refuse_overwrite(plot, force=force)
-    report = validate_runs(profile, runs, cluster_path=cluster, force=force)
+    report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
     if plot:
@@ -152,6 +162,7 @@ def validate(
 
 
 group.add_command(diagnose)
+group.add_command(validate_layers_command)
 group.add_command(what_if_command)
 group.add_command(timeline)
 group.add_command(buckets)

@@ -70,6 +70,8 @@ _USES = (
     f"predict --from-profile {{profile}} {_TOY} --strategy z3d2",
     f"predict --from-profile {{profile}} {_TOY} --strategy f2",
     f"predict --from-profile {{profile}} {_TOY} --strategy p2",
+    f"predict --from-profile {{profile}} {_TOY} --strategy serial --layers roofline",
+    "predict validate-layers --from-profile {profile} --model toy --json",
     f"predict --from-profile {{profile}} {_TOY} --strategy serial --evaluator simulate",
     f"predict search --from-profile {{profile}} {_TOY} --ranks 2",
     f"predict what-if --from-profile {{profile}} {_TOY} --strategy d2 --vary bandwidth=0.5,1,2 --vary ranks=2,4",

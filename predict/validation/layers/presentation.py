@@ -1,0 +1,84 @@
+"""Errors of estimated layers as tables for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.units import counted, format_difference, format_seconds, format_share
+from predict.validation.layers.comparison import Errors, LayerError, LayerValidation
+
+_SHOWN_LAYERS = 20
+_COLUMNS = ("layers", "measured", "estimated", "RE", "mean |RE|", "WRE")
+
+
+def print_layers(found: LayerValidation) -> None:
+    """Stages and network, blocks, the layers that miss most seconds, and what is to be known of all of them."""
+    console = open_console()
+    on_host = f"{counted(found.ranks_on_host, 'rank')} on the host"
+    title = f"{found.model}, batch {found.batch}, {on_host}, {found.dtype}: layers {found.layers_from} against measured"
+    parts: dict[str, Errors] = {**found.stages, "network": found.network}
+    if found.held_out is not None and found.fitted_on is not None:
+        parts |= {"shapes not fitted on": found.held_out, "shapes fitted on": found.fitted_on}
+    console.print(table(("", *_COLUMNS), _rows(parts), title=title))
+    console.print(table(("block", *_COLUMNS), _rows(found.blocks), title="By block of the model's names"))
+    worst = sorted(found.layers, key=lambda each: -abs(each.estimated_s - each.measured_s))
+    shown = worst[:_SHOWN_LAYERS]
+    more = f" of {len(worst)} (all with --json)" if len(worst) > len(shown) else ""
+    columns = ("layer", "kind", "stage", "measured", "estimated", "RE", "WRE", "source", "fitted on")
+    title = f"Layers, by the seconds that they are missed by: {len(shown)}{more}"
+    console.print(table(columns, [_layer_row(each) for each in shown], title=title))
+    for line in lines_of(found):
+        console.print(line)
+
+
+def lines_of(found: LayerValidation) -> list[str]:
+    """Which errors are of layers that no regressor was fitted on, where estimates come from, and what was left out."""
+    shares = ", ".join(f"{source} {format_share(share)}" for source, share in found.sources.items())
+    lines = [
+        "RE: (estimated - measured) / measured, of several layers of their sums; WRE: mean |estimated - measured| over "
+        "mean measured (KernelMLP, equations 1 to 3).",
+        f"estimated seconds by source: {shares}",
+    ]
+    fitted_on, regressed = found.of_regressed
+    if regressed:
+        said = (
+            f"{fitted_on} of {regressed} regressed layers have a shape that was swept for their regressor: their errors"
+            " are of another measurement of a kernel that it knows, and are not held out"
+            if fitted_on
+            else f"none of {regressed} regressed layers has a shape that was swept for its regressor: all are held out"
+        )
+        lines.append(said)
+    if found.unmeasured:
+        named = ", ".join(found.unmeasured[:3]) + (", ..." if len(found.unmeasured) > 3 else "")
+        lines.append(f"left out, not measured at batch {found.batch}: {len(found.unmeasured)} ({named})")
+    return lines + [f"extrapolated: {line}" for line in found.extrapolated] + [f"note: {line}" for line in found.notes]
+
+
+def _rows(parts: Mapping[str, Errors]) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            str(each.count),
+            format_seconds(each.measured_s),
+            format_seconds(each.estimated_s),
+            *("" if value is None else format_difference(value) for value in (each.re,)),
+            *("" if value is None else format_share(value) for value in (each.mean_re, each.wre)),
+        )
+        for name, each in parts.items()
+    ]
+
+
+def _layer_row(each: LayerError) -> tuple[str, ...]:
+    return (
+        each.layer,
+        each.kind,
+        each.stage,
+        format_seconds(each.measured_s),
+        format_seconds(each.estimated_s),
+        "" if each.re is None else format_difference(each.re),
+        format_difference(each.wre),
+        each.source,
+        "yes" if each.fitted_on else "",
+    )
