@@ -24,7 +24,7 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
 @click.option("--dtype", help="fp32, bf16. Default: the one that was measured.")
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
 @click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="Names that make a block, at most.")
-@click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png (needs paradl[plots]).")
+@click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png, .svg or .html.")
 @click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--force", is_flag=True, help="Replace existing output files.")
@@ -41,11 +41,12 @@ def validate_layers_command(**options: Any) -> None:
     from calibrate.profile.profile import read_profile
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import refuse_overwrite
+    from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
     from predict.costs.files import choose_network
     from predict.prediction.request import measured_choices
     from predict.validation.layers.comparison import Compared, validate_layers
-    from predict.validation.layers.drawing import draw_layers, refuse_undrawable
+    from predict.validation.layers.drawing import draw_layers
     from predict.validation.layers.presentation import print_layers
 
     written = OutputOptions(output=options["output"], as_json=options["as_json"], force=options["force"])

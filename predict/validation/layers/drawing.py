@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
-from paradl_bench.core.terminal.command_line import write_output
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from predict.validation.layers.comparison import STAGES, LayerError, LayerValidation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = dict(zip(STAGES, ("#0072B2", "#D55E00", "#009E73"), strict=True))
-"""Told apart by people with any colour vision (Okabe and Ito)."""
+_COLOURS = dict(zip(STAGES, COLOURS, strict=False))
 _MOST_KINDS = 12
 _LEGIBLE = 1.5
 """Errors beyond stand at the edge of the drawing: a tiny layer may be missed by a hundred times."""
-
-
-def refuse_undrawable(target: str, output: str | None) -> None:
-    """Refuse, before any work is done, what cannot be drawn.
-
-    Raises:
-        UserError: the name does not end in .png, is that of ``output``, or matplotlib is missing.
-    """
-    if not target.lower().endswith(".png"):
-        raise UserError(f"--plot {target}: the name has to end in .png")
-    if target == output:
-        raise UserError(f"-o and --plot both write to {target}: give two names")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
 
 
 def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
@@ -44,15 +25,11 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     known = [each for each in found.layers if each.re is not None]
     of_kinds = grouped((each for each in known if each.stage != "WU"), lambda each: each.kind)
     kinds = sorted(of_kinds, key=lambda kind: -sum(each.measured_s for each in of_kinds[kind]))[:_MOST_KINDS]
     stages = [stage for stage in STAGES if stage in found.stages]
-    figure = Figure(figsize=(4.5 + 1.1 * len(kinds), 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.5 + 1.1 * len(kinds), 4.8)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(len(stages) + 0.5, max(2 * len(kinds), 2)))
     for at, stage in enumerate(stages):
         _box(left, at, [each for each in known if each.stage == stage], stage, width=0.6)
@@ -64,9 +41,8 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
     _label(left, right, len(of_kinds) - len(kinds), known)
     title = f"{found.model}, batch {found.batch}, {found.dtype}: layers {found.layers_from} against measured"
     figure.suptitle(in_drawing(f"{title}\n{_said(found)}"), fontsize=11)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=130, format="png")
-    write_output(target, drawn.getvalue(), force=force)
+    shows = "relative errors of layers, by stage and by kind"
+    write_figure(figure, target, title=f"{found.model}: {shows}", shows=shows, force=force)
 
 
 def _box(panel: Axes, at: float, layers: Sequence[LayerError], stage: str, *, width: float) -> None:

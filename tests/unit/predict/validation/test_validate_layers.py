@@ -368,7 +368,7 @@ def test_the_command_prints_writes_and_draws(predict: Caller, tmp_path: Path) ->
         (("--layers", "measured"), "--layers measured: validate-layers holds layers against measured ones"),
         (("--batch", "5"), "--batch 5: layers of chain were measured at 4, 8; give one of these"),
         (("--dtype", "bf16"), "the profile measured no layers of chain in bf16"),
-        (("--plot", "errors.pdf"), "--plot errors.pdf: the name has to end in .png"),
+        (("--plot", "errors.pdf"), "--plot errors.pdf: the name has to end in .png, .svg, .html"),
         (("--plot", "a.png", "-o", "a.png"), "-o and --plot both write to a.png"),
         (("--layers", "regressed:process"), "no kernel of the profile holds that regressor"),
     ],
