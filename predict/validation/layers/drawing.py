@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
+from paradl_bench.core.units import counted
 from predict.validation.layers.comparison import STAGES, LayerError, LayerValidation
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
     of_kinds = grouped((each for each in known if each.stage != "WU"), lambda each: each.kind)
     kinds = sorted(of_kinds, key=lambda kind: -sum(each.measured_s for each in of_kinds[kind]))[:_MOST_KINDS]
     stages = [stage for stage in STAGES if stage in found.stages]
-    figure = new_figure(4.5 + 1.1 * len(kinds), 4.8)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(len(stages) + 0.5, max(2 * len(kinds), 2)))
+    figure = new_figure(6.5 + 1.1 * len(kinds), 5.2)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5 * len(stages), max(2 * len(kinds), 3)))
     for at, stage in enumerate(stages):
         _box(left, at, [each for each in known if each.stage == stage], stage, width=0.6)
     left.set_xticks(range(len(stages)), [_titled(found, stage) for stage in stages])
@@ -38,15 +39,16 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
         for shift, stage in ((-0.2, "FW"), (0.2, "BW")):
             _box(right, at + shift, [each for each in of_kinds[kind] if each.stage == stage], stage, width=0.34)
     right.set_xticks(range(len(kinds)), [in_drawing(kind.replace("_", "\n")) for kind in kinds])
-    _label(left, right, len(of_kinds) - len(kinds), known)
-    title = f"{found.model}, batch {found.batch}, {found.dtype}: layers {found.layers_from} against measured"
-    figure.suptitle(in_drawing(f"{title}\n{_said(found)}"), fontsize=11)
+    _label(left, right)
+    lines = [*_said(found), *_undrawn(len(of_kinds) - len(kinds), known)]
+    figure.suptitle("\n".join(in_drawing(line) for line in lines), fontsize=10)
     shows = "relative errors of layers, by stage and by kind"
     write_figure(figure, target, title=f"{found.model}: {shows}", shows=shows, force=force)
 
 
 def _box(panel: Axes, at: float, layers: Sequence[LayerError], stage: str, *, width: float) -> None:
-    errors = [100 * min(each.re, _LEGIBLE) for each in layers if each.re is not None]
+    whole = [each.re for each in layers if each.re is not None]
+    errors = [100 * min(error, _LEGIBLE) for error in whole]
     if not errors:
         return
     colour = _COLOURS[stage]
@@ -57,20 +59,20 @@ def _box(panel: Axes, at: float, layers: Sequence[LayerError], stage: str, *, wi
         widths=width,
         manage_ticks=False,
         showfliers=False,
-        showmeans=True,
         patch_artist=True,
         boxprops={"facecolor": colour, "alpha": 0.25, "edgecolor": colour},
         medianprops={**lines, "linewidth": 2},
         whiskerprops=lines,
         capprops=lines,
-        meanprops={"marker": "D", "markerfacecolor": colour, "markeredgecolor": "white", "markersize": 6},
     )
+    mean = 100 * min(sum(whole) / len(whole), _LEGIBLE)
+    panel.plot([at], [mean], "D", color=colour, markeredgecolor="white", markersize=6, zorder=3)
     # Spread evenly over the width, in the order of the model: layers of one error do not hide each other.
     places = [at + width * 0.7 * ((index + 0.5) / len(errors) - 0.5) for index in range(len(errors))]
     panel.plot(places, errors, "o", color=colour, markersize=2.5, alpha=0.6)
 
 
-def _label(left: Axes, right: Axes, hidden: int, known: Sequence[LayerError]) -> None:
+def _label(left: Axes, right: Axes) -> None:
     from matplotlib.lines import Line2D
 
     for panel in (left, right):
@@ -78,13 +80,8 @@ def _label(left: Axes, right: Axes, hidden: int, known: Sequence[LayerError]) ->
         panel.grid(True, axis="y", color="0.9", linewidth=0.7)
         panel.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("(estimated - measured) / measured, %")
-    left.set_xlabel("stage")
-    beyond = sum(each.re is not None and each.re > _LEGIBLE for each in known)
-    right.set_xlabel(
-        "kind of layer, the one of most seconds first"
-        + (f"; {hidden} more kinds are not drawn" if hidden else "")
-        + (f"; {beyond} errors above {_LEGIBLE:.0%} stand there" if beyond else "")
-    )
+    left.set_xlabel("stage, and how many layers")
+    right.set_xlabel("kind of layer, the one of most seconds first")
     handles = [
         Line2D([], [], color=_COLOURS[stage], marker="s", linestyle="", label=stage, alpha=0.6)
         for stage in ("FW", "BW")
@@ -95,11 +92,24 @@ def _label(left: Axes, right: Axes, hidden: int, known: Sequence[LayerError]) ->
 
 def _titled(found: LayerValidation, stage: str) -> str:
     errors = found.stages[stage]
-    return f"{stage} ({errors.count})" + ("" if errors.wre is None else f"\nWRE {errors.wre:.1%}")
+    return f"{stage} ({errors.count})" + ("" if errors.wre is None else f"\nWRE {errors.wre:.0%}")
 
 
-def _said(found: LayerValidation) -> str:
-    whole = found.network
-    said = "" if whole.re is None or whole.wre is None else f"network: RE {whole.re:+.1%}, WRE {whole.wre:.1%}"
-    fitted_on, regressed = found.of_regressed
-    return f"{said}; {fitted_on} of {regressed} regressed layers have swept shapes" if regressed else said
+def _said(found: LayerValidation) -> list[str]:
+    """What is drawn, the network's errors, and which of them are not held out."""
+    whole, (fitted_on, regressed) = found.network, found.of_regressed
+    parts = [] if whole.re is None or whole.wre is None else [f"network: RE {whole.re:+.1%}, WRE {whole.wre:.1%}"]
+    if regressed:
+        parts.append(f"{fitted_on} of {regressed} regressed layers have swept shapes, so are not held out")
+    return [
+        f"{found.model}, batch {found.batch}, {found.dtype}: layers {found.layers_from} against measured",
+        "; ".join(parts),
+    ]
+
+
+def _undrawn(hidden: int, known: Sequence[LayerError]) -> list[str]:
+    """What the drawing does not show in its place."""
+    beyond = sum(each.re is not None and each.re > _LEGIBLE for each in known)
+    parts = [counted(hidden, "more kind") + " not drawn"] if hidden else []
+    parts += [f"{counted(beyond, 'error')} above {_LEGIBLE:.0%}, drawn at {_LEGIBLE:.0%}"] if beyond else []
+    return ["; ".join(parts)] if parts else []
