@@ -125,12 +125,15 @@ class Evaluator:
     Attributes:
         prepare: raises UserError where it has nothing to say on the point's strategy or settings.
         covers: whether it has something to say on a strategy. knows: whether it does under these settings.
+        estimated_by: of the costs, those by which a search estimates its iterations from below; raises UserError as
+            ``prepare`` does. None where no estimate is from below.
     """
 
     name: str
     prepare: Callable[[CostModel, Configuration], PreparedEvaluation]
     covers: Callable[[Strategy], bool] = lambda strategy: True
     knows: Callable[[PlanSettings], bool] = lambda settings: True
+    estimated_by: Callable[[CostModel], CostModel] | None = None
 
 
 def evaluators() -> dict[str, Evaluator]:

@@ -6,6 +6,7 @@ what they read.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,9 +32,10 @@ from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, of_la
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
 from predict.costs.files import of_kernel_settings
+from predict.costs.flops_alone import flops_alone, without_latency
 from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
-from predict.costs.input.input_terms import InputOptions
+from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.costs.kinds.catalog import costs_of, demand_of
 from predict.costs.kinds.kind_costs import KnownCosts, PricingContext
 from predict.costs.kinds.work_costs import computing_parts_of, counts_between, parts_of, relative_spreads
@@ -91,6 +93,7 @@ class CostModel:
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
+    _by_flops: CostModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         own = of_layers_from(of_kernel_settings(self.profile, self.kernel_settings), self.layers_from)
@@ -133,6 +136,19 @@ class CostModel:
         """The same by the paper's sum."""
         use = paradl_memory_of_plan(self.network, strategy, settings, dtype=self.dtype)
         return with_reuse(self.profile, self.network.name, use)
+
+    def by_flops(self) -> CostModel:
+        """The costs of the same device and links by FLOPs and bytes alone (:mod:`predict.costs.flops_alone`)."""
+        if self._by_flops is None:
+            hardware, stated = self.hardware, self.device.stated_peak
+            self._by_flops = dataclasses.replace(
+                self,
+                profile=flops_alone(self.profile, stated, hardware.peak_flops),
+                cluster=self.cluster and without_latency(self.cluster),
+                input_options=NO_INPUT,
+                hardware=dataclasses.replace(hardware, peak_flops=1.0, memory_bandwidth=1.0),
+            )
+        return self._by_flops
 
     @property
     def device_kind(self) -> str:

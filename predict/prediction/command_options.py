@@ -62,7 +62,8 @@ point_options = together(
         "--evaluator",
         default="simulate",
         show_default=True,
-        help="simulate, paradl, osf, csf or dag; predict buckets takes simulate and osf, predict timeline simulate.",
+        help="simulate, paradl, osf, csf, dag or flops; predict search takes simulate and flops, buckets simulate and"
+        " osf, timeline and diagnose simulate.",
     ),
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
     click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),

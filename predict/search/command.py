@@ -19,7 +19,6 @@ SEARCHED = {
         for shown in kind.shown
         if shown.searched
     },
-    "evaluator": "predict search simulates what may be the best",
     "scaling": "predict search keeps --batch at every number of ranks",
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
 }

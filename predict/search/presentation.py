@@ -29,7 +29,8 @@ def print_answer(answer: Answer) -> None:
 
     for text in _not_compared(answer.searched):
         line(text)
-    title = f"{answer.model}, batch {answer.batch}{within}"
+    evaluator = answer.rows[0].prediction.evaluator
+    title = f"{answer.model}, batch {answer.batch}{within}" + (f": {evaluator}" if evaluator != "simulate" else "")
     console.print(table_of([_cells(row) for row in answer.rows], title=title))
     line(
         "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"

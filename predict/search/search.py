@@ -26,7 +26,7 @@ from predict.search.candidates.mirrored import mirrored_dims
 from predict.search.candidates.space import find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Searched
-from predict.workload import evaluator_named
+from predict.workload import Evaluator, evaluator_named, evaluators
 
 _PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
@@ -96,7 +96,7 @@ def search(
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.
     """
-    evaluator = evaluator_named("simulate")
+    evaluator, estimated_by = _evaluator_of(options["evaluator"])
     costs = costs or read_model(options, evaluator)
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
@@ -106,26 +106,20 @@ def search(
     caps = parse_caps(options["caps"])
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
     held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
+    estimating = estimated_by(costs)
     like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
+    predictor = Predictor(
+        costs, evaluator, dataset_samples=options["dataset_samples"], price_per_rank_hour=options["price"]
+    )
     exact: list[Exact] = []
     searched: list[Searched] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
-            if ranks > MAX_DEGREE:
-                raise UserError(f"--ranks {ranks}: predict search takes at most {MAX_DEGREE}, as strategies do")
-            # Said once, and before candidates are refused each for a reason of its own.
-            if costs.cluster is not None:
-                costs.cluster.level_of(ranks)
+            _check_ranks(costs, ranks)
             computed_in = costs.dtype, costs.kernel_settings
             space = find_space(costs.network, settings, ranks, caps, held, computed_in, like)
-            predictor = Predictor(
-                costs,
-                evaluator,
-                dataset_samples=options["dataset_samples"],
-                price_per_rank_hour=options["price"],
-            )
-            ranker = Ranker(costs, space, limit, most=options["predictions"], rows=options["top"])
+            ranker = Ranker(estimating, space, limit, most=options["predictions"], rows=options["top"])
             exact += ranker.rank(predictor, advance)
             searched.append(ranker.account())
         except UserError as error:
@@ -141,6 +135,23 @@ def search(
         probability_of_others=others,
         searched=tuple(searched),
     )
+
+
+def _check_ranks(costs: CostModel, ranks: int) -> None:
+    """Refuse more ranks than there are; said once, before candidates are refused each for a reason of its own."""
+    if ranks > MAX_DEGREE:
+        raise UserError(f"--ranks {ranks}: predict search takes at most {MAX_DEGREE}, as strategies do")
+    if costs.cluster is not None:
+        costs.cluster.level_of(ranks)
+
+
+def _evaluator_of(name: str) -> tuple[Evaluator, Callable[[CostModel], CostModel]]:
+    """The evaluator of a name, and the costs by which candidates are estimated from below for it."""
+    evaluator = evaluator_named(name)
+    if evaluator.estimated_by is None:
+        known = " or ".join(sorted(name for name, each in evaluators().items() if each.estimated_by is not None))
+        raise UserError(f"--evaluator {name}: predict search estimates candidates from below for {known} alone")
+    return evaluator, evaluator.estimated_by
 
 
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
@@ -214,6 +225,7 @@ def command_of(program: str, prediction: Prediction, options: Mapping[str, Any])
         words += _input_flags(options)
         given |= {name: options[name] for name in _OF_PREDICTIONS if options.get(name) is not None}
         words += ["--spread"] if options.get("spread") else []
+        words += ["--evaluator", prediction.evaluator] if prediction.evaluator != "simulate" else []
     for name, value in given.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if program == "predict" else [*words, "-o", "DIR"])

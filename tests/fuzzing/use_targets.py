@@ -60,7 +60,7 @@ def _fuller() -> Path:
 PROFILE = _fuller()
 _SETTINGS = "--no-channels-last"
 _TOY = f"--model toy --batch 16 {_SETTINGS}"
-EVALUATORS = ("csf", "dag", "osf", "paradl", "proportional", "simulate")
+EVALUATORS = ("csf", "dag", "flops", "osf", "paradl", "proportional", "simulate")
 _USES = (
     "calibrate show {profile}",
     "calibrate show {profile} --json",

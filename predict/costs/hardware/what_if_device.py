@@ -75,6 +75,9 @@ class OtherDevice:
 
     A device that is the same leaves every price as it is, and needs no rates.
 
+    Attributes:
+        stated_peak: FLOP/s that a cluster file states of one rank.
+
     Raises:
         UserError: the cluster's device is not the profile's, and its rates are not stated.
     """
@@ -90,7 +93,7 @@ class OtherDevice:
     ) -> None:
         self._profile, self._network, self._dtype, self._demand_of = profile, network, dtype, demand_of
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
-        self._stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
+        self.stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
         self._time_factor = profile.time_factor
 
@@ -144,8 +147,8 @@ class OtherDevice:
 
         What layers reached is no peak, though a roofline makes do with it.
         """
-        if self._stated_peak is not None:
-            return Peak(self._stated_peak * self._factors.flops, "stated by the cluster file")
+        if self.stated_peak is not None:
+            return Peak(self.stated_peak * self._factors.flops, "stated by the cluster file")
         for device in self._profile.devices:
             found = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
             if found is not None:

@@ -124,6 +124,7 @@ CLOSED = (
         for options in (READ_FIRST, READ_AHEAD, COPIED_AHEAD, InputOptions(preset="naive", io_s=0.1, h2d_s=0.1))
     ),
     *(Case(strategy, evaluator="proportional") for strategy in ("f4", "d2f2", "s4", "p2f2")),
+    *(Case(strategy, evaluator="flops") for strategy in ("serial", "d4", "f4", "s4", "p4", "d2p2", "z3d4")),
 )
 
 

@@ -29,7 +29,7 @@ def predict(profile: Profile, strategy: str, evaluator: str = "simulate", optimi
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 
-@pytest.mark.parametrize("evaluator", sorted(evaluators()))
+@pytest.mark.parametrize("evaluator", sorted({*evaluators()} - {"flops"}))
 @pytest.mark.parametrize("strategy", ["serial", "d2"])
 def test_every_evaluator_predicts_and_says_what_it_took_as_none(evaluator: str, strategy: str) -> None:
     found = predict(layers_alone(), strategy, evaluator)
