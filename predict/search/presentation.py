@@ -10,6 +10,7 @@ from paradl_bench.core.units import counted, format_bytes, format_difference, fo
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
+from predict.search.contrast import Contrasted
 from predict.search.ranking import Searched
 from predict.search.search import Answer, Row
 
@@ -74,6 +75,7 @@ def _account(searched: Searched) -> list[str]:
     if searched.open and searched.open_from_s is not None:
         soonest = format_seconds(searched.open_from_s)
         lines.append(f"  those left open may be faster, by estimates from {soonest} on: give more --predictions")
+    lines += _contrasts(searched)
     reasons = sorted(searched.impossible.items(), key=lambda item: -item[1])
     lines += [f"  ruled out in {counted(count, 'strategy')}: {reason}" for reason, count in reasons[:_REASONS]]
     if len(reasons) > _REASONS:
@@ -81,6 +83,25 @@ def _account(searched: Searched) -> list[str]:
     if searched.not_searched:
         lines.append(f"  not searched: {'; '.join(searched.not_searched)}")
     return lines
+
+
+def _contrasts(searched: Searched) -> list[str]:
+    """What the best is worth: beside the median and the worst of what was predicted, and of all candidates."""
+    few, every = searched.of_predicted, searched.of_all
+    lines = [
+        f"  best {format_seconds(searched.best_s)} ({searched.best}); of {counted(few.candidates, 'candidate')}"
+        f" predicted, median {_contrasted(few.median)}, worst {_contrasted(few.worst)}"
+    ]
+    if every.candidates > few.candidates:
+        lines.append(
+            f"  of all {every.candidates:,} that memory does not rule out, by their estimates where not predicted:"
+            f" median {_contrasted(every.median)}, worst {_contrasted(every.worst)}"
+        )
+    return lines
+
+
+def _contrasted(one: Contrasted) -> str:
+    return f"{format_seconds(one.iteration_s)} ({one.candidate}; the best is {one.best_is_faster:.3g} times as fast)"
 
 
 def _cells(row: Row) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from predict.search.candidates.mesh import alike
 from predict.search.candidates.ruled_out import sweep_command
 from predict.search.candidates.space import Space
 from predict.search.chances import steps
+from predict.search.contrast import Contrast, contrast_of
 from predict.search.pricing.corrections import Corrections, next_to
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.memory_bound import MemoryBounds, tensors_within
@@ -68,6 +69,8 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             that there are, and of which no candidate was made.
         not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
         measure_command: that measures what is lacking; null where nothing is.
+        best_s: the best prediction, of the candidate ``best``. of_predicted: how that compares with what was predicted,
+            all of which fits. of_all: with all that memory does not rule out, by estimates where not predicted.
     """
 
     ranks: int
@@ -83,6 +86,10 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     not_searched: tuple[str, ...]
     not_compared: dict[str, str] = {}
     measure_command: str | None = None
+    best: str
+    best_s: float
+    of_predicted: Contrast
+    of_all: Contrast
 
 
 class Ranker:
@@ -226,6 +233,7 @@ class Ranker:
         left_open = int(still.sum())
         ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in self._done]
         sweep = sweep_command(communication.measured_operations, communication.backend)
+        best = min(self._done, key=lambda each: each.timed.iteration_s)
         return Searched(
             ranks=space.strategies[0].ranks,
             candidates=self._estimated,
@@ -240,7 +248,23 @@ class Ranker:
             not_searched=space.not_searched,
             not_compared=self._not_compared,
             measure_command=sweep if self._not_compared else None,
+            best=_described(self._point(best.candidate)),
+            best_s=best.timed.iteration_s,
+            **self._contrasts(best.timed.iteration_s),
         )
+
+    def _contrasts(self, best_s: float) -> dict[str, Contrast]:
+        """Of what was predicted, and of all candidates that are not too large."""
+        predicted = np.array([each.candidate for each in self._done])
+        seconds = self._estimates.copy()
+        seconds[predicted] = [each.timed.iteration_s for each in self._done]
+        left = self._waiting.copy()
+        left[predicted] = True
+
+        def contrast(own: NDArray[np.integer]) -> Contrast:
+            return contrast_of(seconds[own], best_s, lambda place: _described(self._point(int(own[place]))))
+
+        return {"of_predicted": contrast(predicted), "of_all": contrast(np.flatnonzero(left))}
 
     def _leaner(self) -> list[int]:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""

@@ -24,7 +24,7 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """One measured size and rank count beside its fit.
 
     Attributes:
-        measured_s: median over repetitions and blocks of a call's time (slowest rank; faster side for send_recv).
+        measured_s: median over repetitions and blocks of a call's time (slowest rank; the receiver for send_recv).
         fitted_s: under the fit of all points. held_out_s: under a fit that did not see this size.
         held_out_ranks_s: under one that did not see this rank count; None for the smallest, and where one was measured.
     """

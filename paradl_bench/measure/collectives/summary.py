@@ -28,7 +28,7 @@ _COMPARES_ALL = frozenset({"torch", "mpi4py"})
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation and size over all blocks; a call lasts as long as its slowest rank, or its faster side.
+    """One operation and size over all blocks; a call lasts as long as its slowest rank, a message as its receiver.
 
     Attributes:
         message_bytes: as the operation defines it. size_bytes: as nccl-tests does, its largest buffer.

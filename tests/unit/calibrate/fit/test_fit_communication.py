@@ -199,7 +199,7 @@ def test_a_ring_cannot_tell_reduction_from_beta() -> None:
     assert not told_apart(design[:, :3], curve.seconds)
 
 
-def test_a_point_to_point_call_lasts_as_its_faster_side() -> None:
+def test_a_point_to_point_call_lasts_as_its_receiver() -> None:
     fit = one_fit(CollectivesSpec(operations=("send_recv",), noise=0.0, calls=3))
     assert fit.beta_s_per_byte == pytest.approx(1e-9, rel=1e-6)
 
