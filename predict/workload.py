@@ -125,6 +125,7 @@ class Evaluator:
     Attributes:
         prepare: raises UserError where it has nothing to say on the point's strategy or settings.
         covers: whether it has something to say on a strategy. knows: whether it does under these settings.
+        lacks: what it misses to say anything at all, in words; empty where it can.
         estimated_by: of the costs, those by which a search estimates its iterations from below; raises UserError as
             ``prepare`` does. None where no estimate is from below.
     """
@@ -133,6 +134,7 @@ class Evaluator:
     prepare: Callable[[CostModel, Configuration], PreparedEvaluation]
     covers: Callable[[Strategy], bool] = lambda strategy: True
     knows: Callable[[PlanSettings], bool] = lambda settings: True
+    lacks: Callable[[CostModel], str] = lambda costs: ""
     estimated_by: Callable[[CostModel], CostModel] | None = None
 
 

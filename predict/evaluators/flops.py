@@ -33,12 +33,18 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
 
 def _by_flops(costs: CostModel) -> CostModel:
     """Costs by FLOPs and bytes; a UserError where no peak is known, or the network has no FLOPs."""
+    if lacking := _lacks(costs):
+        raise UserError(lacking)
+    return costs.by_flops()
+
+
+def _lacks(costs: CostModel) -> str:
     peak = costs.device.peak(1)
     if peak.flops is None:
-        raise UserError(f"flops needs the peak FLOP/s of a rank: {peak.basis}; or give --cluster with peak_flops")
+        return f"flops needs the peak FLOP/s of a rank: {peak.basis}; or give --cluster with peak_flops"
     if not any(layer.fw_flops for layer in costs.network.layers):
-        raise UserError(f"flops needs FLOPs of layers, and {costs.network.name} was imported as times alone")
-    return costs.by_flops()
+        return f"flops needs FLOPs of layers, and {costs.network.name} was imported as times alone"
+    return ""
 
 
 def _said(priced: PricedPlan, peak: Peak) -> str:
@@ -51,4 +57,4 @@ def _said(priced: PricedPlan, peak: Peak) -> str:
     )
 
 
-EVALUATOR = Evaluator(name="flops", prepare=prepare, estimated_by=_by_flops)
+EVALUATOR = Evaluator(name="flops", prepare=prepare, lacks=_lacks, estimated_by=_by_flops)

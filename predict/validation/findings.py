@@ -44,6 +44,8 @@ def findings(report: Report) -> list[str]:
         *(_outlier_line("far off, though inside its interval", outlier) for outlier in report.far_off),
         *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
+        *report.serial_runs_wanted,
+        *report.not_applicable,
         *(f"extrapolated: {line}" for line in beyond),
         *([f"noise floor from: {', '.join(floors)}"] if floors else []),
         *report.notes,

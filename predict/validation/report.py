@@ -20,6 +20,7 @@ from predict.validation.validation_report import (
     PIPELINE_IDLE,
     PREDICTOR,
     Pair,
+    PredictedFactor,
     Repeated,
     RepeatedPrediction,
     Report,
@@ -72,6 +73,8 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     if report.repeated:
         tables["Median of a configuration's runs"] = _repeated(report)
         tables["Accuracy over configurations"] = _configurations(report)
+    if report.scaling_factors:
+        tables["Scaling factor"] = _scaling(report)
     for title, (titles, rows) in tables.items():
         console.print(table(titles, rows, title=title))
     for line in findings(report):
@@ -100,6 +103,7 @@ def markdown(report: Report) -> str:
         *_markdown_table(_scores(report)),
         "",
         *_markdown_reruns(report),
+        *_markdown_scaling(report),
         "## Findings",
         "",
         *(f"- {in_markdown(line)}" for line in findings(report)),
@@ -175,6 +179,40 @@ def _markdown_reruns(report: Report) -> list[str]:
         *_markdown_table(_configurations(report)),
         "",
     ]
+
+
+def _markdown_scaling(report: Report) -> list[str]:
+    if not report.scaling_factors:
+        return []
+    return [
+        "## Scaling factor",
+        "",
+        "Seconds of one rank over those of the run, at the same mini-batch a rank: as measured, where a serial run is "
+        "there, and as each evaluator predicts both.",
+        "",
+        *_markdown_table(_scaling(report)),
+        "",
+    ]
+
+
+def _scaling(report: Report) -> _Table:
+    names = [name for name in EVALUATORS if any(name in one.by_evaluator for one in report.scaling_factors)]
+    rows = [
+        [
+            one.model,
+            one.strategy,
+            str(one.local_batch),
+            str(len(one.serial_runs)),
+            f"{one.measured:.3f}",
+            *(_factor_cell(one.by_evaluator.get(name)) for name in names),
+        ]
+        for one in report.scaling_factors
+    ]
+    return _Table(("model", "strategy", "batch a rank", "serial runs", "measured", *names), rows)
+
+
+def _factor_cell(factor: PredictedFactor | None) -> str:
+    return "" if factor is None else f"{factor.predicted:.3f} ({format_difference(factor.error)})"
 
 
 def _reruns(report: Report) -> _Table:

@@ -14,6 +14,7 @@ from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.emulation import words_of_emulation
+from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.cost_model import CostModel
@@ -94,7 +95,12 @@ class RunPredictors:
         if ghost is not None and ghost.slow_rank is not None and evaluator != PREDICTOR:
             # The closed forms take all ranks as equally fast.
             return False
-        return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
+        applies = asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
+        return applies and not self.lacks(run, evaluator)
+
+    def lacks(self, run: Run, evaluator: str) -> str:
+        """What an evaluator misses to say anything on a run's model, in words; empty where it can."""
+        return self._evaluators[evaluator].lacks(self.costs_of(run))
 
     def predict(self, run: Run, evaluator: str) -> Prediction:
         """The prediction of a run's configuration.
@@ -163,6 +169,8 @@ class RunPredictors:
                 backend=None if about.backend == _NO_BACKEND else about.backend,
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
                 input_options=NO_INPUT,
+                # It exchanges DDP's buckets, whatever an evaluator would group its gradients by.
+                fusion=Fusion(rule="ddp"),
                 slow_rank=slow,
                 layers_from=layers_from,
             )

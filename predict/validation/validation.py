@@ -20,6 +20,7 @@ from predict.validation.activity import Activity
 from predict.validation.memory_validation import memory_pair
 from predict.validation.run_predictors import RunPredictors
 from predict.validation.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
+from predict.validation.scaling_factors import scaling_factors, serial_runs_wanted
 from predict.validation.validation_report import (
     EVALUATORS,
     FAR_OFF,
@@ -40,6 +41,8 @@ _OF_RUN = (
     *("bucket_cap_bytes", "first_bucket_bytes", "issued_equals_plan"),
 )
 """What a pair takes over from the run as it is."""
+_TOLD_WHERE_NOT_APPLICABLE = ("csf", "osf", "dag", "flops")
+"""Baselines of which a reader would expect a number of every run."""
 
 
 def validate_runs(
@@ -100,7 +103,32 @@ def validate_runs(
         ),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),
+        scaling_factors=scaling_factors(runs, pairs),
+        serial_runs_wanted=serial_runs_wanted(runs, lambda run: predictors.predict(run, PREDICTOR)),
+        not_applicable=_not_applicable(runs, predictors),
     )
+
+
+def _not_applicable(runs: Sequence[Run], predictors: RunPredictors) -> tuple[str, ...]:
+    """Which baselines have nothing to say on which runs, a line for those that leave out the same."""
+    lines, left_out_by = [], dict[str, str]()
+    for name in _TOLD_WHERE_NOT_APPLICABLE:
+        left_out = dict.fromkeys(_in_words(run) for run in runs if not predictors.covers(run, name))
+        lacking = dict.fromkeys(words for run in runs if (words := predictors.lacks(run, name)))
+        if lacking:
+            lines += [f"not applicable: {words}" for words in lacking]
+        elif left_out:
+            left_out_by[name] = ", ".join(left_out)
+    groups = grouped(left_out_by, left_out_by.__getitem__)
+    return (*(f"not applicable to {words}: {', '.join(names)}" for words, names in groups.items()), *lines)
+
+
+def _in_words(run: Run) -> str:
+    """Strategy, and what no closed form knows of its settings."""
+    about = run.description
+    options = [f"{name} {text}" for name, text in about.settings.simulated_alone.items()]
+    slow = [f"slow rank {about.ghost.slow_rank}"] if about.ghost and about.ghost.slow_rank else []
+    return about.strategy + (f" ({'; '.join([*options, *slow])})" if options or slow else "")
 
 
 def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:

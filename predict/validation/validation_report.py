@@ -11,7 +11,7 @@ from predict.validation.memory_validation import MemoryPair, MemoryScore
 
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
-EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf")
+EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf", "osf", "dag", "flops")
 PIPELINE_IDLE = "pipeline_idle"
 """What explains an error where it is no phase, by the name of ``breakdown_s``."""
 FAR_OFF = 0.1
@@ -158,6 +158,30 @@ class Repeated(msgspec.Struct, frozen=True, kw_only=True):
     by_evaluator: dict[str, RepeatedPrediction]
 
 
+class PredictedFactor(msgspec.Struct, frozen=True, kw_only=True):
+    """A scaling factor as an evaluator predicts both of its iterations; error is relative to the measured one."""
+
+    predicted: float
+    error: float
+
+
+class ScalingFactor(msgspec.Struct, frozen=True, kw_only=True):
+    """How a data parallel run scales: seconds of one rank over the run's, at the same mini-batch a rank (OSF, eq. 1).
+
+    Attributes:
+        local_batch: samples a rank. serial_runs: directories, whose medians' median is taken.
+    """
+
+    run: str
+    model: str
+    strategy: str
+    ranks: int
+    local_batch: int
+    serial_runs: tuple[str, ...]
+    measured: float
+    by_evaluator: dict[str, PredictedFactor]
+
+
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluator's score and ranking over all runs; memory over those that it was not fitted to."""
 
@@ -213,6 +237,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         reruns: by strategy: what a prediction can reach at best on this machine.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
         did_not_fit: runs that memory ended; those with enough iterations are among the pairs too.
+        scaling_factors: of data parallel runs that have a serial run beside them. serial_runs_wanted: of the others, in
+            lines, with the command that measures it.
+        not_applicable: evaluators that have nothing to say on some strategies, in lines.
     """
 
     profile: str
@@ -225,3 +252,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     did_not_fit: tuple[Unfit, ...] = ()
     repeated: tuple[Repeated, ...] = ()
     far_off: tuple[Outlier, ...] = ()
+    scaling_factors: tuple[ScalingFactor, ...] = ()
+    serial_runs_wanted: tuple[str, ...] = ()
+    not_applicable: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def test_incomplete_runs_are_used_with_notice_and_short_ones_skipped(profile: Pa
     half = run_like(tmp_path / "half", "serial", 8, complete=False)
     short = run_like(tmp_path / "short", "serial", 8, iterations=4)
     report = validate(profile, [half, short])
-    assert len(report.pairs) == 3
+    assert len(report.pairs) == 5
     assert not report.pairs[0].complete
     assert any("half: incomplete, its 12 iterations are used" in line for line in report.notes)
     assert any("short: skipped, 4 iterations" in line for line in report.notes)

@@ -37,7 +37,7 @@ def test_runs_that_take_what_is_predicted_are_predicted_exactly(profile: Path, t
     runs = [run_like(tmp_path / strategy, strategy, 8) for strategy in ("serial", "d2")]
     report = validate(profile, runs)
     assert [(pair.strategy, pair.evaluator) for pair in report.pairs] == [
-        (strategy, name) for strategy in ("serial", "d2") for name in ("simulate", "paradl", "csf")
+        (strategy, name) for strategy in ("serial", "d2") for name in ("simulate", "paradl", "csf", "osf", "dag")
     ]
     score = report.overall["simulate"].score
     assert score.mean_accuracy == pytest.approx(1)
@@ -105,7 +105,7 @@ def test_predictions_are_held_against_the_median_of_a_configurations_runs(profil
     assert (found.strategy, found.runs) == ("serial", 4)
     assert found.measured_median_s == pytest.approx((medians_s[0] + medians_s[1]) / 2)
     assert found.measured_range_s == (medians_s[2], medians_s[3])
-    assert set(found.by_evaluator) == {"simulate", "paradl", "csf"}
+    assert set(found.by_evaluator) == {"simulate", "paradl", "csf", "osf", "dag"}
     for name, of_median in found.by_evaluator.items():
         expected = predicted("serial", 8, name)
         assert of_median.error == pytest.approx(expected.iteration_s / found.measured_median_s - 1)
@@ -271,7 +271,7 @@ def test_reports_are_markdown_csv_and_json_and_never_silently_replaced(profile: 
     assert "| chain | d2 | 8 |" in text
     assert "rank correlation 1.00" in text
     rows = list(csv.DictReader(io.StringIO((directory / "pairs.csv").read_text())))
-    assert len(rows) == 6
+    assert len(rows) == 10
     assert float(rows[0]["phases.BW.predicted_s"]) == pytest.approx(float(rows[0]["phases.BW.measured_s"]))
     stored = json.loads((directory / "report.json").read_text())
     assert set(stored) >= {"pairs", "strategies", "overall"}
