@@ -7,6 +7,7 @@ what they read.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -224,17 +225,34 @@ class CostModel:
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
         """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
-        works: dict[tuple[str, PhaseName], Work] = {
-            (operation, phase): Compute(layer=name, operation=operation, phase=phase)
+        (update,) = self._serial.of_kind(WeightUpdate).values()
+        of_update = [Priced(self._model.weight_update(*place), 1, update)]
+        (updated,) = self.device.parts((update,), of_update, (), *place)
+        of_layers = self.layer_costs(self._layer_of.values(), place)
+        seconds: dict[tuple[str, PhaseName], float] = {
+            (operation, phase): of_layers[name, phase].seconds
             for operation, name in self._layer_of.items()
             for phase in _PHASES
         }
-        priced = [Priced(self._layers.cost(*key, "", *place), 1, key) for key in works]
-        (update,) = self._serial.of_kind(WeightUpdate).values()
-        priced.append(Priced(self._model.weight_update(*place), 1, update))
-        parts = self.device.parts((*works.values(), update), priced, (), *place)
-        *of_works, of_update = (part.cost.seconds for part in parts)
-        return dict(zip(works, of_works, strict=True)), of_update
+        return seconds, updated.cost.seconds
+
+    def layer_costs(self, names: Iterable[str], place: PricingContext) -> dict[tuple[str, PhaseName], Cost]:
+        """What forward and backward of whole layers cost, by their names.
+
+        Raises:
+            UserError: the profile has nothing for one of them.
+        """
+        operation_of = {layer.name: layer.operation for layer in self.network.layers}
+        works: dict[tuple[str, PhaseName], Work] = {
+            (name, phase): Compute(layer=name, operation=operation_of[name], phase=phase)
+            for name in names
+            for phase in _PHASES
+        }
+        priced = [
+            Priced(self._layers.cost(operation_of[name], phase, "", *place), 1, (name, phase)) for name, phase in works
+        ]
+        parts = self.device.parts(tuple(works.values()), priced, (), *place)
+        return dict(zip(works, (part.cost for part in parts), strict=True))
 
     def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""

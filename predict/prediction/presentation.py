@@ -33,7 +33,7 @@ def flat_row(record: msgspec.Struct | Mapping[str, Any]) -> dict[str, object]:
     flat: dict[str, object] = {}
     fields = record if isinstance(record, Mapping) else msgspec.structs.asdict(record)
     for name, value in fields.items():
-        if name in ("interval_s", "predicted_interval_s", "efficiency_interval") or (
+        if name in ("interval_s", "predicted_interval_s", "efficiency_interval", "scaling_factor_interval") or (
             name.endswith("interval_bytes") and value is not None
         ):
             flat |= {f"{name}.low": value[0], f"{name}.high": value[1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -18,6 +19,13 @@ from predict.prediction.command_options import point_options, refuse_missing
     help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
     "measured; ranks, batch: numbers. VALUES: 0.1:10:log (9 points), 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
 )
+@click.option(
+    "--replace",
+    multiple=True,
+    metavar="PATTERN=MODULE[+MODULE...]",
+    help="Layers by a pattern of their names, and what stands in their place: none, or modules as linear(4096,512), "
+    "conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+)
 @click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time.")
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -25,30 +33,55 @@ from predict.prediction.command_options import point_options, refuse_missing
 @click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots]).")
 @click.option("--force", is_flag=True, help="Replace existing output files.")
 def what_if_command(**options: Any) -> None:
-    """Predict other links, another device, other rank counts or batches, beside what was measured.
+    """Predict other links, another device, other rank counts, batches or layers, beside what was measured.
 
     \b
     predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256 --vary bandwidth=0.1:10:log
     predict what-if ... --vary peak-flops=1,2,4 --vary memory-bandwidth=1,2,4 --grid
+    predict what-if ... --model vgg16 --strategy data --ranks 2:32:x2 --replace avgpool=none --replace flatten=none \\
+      --replace 'classifier.*=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)+flatten'
     """
     refuse_missing(options, "profile", "model", "strategy", "batch")
-    if not options["vary"]:
-        raise click.UsageError("Missing option '--vary': write --vary bandwidth=0.1:10:log, or another quantity.")
+    if not options["vary"] and not options["replace"]:
+        raise click.UsageError(
+            "Missing option '--vary' or '--replace': write --vary bandwidth=0.1:10:log, or another quantity,"
+            " or --replace 'PATTERN=none' of layers."
+        )
     from paradl_bench.core.errors import UserError
-    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
-    from paradl_bench.core.terminal.pictures import refuse_undrawable
-    from predict.prediction.request import read_request
-    from predict.what_if.presentation import draw_what_if
-    from predict.what_if.quantities import parse_varied, settings_of
-    from predict.what_if.what_if import what_if
+    from paradl_bench.core.terminal.command_line import refuse_overwrite
 
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
-    settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
+    if options["replace"]:
+        _refuse_beside_replace(options)
     if options["plot"]:
+        from paradl_bench.core.terminal.pictures import refuse_undrawable
+
         refuse_undrawable(options["plot"], options["output"])
     for target in filter(None, (options["output"], options["plot"])):
         refuse_overwrite(target, force=options["force"])
+    (_replace if options["replace"] else _vary)(options)
+
+
+def _refuse_beside_replace(options: dict[str, Any]) -> None:
+    from paradl_bench.core.errors import UserError
+
+    if options["vary"]:
+        raise UserError("--replace and --vary exclude each other: change layers or what they run on, one at a time")
+    for name in ("grid", "plot"):
+        if options[name]:
+            raise UserError(f"--{name} is for --vary, not for --replace")
+
+
+def _vary(options: dict[str, Any]) -> None:
+    from paradl_bench.core.terminal.command_line import say
+    from predict.prediction.presentation import flat_row
+    from predict.prediction.request import read_request
+    from predict.what_if.presentation import draw_what_if, print_what_if
+    from predict.what_if.quantities import parse_varied, settings_of
+    from predict.what_if.what_if import what_if
+
+    settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
     predicted = what_if(
         read_request(options),
         settings,
@@ -57,23 +90,37 @@ def what_if_command(**options: Any) -> None:
     )
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    _write(predicted.rows, options)
+    if _write(predicted.rows, options, flat_row):
+        print_what_if(predicted.rows, grid=options["grid"])
     if options["plot"]:
         draw_what_if(predicted.rows, options["plot"], force=options["force"])
 
 
-def _write(rows: Any, options: dict[str, Any]) -> None:
+def _replace(options: dict[str, Any]) -> None:
+    from paradl_bench.core.terminal.command_line import say
+    from paradl_bench.network.replacement.written import parse_replacement
+    from predict.what_if.replacing import predict_replaced
+    from predict.what_if.replacing_table import csv_row, print_replacing
+
+    predicted = predict_replaced(options, [parse_replacement(text) for text in options["replace"]])
+    for line in predicted.left_out:
+        say(f"predict: left out: {line}")
+    if _write(predicted.rows, options, csv_row):
+        print_replacing(predicted.rows)
+
+
+def _write(rows: Any, options: dict[str, Any], flat: Callable[[Any], dict[str, object]]) -> bool:
+    """Write rows as asked for; whether a person is to be shown tables beside them."""
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import write_output
-    from predict.prediction.presentation import flat_row, rows_csv
-    from predict.what_if.presentation import print_what_if
+    from predict.prediction.presentation import rows_csv
 
     output, as_csv = options["output"], options["as_csv"]
-    content = rows_csv([flat_row(row) for row in rows]) if as_csv else encode_pretty(list(rows))
+    content = rows_csv([flat(row) for row in rows]) if as_csv else encode_pretty(list(rows))
     if output:
         write_output(output, content, force=options["force"])
     if as_csv or options["as_json"]:
         if output is None:
             write_output("-", content)
-    elif output != "-":
-        print_what_if(rows, grid=options["grid"])
+        return False
+    return bool(output != "-")

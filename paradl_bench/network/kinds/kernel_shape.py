@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.network.kernel import KernelShape, KernelStage
-from paradl_bench.network.kinds.kind import BUFFER, LayerKind, Operands, layer_kinds, per_sample
+from paradl_bench.network.kinds.kind import BUFFER, Call, LayerKind, Operands, TensorArgument, layer_kinds, per_sample
 
 _INDEX_BYTES = 8
 # FLOPs an element, tensors read and written. SGD has momentum: v = mu v + g, p -= lr v.
@@ -95,23 +95,33 @@ def layer_of_sizes(kind_name: str, sizes: Mapping[str, int], settings: Mapping[s
     if kind is None or kind.call is None:
         raise ValueError(f"a layer of kind {kind_name!r} can't be made from sizes")
     call = kind.call(sizes, settings)
+    layer = layer_of_call(kind, call, kind_name, ("before",))
+    return SizedLayer(layer, call.batch, tuple(tensor.shape for tensor in parameters_of(call)))
+
+
+def layer_of_call(kind: LayerKind, call: Call, name: str, inputs: tuple[str, ...]) -> Layer:
+    """The layer of a call that nobody traced; its parameters have the names that the call gives them."""
     facts = kind.facts(call)
-    parameters = [tensor for tensor in call.tensors if tensor.parameter and not tensor.parameter.startswith(BUFFER)]
     activations = [tensor for tensor in call.tensors if not tensor.parameter]
-    layer = Layer(
-        name=kind_name,
-        kind=kind_name,
+    moved = 0 if kind.view else call.input_elements + call.output_elements
+    return Layer(
+        name=name,
+        kind=kind.name,
         attributes=facts.attributes,
-        inputs=("before",),
+        inputs=inputs,
         input_shapes=tuple(per_sample(tensor.shape, call.batch) for tensor in activations),
         output_shape=call.output_shape,
-        parameters=tuple(tensor.parameter for tensor in parameters),
+        parameters=tuple(tensor.parameter for tensor in parameters_of(call)),
         fw_flops=facts.fw_flops,
         bw_input_flops=facts.bw_input_flops,
         bw_weight_flops=facts.bw_weight_flops,
-        fw_bytes=DTYPE_BYTES["fp32"] * (call.input_elements + call.output_elements),
+        fw_bytes=DTYPE_BYTES["fp32"] * moved,
     )
-    return SizedLayer(layer, call.batch, tuple(tensor.shape for tensor in parameters))
+
+
+def parameters_of(call: Call) -> list[TensorArgument]:
+    """Arguments of a call that are trained."""
+    return [tensor for tensor in call.tensors if tensor.parameter and not tensor.parameter.startswith(BUFFER)]
 
 
 def _flops_per_sample(layer: Layer, stage: KernelStage) -> int:

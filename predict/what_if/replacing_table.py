@@ -1,0 +1,87 @@
+"""Predictions with layers replaced, as tables for a person, and as rows of CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.units import format_around, format_bytes, format_seconds
+from paradl_bench.network.replacement.modules import shape_text
+from predict.prediction.presentation import flat_row, memory_cell
+from predict.what_if.replacing import LayerSeconds, Replacing
+
+_COLUMNS = (
+    "strategy", "ranks", "batch", "layers", "iteration", "90%", "speed-up", "parameters", "gradients", "communication",
+    "exposed", "scaling factor", "90%", "memory",
+)  # fmt: skip
+_OF_LAYERS = ("layer", "", "returns", "parameters", "forward", "sd", "from", "backward", "sd", "from")
+
+
+def print_replacing(rows: Sequence[Replacing]) -> None:
+    """A table of all points before and after, one of the layers that are new or changed, and what they rest on."""
+    first, changed = rows[0], rows[1]
+    console = open_console()
+    title = f"{first.model}: {first.evaluator}, what if {' and '.join(changed.replaced)}"
+    console.print(table(_COLUMNS, [_cells(row) for row in rows], title=title))
+    if changed.layers:
+        title = f"layers that are new or read other shapes, on {changed.local_batch} samples"
+        console.print(table(_OF_LAYERS, [_layer_cells(layer) for layer in changed.layers], title=title))
+    console.print(
+        "speed-up: samples/s over those of the layers as they are. gradients: of all parameters. communication:"
+        " all of a rank's, unhindered; exposed: what nothing hides of it. scaling factor: T_1 / (N T_N), the speed-up"
+        " over one rank, a rank.",
+        highlight=False,
+    )
+    _print_notes(rows)
+
+
+def csv_row(row: Replacing) -> dict[str, object]:
+    """A row's fields in one level; of layers their names."""
+    return flat_row({**msgspec.structs.asdict(row), "layers": [layer.name for layer in row.layers]})
+
+
+def _print_notes(rows: Sequence[Replacing]) -> None:
+    """Of either network, what is extrapolated and remarked."""
+    console = open_console()
+    for which in ("as they are", "replaced"):
+        of = [row for row in rows if bool(row.replaced) == (which == "replaced")]
+        said = [f"extrapolated: {line}" for row in of for line in row.extrapolated]
+        for line in dict.fromkeys((*said, *(note for row in of for note in row.notes))):
+            console.print(f"layers {which}: {line}", highlight=False)
+
+
+def _cells(row: Replacing) -> tuple[str, ...]:
+    return (
+        row.strategy,
+        str(row.ranks),
+        str(row.batch),
+        "replaced" if row.replaced else "as they are",
+        format_seconds(row.iteration_s),
+        format_around(row.interval_s, row.iteration_s),
+        f"{row.speedup_over_base:.3g}",
+        f"{row.parameters:,}",
+        format_bytes(row.gradient_bytes),
+        format_seconds(row.communication_s),
+        format_seconds(row.exposed_communication_s),
+        f"{row.scaling_factor:.2f}",
+        "{:.2f} to {:.2f}".format(*row.scaling_factor_interval),
+        memory_cell(row.memory_bytes, row.memory_interval_bytes, row.fits),
+    )
+
+
+def _layer_cells(layer: LayerSeconds) -> tuple[str, ...]:
+    return (
+        layer.name,
+        "new" if layer.is_new else "reshaped",
+        shape_text(layer.output_shape),
+        f"{layer.parameters:,}",
+        format_seconds(layer.fw_s),
+        format_seconds(layer.fw_sd_s),
+        layer.fw_source,
+        format_seconds(layer.bw_s),
+        format_seconds(layer.bw_sd_s),
+        layer.bw_source,
+    )
