@@ -165,7 +165,9 @@ class _Walk:
         new = frozenset(self.inserted_names)
         read = {name for layer in self._layers if layer.name not in new for name in layer.parameters}
         taken = [layer for layer in old.layers if layer.name in self.removed or self._counts_for_removed(layer)]
-        gone = {name for layer in taken for name in layer.parameters} - read
+        # A layer that reads another's weights may have some of its own beside them.
+        owned = {tensor.name for tensor in old.held_parameters if tensor.name.rpartition(".")[0] in self.removed}
+        gone = owned.union(*(layer.parameters for layer in taken)) - read
         gone |= {name for layer in taken for name in layer.state}
         splice = _Splice(old.layers, self._inserted, frozenset(gone))
         return msgspec.structs.replace(

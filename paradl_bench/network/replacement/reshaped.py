@@ -112,10 +112,22 @@ def _adaptive_pool(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
 
 
 def _view(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
-    """All of a sample in one dim, as ``flatten`` and ``x.view(len(x), -1)`` make it, and nothing else."""
-    if layer.output_shape != (math.prod(layer.input_shapes[0]),):
+    """Dims that ``flatten`` makes one, or a sample as one dim, as ``x.view(len(x), -1)`` has it; no other view."""
+    read, returned = layer.input_shapes[0], layer.output_shape
+    if returned == (math.prod(read),):
+        return (math.prod(shapes[0]),)
+    merged = len(read) - len(returned) + 1
+    if layer.attributes.get("function") != "flatten" or merged < 1 or len(shapes[0]) != len(read):
         raise Misfit(_texts(layer.input_shapes))
-    return (math.prod(shapes[0]),)
+    fitting = [at for at in range(len(returned)) if _flattened(read, at, merged) == returned]
+    found = {_flattened(shapes[0], at, merged) for at in fitting}
+    if len(found) != 1:
+        raise Misfit(_texts(layer.input_shapes))
+    return found.pop()
+
+
+def _flattened(shape: Shape, at: int, dims: int) -> Shape:
+    return (*shape[:at], math.prod(shape[at : at + dims]), *shape[at + dims :])
 
 
 def _batch_norm(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
