@@ -1,1 +1,1 @@
-"""A prediction on other links, another device, other rank counts or batches."""
+"""A prediction on other links, another device, other rank counts, batches or layers."""

@@ -38,8 +38,8 @@ def what_if_command(**options: Any) -> None:
     \b
     predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256 --vary bandwidth=0.1:10:log
     predict what-if ... --vary peak-flops=1,2,4 --vary memory-bandwidth=1,2,4 --grid
-    predict what-if ... --model vgg16 --strategy data --ranks 2:32:x2 --replace avgpool=none --replace flatten=none \\
-      --replace 'classifier.*=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)+flatten'
+    predict what-if ... --model vgg16 --strategy data --ranks 2:32:x2 --replace 'classifier.*=none' \\
+      --replace 'avgpool=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)'
     """
     refuse_missing(options, "profile", "model", "strategy", "batch")
     if not options["vary"] and not options["replace"]:

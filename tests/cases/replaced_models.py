@@ -1,4 +1,4 @@
-"""Models with layers replaced in torch itself, each beside the model that it was made of: what replacing has to give."""
+"""Models with layers replaced in torch itself, beside the model that they were made of."""
 
 from __future__ import annotations
 

@@ -24,6 +24,9 @@ from paradl_bench.measure.kernels.design import read_design
 from paradl_bench.measure.kernels.request import DESIGN_FILE
 from paradl_bench.network import graph as network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
+from paradl_bench.network.replacement.inserted import insert
+from paradl_bench.network.replacement.modules import Misfit
+from paradl_bench.network.replacement.written import parse_replacement
 from paradl_bench.plan.strategy import parse_strategy, parse_strategy_kinds
 from paradl_bench.records import input_record, measurement, roofline_record, samples
 from paradl_bench.records.contexts import context
@@ -179,6 +182,14 @@ def _swept(parse: Callable[[str], tuple[int, ...]]) -> Callable[[str], None]:
     return read
 
 
+def _replacement(text: str) -> None:
+    found = parse_replacement(text)
+    assert found.pattern
+    for written in found.modules:
+        with contextlib.suppress(Misfit):
+            insert(written, "new", "before", (8, 16, 16))
+
+
 STRINGS: dict[str, tuple[Callable[[str], object], str]] = {
     "strategy": (_strategy, "d4 f8 c4 s2x2x2 z3d8p2 d4f4 2M4P1D d2p2f2 serial t4"),
     "strategy-kinds": (parse_strategy_kinds, "d+f data+filter serial d+s d+c+p tensor"),
@@ -186,6 +197,11 @@ STRINGS: dict[str, tuple[Callable[[str], object], str]] = {
     "sizes": (_swept(units.parse_size_sweep), "1K:64M:2 1K,4K,1M 4:8M 1:1G:1.5"),
     "ranks": (_swept(units.parse_ranks), "16:1024:x2 2:10:2 8 2,4,8 1:64:x1.5"),
     "shape": (_swept(units.parse_shape), "3x224x224 4x128x128x128 1024"),
+    "replacement": (
+        _replacement,
+        "a.*=none b=conv2d(8,4,3x5,2,padding=1x2,bias=false)+relu c=flatten+linear(*,10)+layer_norm(*)+dropout(0.5)"
+        " d=max_pool2d(2)+batch_norm(8)+adaptive_avg_pool2d(1) e=conv2d(*,8,3,groups=8)+group_norm(4,*)",
+    ),
 }
 """What the command line takes, with examples."""
 

@@ -61,6 +61,7 @@ PROFILE = _fuller()
 _SETTINGS = "--no-channels-last"
 _TOY = f"--model toy --batch 16 {_SETTINGS}"
 EVALUATORS = ("csf", "dag", "flops", "osf", "paradl", "proportional", "simulate")
+_REPLACED = "--replace relu*=none --replace fc=linear(*,20)+gelu+linear(20,10) --json"
 _USES = (
     "calibrate show {profile}",
     "calibrate show {profile} --json",
@@ -75,6 +76,7 @@ _USES = (
     f"predict --from-profile {{profile}} {_TOY} --strategy serial --evaluator simulate",
     f"predict search --from-profile {{profile}} {_TOY} --ranks 2",
     f"predict what-if --from-profile {{profile}} {_TOY} --strategy d2 --vary bandwidth=0.5,1,2 --vary ranks=2,4",
+    f"predict what-if --from-profile {{profile}} {_TOY} --strategy d2 {_REPLACED}",
     f"predict buckets --from-profile {{profile}} {_TOY} --strategy d2",
     f"predict diagnose --from-profile {{profile}} {_TOY} --strategy d2",
     "predict diagnose --from-profile {profile} --run {training} --force --json --no-remedies",
@@ -88,6 +90,9 @@ _OF_CLUSTER = tuple(
 _OF_NETWORK = tuple(
     f"predict --from-profile {PROFILE} --network {{network}} --model toy --batch 16 {_SETTINGS} --strategy {each}"
     for each in ("d2", "f2", "p2", "s2x1", "z3d2", "c2", "d2 --evaluator paradl")
+) + tuple(
+    f"predict what-if --from-profile {PROFILE} --network {{network}} {_TOY} --strategy {each}"
+    for each in (f"d2 {_REPLACED}", "p2 --replace conv=conv2d(3,8,5,2,2)", "serial --replace *1=flatten --csv")
 )
 
 

@@ -82,7 +82,7 @@ class _Walk:
 
     def _insert(self, run: Run) -> None:
         value = self._value(run.layers[0].values_read[0])
-        source, shape = value[0], self._shapes[value]
+        source, shape = value[0], self._reaching(run.layers[0], value)
         if value[1]:
             raise UserError(f"--replace {run.replacement.text!r}: {run.named} reads a further output of {source}")
         if source == "input" and self._old.input_dtype != "fp32" and run.replacement.modules:
@@ -103,6 +103,11 @@ class _Walk:
         self.inserted_names += [layer.name for layer in inserted.layers]
         self._shapes[source, 0] = shape
         self._now |= dict.fromkeys((layer.name for layer in run.layers), source)
+
+    def _reaching(self, layer: Layer, value: Value) -> Shape:
+        """The shape that a layer reads of a value; as it was, unless it changed before: other tools leave views out."""
+        shape = self._shapes[value]
+        return layer.input_shapes[0] if layer.input_shapes and shape == self._before[layer.values_read[0]] else shape
 
     def _keep(self, layer: Layer) -> None:
         values = tuple(map(self._value, layer.values_read))

@@ -29,6 +29,8 @@ def reshaped(layer: Layer, shapes: tuple[Shape, ...], parameters: ParameterShape
     as_traced = Misfit(_texts(layer.input_shapes))
     if layer.batchless or layer.batchless_inputs not in ((), (1,)) or layer.further_outputs:
         raise as_traced
+    if len(shapes) != len(layer.input_shapes) or not all((*shapes[:1], *layer.input_shapes[:1])):
+        raise as_traced
     kind = layer_kinds().get(layer.kind)
     if layer.kind in _RETURNED:
         output = _RETURNED[layer.kind](layer, shapes)

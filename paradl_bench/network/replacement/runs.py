@@ -47,6 +47,8 @@ def find_runs(network: ModelGraph, replacements: Sequence[Replacement]) -> tuple
         run.append(layer)
         ending[owner, layer.name] = run
     found = tuple(Run(replacements[owners[run[0].name]], tuple(run)) for run in runs)
+    if len(owners) == len(network.layers):
+        raise UserError(f"--replace: no layer of {network.name} stays: name fewer of them")
     for each in found:
         _check_inside(each, network)
     return found
