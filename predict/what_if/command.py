@@ -68,9 +68,8 @@ def _refuse_beside_replace(options: dict[str, Any]) -> None:
 
     if options["vary"]:
         raise UserError("--replace and --vary exclude each other: change layers or what they run on, one at a time")
-    for name in ("grid", "plot"):
-        if options[name]:
-            raise UserError(f"--{name} is for --vary, not for --replace")
+    if options["grid"]:
+        raise UserError("--grid is for --vary, not for --replace")
 
 
 def _vary(options: dict[str, Any]) -> None:
@@ -100,13 +99,16 @@ def _replace(options: dict[str, Any]) -> None:
     from paradl_bench.core.terminal.command_line import say
     from paradl_bench.network.replacement.written import parse_replacement
     from predict.what_if.replacing import predict_replaced
-    from predict.what_if.replacing_table import csv_row, print_replacing
+    from predict.what_if.replacing_table import csv_row, draw_replacing, print_replacing
 
     predicted = predict_replaced(options, [parse_replacement(text) for text in options["replace"]])
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
     if _write(predicted.rows, options, csv_row):
         print_replacing(predicted.rows)
+    if options["plot"]:
+        strong = options["scaling"] == "strong"
+        draw_replacing(predicted.rows, options["plot"], strong_scaling=strong, force=options["force"])
 
 
 def _write(rows: Any, options: dict[str, Any], flat: Callable[[Any], dict[str, object]]) -> bool:

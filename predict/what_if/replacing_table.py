@@ -1,12 +1,15 @@
-"""Predictions with layers replaced, as tables for a person, and as rows of CSV."""
+"""Predictions with layers replaced, as tables for a person, as rows of CSV, and drawn."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
+from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from paradl_bench.network.replacement.modules import shape_text
@@ -85,3 +88,34 @@ def _layer_cells(layer: LayerSeconds) -> tuple[str, ...]:
         format_seconds(layer.bw_sd_s),
         layer.bw_source,
     )
+
+
+def draw_replacing(rows: Sequence[Replacing], target: str, *, strong_scaling: bool, force: bool) -> None:
+    """Draw the scaling factor over ranks, with its interval: a line each network, kind of strategy and batch.
+
+    Args:
+        strong_scaling: lines are of a global mini-batch; else of a rank's samples.
+
+    Raises:
+        UserError: the file exists and ``force`` is not given, or cannot be written.
+    """
+    lines: dict[str, list[Replacing]] = {}
+    for row in rows:
+        samples = f"batch {row.batch}" if strong_scaling else f"{row.batch / row.ranks:g} samples a rank"
+        kind = re.sub(r"[0-9]+", "", row.strategy)
+        lines.setdefault(f"{kind}, {samples}: {'replaced' if row.replaced else 'as it is'}", []).append(row)
+    figure = new_figure(6.5, 4.5)
+    panel = figure.subplots()
+    for index, (label, line) in enumerate(lines.items()):
+        colour, ranks = COLOURS[index % len(COLOURS)], [row.ranks for row in line]
+        panel.plot(ranks, [row.scaling_factor for row in line], "o-", color=colour, label=in_drawing(label))
+        lows, highs = zip(*(row.scaling_factor_interval for row in line), strict=True)
+        panel.fill_between(ranks, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    panel.set_xscale("log", base=2)
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("ranks")
+    panel.set_ylabel("scaling factor, with 90% interval")
+    panel.legend(fontsize=8)
+    figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}, layers replaced"))
+    title = f"{rows[0].model}: layers replaced"
+    write_figure(figure, target, title=title, shows="scaling factors over ranks", force=force)

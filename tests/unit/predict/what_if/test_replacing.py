@@ -137,13 +137,21 @@ def test_csv_names_layers_and_parts_intervals(predict: Caller) -> None:
     assert rows_of(predict)[1]["layers"][0]["name"] == "fc2"
 
 
+def test_the_drawing_has_a_line_for_each_network(predict: Caller) -> None:
+    target = predict.folder / "factors.svg"
+    found = what_if(predict, *NARROWED, "--ranks", "1,2", "--plot", str(target), strategy="data")
+    assert (found.code, found.err) == (0, "")
+    assert target.read_bytes().startswith(b"<?xml")
+    assert what_if(predict, *NARROWED, "--plot", str(target)).code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "Missing option '--vary' or '--replace'"),
         (("--replace", "fc2=none", "--vary", "batch=8"), "--replace and --vary exclude each other"),
         (("--replace", "fc2=none", "--grid"), "--grid is for --vary"),
-        (("--replace", "fc2=none", "--plot", "x.png"), "--plot is for --vary"),
+        (("--replace", "fc2=none", "--plot", "x.txt"), "the name has to end in .png"),
         (("--replace", "fc2=linear(256"), "is no module"),
         (("--replace", "fc1=none"), "layer fc2 (linear) gets 128 of relu1, it takes 256"),
         (("--replace", "*=none"), "no layer of chain stays"),
