@@ -18,8 +18,8 @@ from pathlib import Path
 
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
-from predict.validation.drawing import REST, Bars, Measured, draw_bars
 from predict.validation.runs import PHASES
+from predict.validation.shown.drawing import REST, Bars, Measured, draw_bars
 from predict.validation.validation_report import PREDICTOR
 
 RESULTS = Path(__file__).parents[1] / "results" / "cpu-2core"

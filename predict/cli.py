@@ -145,7 +145,7 @@ def validate(
     from paradl_bench.core.terminal.command_line import refuse_overwrite
     from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
-    from predict.validation.report import print_report, refuse_existing, write_report
+    from predict.validation.shown.report import print_report, refuse_existing, write_report
     from predict.validation.validation import validate_runs
 
     refuse_existing(output, force=force)
@@ -156,7 +156,7 @@ def validate(
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
     if plot:
-        from predict.validation.drawing import draw_validation
+        from predict.validation.shown.drawing import draw_validation
 
         draw_validation(report, plot, force=force)
 

@@ -36,7 +36,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.validation.report import markdown
+from predict.validation.shown.report import markdown
 from predict.validation.validation import validate_runs
 from predict.workload import Configuration, evaluator_named
 

@@ -21,7 +21,7 @@ from predict.costs.cost_model import CostModel
 from predict.simulation.prepared import price
 from predict.timeline.timeline import timeline_of
 from predict.validation.activity import Activity, Unit, simulated_units
-from predict.validation.report import markdown
+from predict.validation.shown.report import markdown
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Report
 from predict.workload import Configuration

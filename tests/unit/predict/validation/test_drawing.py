@@ -14,7 +14,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal import pictures
 from paradl_bench.core.terminal.pictures import refuse_undrawable
 from predict.cli import group
-from predict.validation.drawing import REST, Bars, bars_of, draw_bars
+from predict.validation.shown.drawing import REST, Bars, bars_of, draw_bars
 from predict.validation.validation_report import Report, pairs_of
 
 
@@ -52,7 +52,7 @@ def test_parts_of_a_bar_add_up_to_the_iteration(report: Report) -> None:
 
 def test_every_part_and_spread_is_drawn_to_scale(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr("predict.validation.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("predict.validation.shown.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
     bars = bars_of(report.pairs)
     draw_bars(bars, "unused.png", force=False)
     axes = drawn[0].axes[0]
@@ -68,7 +68,7 @@ def test_every_part_and_spread_is_drawn_to_scale(report: Report, monkeypatch: py
 
 def test_memory_is_drawn_of_runs_that_tracked_it(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr("predict.validation.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("predict.validation.shown.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
     without = bars_of(report.pairs)
     side = without[0].measured
     held = type(side)(iteration_s=1.0, parts_s={"FW": 1.0}, spread_s=(0.9, 1.1), peak_bytes=2.0**31)

@@ -14,8 +14,8 @@ from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
-from predict.validation.report import markdown, print_report, write_report
 from predict.validation.runs import noise_floor, read_runs
+from predict.validation.shown.report import markdown, print_report, write_report
 
 
 @pytest.fixture

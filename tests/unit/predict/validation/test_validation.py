@@ -20,7 +20,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryPeak
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.validation.report import markdown, refuse_existing, write_report
+from predict.validation.shown.report import markdown, refuse_existing, write_report
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Pair, Report
 from predict.validation.validation_scores import rank

@@ -13,8 +13,8 @@ from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from predict.prediction.presentation import flat_row, rows_csv
-from predict.validation.findings import findings
 from predict.validation.runs import PHASES
+from predict.validation.shown.findings import findings
 from predict.validation.validation_report import (
     EVALUATORS,
     PIPELINE_IDLE,

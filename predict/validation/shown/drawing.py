@@ -15,8 +15,8 @@ from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_accuracy
-from predict.validation.report import configured
 from predict.validation.runs import PHASES
+from predict.validation.shown.report import configured
 from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Pair, Report, pairs_of
 
 if TYPE_CHECKING:

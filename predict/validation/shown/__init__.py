@@ -1,0 +1,1 @@
+"""What is said of a validation: files, tables, pictures, and what stands out."""
