@@ -50,7 +50,7 @@ def test_osf_groups_gradients_as_the_run_did(profile: Path, tmp_path: Path) -> N
         assert pair.error == pytest.approx(expected_s / pair.measured_median_s - 1)
 
 
-def test_a_factor_is_one_rank_over_all_at_the_same_share(profile: Path, tmp_path: Path) -> None:
+def test_a_factor_is_one_rank_over_all(profile: Path, tmp_path: Path) -> None:
     serial = [timed(tmp_path / f"serial-{at}", at, "serial", 4) for at in (3.0, 5.0, 4.0)]
     elsewhere = timed(tmp_path / "whole", 9.0, "serial", 8)
     report = validate(profile, [timed(tmp_path / "d2", 5.0, "d2", 8), *serial, elsewhere])
@@ -67,7 +67,7 @@ def test_a_factor_is_one_rank_over_all_at_the_same_share(profile: Path, tmp_path
     assert report.serial_runs_wanted == ()
 
 
-def test_the_factor_of_csf_is_the_paper_s_but_for_the_update(profile: Path, tmp_path: Path) -> None:
+def test_the_factor_of_csf_is_the_papers(profile: Path, tmp_path: Path) -> None:
     """CSF = T_comp / (T_comp + t(sum of g)), with the weight update, which both iterations have, on both sides."""
     runs = [run_like(tmp_path / "serial", "serial", 4), run_like(tmp_path / "d2", "d2", 8)]
     (found,) = validate(profile, runs).scaling_factors
