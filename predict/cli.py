@@ -34,6 +34,7 @@ _EXPLAIN_HELP = "What every second is made of: the largest entries after the tab
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
 _SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
+_FUSION_OUT_HELP = "Write what --fusion sends, for paradl-bench train --fusion FILE; of one strategy and batch."
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -45,6 +46,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
     wide: bool
     explain: bool
     knee: float
+    fusion_out: str | None
 
 
 @click.group(
@@ -61,6 +63,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
 @click.option("--spread", is_flag=True, help=_SPREAD_HELP)
 @click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
+@click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP)
 @output_options
 @click.pass_context
 @collected(shown=ShownOptions, written=OutputOptions)
@@ -101,6 +104,8 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
     written.check()
     if shown.explain and written.as_csv:
         raise UserError("--explain is a table or JSON: leave --csv out")
+    if shown.fusion_out is not None:
+        _write_messages(shown.fusion_out, asked, force=written.force)
     predicted = predict_request(asked, price_per_rank_hour=shown.price, explain=shown.explain)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
@@ -118,6 +123,19 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
         print_use(predictions)
     for ledger in predicted.ledgers:
         print_ledger(ledger)
+
+
+def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
+    """Write the messages of a rule of fusion to a file."""
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
+    from predict.prediction.fusion_messages import fusion_file
+
+    if output == "-":
+        raise UserError("--fusion-out -: give a file; predictions go to standard output")
+    refuse_overwrite(output, force=force)
+    write_output(output, encode_pretty(fusion_file(asked)), force=force)
 
 
 @group.command("validate", context_settings=_CONTEXT)

@@ -44,6 +44,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_norm: Literal["local", "sync"]
     offload: Literal["none", "optimizer"] | None
     balance: str | None
+    fusion: str | None
+    fusion_buffer: str | None
     device: str
     dtype: str
     verify: bool | None
@@ -102,6 +104,13 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     metavar="DIR",
     help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
 )
+@click.option(
+    "--fusion",
+    metavar="none|buffer|FILE",
+    help="Of data parallelism, which gradients share an all-reduce: those of a layer, those that fit in a buffer, or as"
+    " predict --fusion-out wrote. Default: DDP's buckets.",
+)
+@click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer. Default: 64 MiB.")
 @emulation_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
@@ -151,6 +160,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import ranks_of_node
     from paradl_bench.records.slow_rank import parse_slow_rank
+    from paradl_bench.strategies.data.fusion.fusion_file import parse_fusion
 
     parsed = parse_strategy(strategy)
     layout = layout_of_options(launch.nodes, of_axes["ranks_per_node"], launch.link_bandwidth, ranks=parsed.ranks)
@@ -160,6 +170,8 @@ def COMMAND(  # noqa: N802
     def on_node() -> int | None:
         return ranks_of_node(launch.launcher, parsed.ranks) if layout is None else layout.ranks_per_node
 
+    settings = msgspec.structs.asdict(run)
+    settings["fusion"] = parse_fusion(run.fusion, settings.pop("fusion_buffer"))
     slept = msgspec.structs.asdict(emulation)
     if emulation.slow_rank is not None:
         slept["slow_rank"] = parse_slow_rank(emulation.slow_rank)
@@ -171,7 +183,7 @@ def COMMAND(  # noqa: N802
         recompute=parse_recompute(recompute),
         axes=tuple(options.placed(on_node) for options in axes),
         layout=layout,
-        **{name: value for name, value in msgspec.structs.asdict(run).items() if value is not None},
+        **{name: value for name, value in settings.items() if value is not None},
         **slept,
     )
     request.check()

@@ -59,7 +59,7 @@ def options_of(settings: PlanSettings) -> dict[str, str]:
     """The settings that decide who sleeps how long and are not the defaults, as the options of commands name them."""
     return {
         "optimizer": settings.optimizer,
-        **{name: text for name, text in settings.options.items() if name != "cut_by"},
+        **{name: text for name, text in settings.options.items() if name not in ("cut_by", "fused_by")},
     }
 
 

@@ -271,8 +271,11 @@ class CostModel:
         return assemble([part], 0.0), found.cost.remarks
 
     def buffers(self, fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> Buffers:
-        """Which gradients a rule of fusion sends together, by when they are ready and what all-reduces take."""
-        if fusion.rule == "ddp":
+        """Which gradients a rule of fusion sends together, by when they are ready and what all-reduces take.
+
+        Those of a run that exchanged in given messages, whatever the rule.
+        """
+        if fusion.rule == "ddp" or settings.of(ExchangeOptions).fused_bytes:
             return fused_as_ddp(self.network, settings)
         compute = layerwise_plan(self.network, strategy, settings, {})
         ready = ready_seconds(compute, self.network, self.price(compute).costs.seconds)

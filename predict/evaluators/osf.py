@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.strategies.data.fusion.buffers import Buffers, describe
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.closed_form_evaluation import gradient_exchange, has_closed_form, has_closed_settings
 from predict.closed_forms.osf import fusion_of, scaling_factor, workload_of
@@ -36,7 +37,7 @@ def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers
     fusion = fusion_of(costs)
     texts = [
         f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out",
-        describe(fusion, buffers.bytes, len(buffers.layers)),
+        describe(fusion, buffers.bytes, len(buffers.layers), point.settings.of(ExchangeOptions).fused_by),
     ]
     if fusion.rule == "buffer":
         texts.append(

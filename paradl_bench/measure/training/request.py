@@ -19,6 +19,8 @@ from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
 from paradl_bench.records.slow_rank import SlowRank
+from paradl_bench.strategies.data.fusion.fusion_file import AskedFusion
+from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
@@ -36,6 +38,8 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.
+        fusion: which gradients share an all-reduce; None for DDP's buckets, and where ``axes`` say it already; see
+            :mod:`paradl_bench.measure.training.fused_messages`.
         emulate: file of the seconds that layers sleep instead of computing: a table, or a profile to make it of; None
             for a real run.
         slow_rank: one rank that sleeps longer still by a factor; None for none.
@@ -50,6 +54,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     dtype: str = "fp32"
     kernel_settings: KernelSettings = NO_SETTINGS
     balance: str | None = None
+    fusion: AskedFusion | None = None
     axes: tuple[AxisOptions, ...] = ()
     layout: NodeLayout | None = None
     iterations: int = 30
@@ -68,9 +73,9 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
 
     @property
     def shares_layers(self) -> bool:
-        """Whether the model's layers or parameters limit the strategy, beside its mini-batch."""
+        """Whether the model's layers or parameters limit what is asked for, beside its mini-batch."""
         shares = any(not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1 for axis in self.strategy.axes)
-        return shares or zero_stage(self.strategy) > 1
+        return shares or zero_stage(self.strategy) > 1 or self.fusion is not None
 
     def check(self) -> None:
         """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.
@@ -85,6 +90,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         self.kernel_settings.check(self.device)
         check_kernel_settings(self.strategy, self.settings, self.kernel_settings.label)
         self._check_balance()
+        self._check_fusion()
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
         self._check_emulation()
@@ -99,6 +105,16 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             raise UserError(f"--balance is for the stages of a pipeline; strategy {self.strategy} has none")
         if self.balance is not None and self.settings.of(PipelineOptions).stages:
             raise UserError("--balance finds the stages that --stages gives: give one of them")
+
+    def _check_fusion(self) -> None:
+        if self.fusion is None:
+            return
+        check_messages(self.strategy, self.settings)
+        if self.kernel_settings.compile:
+            raise UserError(
+                "--fusion with --compile: a compiled backward hands on all gradients at its end, and nothing is sent"
+                " beside it; leave one of them out"
+            )
 
     def _check_emulation(self) -> None:
         self._check_sleep()

@@ -19,6 +19,7 @@ from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
+from paradl_bench.measure.training.fused_messages import with_messages
 from paradl_bench.measure.training.ghosts import Ghost, awake_iterations, describe_run, emulate
 from paradl_bench.measure.training.proof import verify_training
 from paradl_bench.measure.training.recorder import differences, planned_collectives
@@ -53,7 +54,7 @@ def check_limits(request: TrainingRequest) -> None:
     network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    request = with_measured_stages(request, network)
+    request = with_messages(with_measured_stages(request, network), network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     if samples_at_once(request.strategy, request.settings) == 1:
         try:
@@ -91,7 +92,7 @@ def measure_training(
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    request = with_measured_stages(request, network)
+    request = with_messages(with_measured_stages(request, network), network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context, make_table)

@@ -17,6 +17,9 @@ Where the exchange knows nodes (:mod:`~paradl_bench.strategies.exchange.node_gro
 buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a chain of collectives. A rank that leads
 nothing does not issue those between nodes, and its plan does not show that it waits for them.
 
+Where the settings give messages (:mod:`~paradl_bench.strategies.exchange.messages`), these are exchanged in the place
+of buckets, from the first iteration on; parameters without gradient are passed over.
+
 Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
 :mod:`~paradl_bench.strategies.passes.accumulation` has.
 
@@ -34,6 +37,7 @@ from paradl_bench.plan.compute import gradient_layers, gradient_order
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Setup, Stream
 from paradl_bench.strategies.exchange.buckets import assign_buckets, broadcast_buckets, total_bytes
+from paradl_bench.strategies.exchange.messages import messages_of
 from paradl_bench.strategies.exchange.node_groups import NodeGroups
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 
@@ -48,21 +52,30 @@ class GradientBuckets:
 
     Attributes:
         arrival: parameters in the order in which their gradients arrive.
-        unused: parameters that get no gradient.
+        unused: parameters that get no gradient, for which DDP sends something; none where messages are given.
+        fused: whether the settings give messages, which are then the buckets, from the first iteration on.
+
+    Raises:
+        UserError: messages that are not of this network.
     """
 
     def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
         parameters = {parameter.name: parameter for parameter in network.parameters}
         self.arrival = [parameters[name] for name in gradient_order(network)]
         arriving = {parameter.name for parameter in self.arrival}
-        self.unused = [parameter for parameter in network.parameters if parameter.name not in arriving]
-        self._registered = network.parameters
         options = settings.of(ExchangeOptions)
+        self.fused = bool(options.fused_bytes)
+        self._messages = messages_of(network, options.fused_bytes) if self.fused else []
+        without = [parameter for parameter in network.parameters if parameter.name not in arriving]
+        self.unused = [] if self.fused else without
+        self._registered = network.parameters
         self._limits = [options.first_bucket_bytes, options.bucket_cap_bytes]
 
     @cached_property
     def first(self) -> list[list[Tensor]]:
         """Buckets of the first iteration."""
+        if self.fused:
+            return self._messages
         limits = self._limits if self.unused else [total_bytes(self._registered) + 1]
         initial = assign_buckets(self._registered, limits, in_order_of_arrival=False)
         return [[self._registered[i] for i in bucket] for bucket in reversed(initial)]
@@ -70,7 +83,7 @@ class GradientBuckets:
     @cached_property
     def rebuilt(self) -> list[list[Tensor]]:
         """Buckets of every later iteration."""
-        if self.unused:
+        if self.unused or self.fused:
             return self.first
         rebuilt = assign_buckets(self.arrival, self._limits, in_order_of_arrival=True)
         return [[self.arrival[i] for i in bucket] for bucket in rebuilt]
@@ -208,7 +221,8 @@ def issued_before_steady_state(
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and
-    broadcasts parameters and buffers. The second iteration broadcasts the rebuilt buckets' indices and sizes.
+    broadcasts parameters and buffers. The second iteration broadcasts the rebuilt buckets' indices and sizes. Where
+    messages are given nothing is checked or rebuilt.
 
     Args:
         buffers_in_second: whether the second iteration broadcasts buffers as well.
@@ -216,8 +230,9 @@ def issued_before_steady_state(
     """
     counts: Counter[tuple[str, str, int]] = Counter()
     dims = sum(len(parameter.shape) for parameter in network.parameters)
-    counts["setup", "all_gather", _INT64_BYTES] += 1
-    counts["setup", "broadcast", 2 * dims * _INT64_BYTES] += 1
+    if not buckets.fused:
+        counts["setup", "all_gather", _INT64_BYTES] += 1
+        counts["setup", "broadcast", 2 * dims * _INT64_BYTES] += 1
     for size, _ in broadcast_buckets([*network.held_parameters, *network.buffers]):
         counts["setup", "broadcast", size] += 1
     of_buffers = broadcast_buckets(network.buffers)
@@ -228,7 +243,7 @@ def issued_before_steady_state(
             counts[when, "all_reduce", total_bytes(bucket)] += 1
         if buckets.used_map_bytes:
             counts[when, "all_reduce", buckets.used_map_bytes] += 1
-    if not buckets.unused:
+    if not (buckets.unused or buckets.fused):
         counts["rebuild", "broadcast", _INT32_BYTES * (len(buckets.arrival) + 1)] += 1
         counts["rebuild", "broadcast", _INT32_BYTES * len(buckets.rebuilt)] += 1
     return tuple((*key, count) for key, count in counts.items())

@@ -57,14 +57,18 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
         exchange: ``flat``, as DDP's; by a ``leader`` of each node, by ``leaders:K``, or ``segmented``
             (:mod:`~paradl_bench.strategies.exchange.node_groups`).
         ranks_per_node: that the launcher or the user tells of, for an exchange that is not flat; else None.
+        fused_bytes: of each message that gradients are exchanged in, in the place of DDP's buckets
+            (:mod:`~paradl_bench.strategies.exchange.messages`); empty for DDP's. fused_by: what found them, in words.
     """
 
     first_bucket_bytes: Bytes = 1024 * 1024
     bucket_cap_bytes: Bytes = 25 * 1024 * 1024
     exchange: str = "flat"
     ranks_per_node: Ranks | None = None
+    fused_bytes: tuple[Bytes, ...] = ()
+    fused_by: str = ""
 
-    unsaid: ClassVar[tuple[str, ...]] = ("first_bucket_bytes", "bucket_cap_bytes")
+    unsaid: ClassVar[tuple[str, ...]] = ("first_bucket_bytes", "bucket_cap_bytes", "fused_bytes")
     shown: ClassVar[tuple[Shown, ...]] = (
         Shown(
             name="bucket_cap_mb",
@@ -100,11 +104,19 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
             raise ValueError(f"exchange has to be flat, leader, leaders:K or segmented, not {self.exchange!r}")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise ValueError(f"ranks_per_node has to be at least 1, not {self.ranks_per_node}")
+        if any(size < 1 for size in self.fused_bytes):
+            raise ValueError("messages of fused gradients have to be of at least 1 byte")
+        if bool(self.fused_bytes) != bool(self.fused_by):
+            raise ValueError("fused_bytes and fused_by go together")
 
     @property
     def has_default_limits(self) -> bool:
         """Whether buckets are torch's own."""
         return (self.first_bucket_bytes, self.bucket_cap_bytes) == bucket_limits(None)
+
+    def settled(self, degree: int) -> dict[str, str]:
+        """The messages, which their words do not tell one by one."""
+        return {"fused_bytes": ",".join(map(str, self.fused_bytes))} if self.fused_bytes else {}
 
     def placed(self, on_node: Callable[[], int | None]) -> Self:
         """Where the exchange knows nodes and nobody said how many ranks these have, those that lie there.

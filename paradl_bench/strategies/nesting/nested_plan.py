@@ -2,8 +2,8 @@
 
 The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
 written by hand and no axis is known by name. At most one axis shards layers; stages take their ranges of what comes of
-it. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does. Axes nest in every
-order, which decides who is whose neighbour and nothing else.
+it. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does, or in messages that
+the settings give. Axes nest in every order, which decides who is whose neighbour and nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from paradl_bench.strategies.exchange.gradients import (
     exchanged_over_nodes,
     issued_before_steady_state,
 )
+from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.node_groups import NodeGroups, node_groups, place_roles
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
@@ -158,6 +160,8 @@ class NestedPlanner:
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
         node_groups(strategy, settings)
+        if settings.of(ExchangeOptions).fused_bytes:
+            check_messages(strategy, settings)
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)
 

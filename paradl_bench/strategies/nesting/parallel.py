@@ -22,7 +22,9 @@ from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.mesh import group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
 from paradl_bench.strategies.exchange.node_groups import node_groups
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.process_mesh import ProcessMesh
@@ -69,7 +71,7 @@ class ParallelModule:
 
     def without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
-        if isinstance(self.module, DistributedDataParallel):
+        if isinstance(self.module, DistributedDataParallel | FusedModule):
             return self.module.no_sync()
         return contextlib.nullcontext()
 
@@ -111,12 +113,15 @@ def build_parallel(
         if isinstance(runner, ParameterRunner):
             # What is sharded are the model's own modules, whatever runs its layers then.
             runner.shard_parameters(module, network, strategy.axes[index], device, mesh.group(replicating))
+    model = module
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     optimizer_group: dist.ProcessGroup | None = None
     if replicating:
         group = mesh.group(replicating)
-        if stage <= 1:
+        if settings.of(ExchangeOptions).fused_bytes:
+            module = exchange_messages(module, model, sharding.network, settings, group.process_group)
+        elif stage <= 1:
             nodes = node_groups(strategy, settings)
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
             module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)

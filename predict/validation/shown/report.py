@@ -29,7 +29,7 @@ from predict.validation.validation_report import (
 
 FILES = ("report.md", "pairs.csv", "report.json")
 
-_TOLD = ("schedule", *SIMULATED_ALONE, "exchange", "batch_norm")
+_TOLD = ("schedule", *SIMULATED_ALONE, "exchange", "fused_by", "batch_norm")
 _ALL = "all"
 
 

@@ -74,7 +74,7 @@ def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], all_r
 
 
 def fused_as_ddp(network: ModelGraph, settings: PlanSettings) -> Buffers:
-    """DDP's buckets, each sent when its last gradient is there and the bucket before it was sent."""
+    """DDP's buckets, or the messages of the settings, each sent when its last gradient is there and the one before sent."""
     order = backward_order(network)
     layer_of = gradient_layers(network, order)
     place = {layer: index for index, layer in enumerate(order)}
@@ -106,8 +106,12 @@ def ready_seconds(plan: Plan, network: ModelGraph, seconds: NDArray[np.float64])
     return {layer: float(done[task]) for layer, task in backward_tasks(plan, network).items()}
 
 
-def describe(fusion: Fusion, buffers: Sequence[int], gradients: int) -> str:
-    """What was fused, in words, for a report."""
+def describe(fusion: Fusion, buffers: Sequence[int], gradients: int, fused_by: str = "") -> str:
+    """What was fused, in words, for a report.
+
+    Args:
+        fused_by: what found the messages of a run, in the place of the rule; empty for the rule.
+    """
     count = f"{len(buffers)} all-reduce{'s' * (len(buffers) != 1)} of the gradients of {gradients} layers"
     rules = {
         "none": "layer by layer",
@@ -116,4 +120,4 @@ def describe(fusion: Fusion, buffers: Sequence[int], gradients: int) -> str:
         "mg-wfbp": "MG-WFBP",
         "ddp": "DDP's buckets",
     }
-    return f"{rules[fusion.rule]}: {count}"
+    return f"{fused_by or rules[fusion.rule]}: {count}"

@@ -8,7 +8,8 @@ sent follows from the simulated iteration (docs/model.md, "osf": the form with t
 A buffer that has no room for the next gradient learns so when that one comes, late ranks and slower kernels included;
 one that the timeout ends waits for just that. adaFusion's, MG-WFBP's and single gradients wait for nothing. Several
 tensors are copied into one buffer and out of it on the stream of the exchange, a single one is sent from where it lies.
-The weight update waits for the last exchange. Nothing here runs such an exchange: ``paradl-bench train`` has DDP's.
+The weight update waits for the last exchange. What ``paradl-bench train --fusion`` runs is planned by
+:mod:`paradl_bench.strategies.exchange`: the same messages, copied as DDP copies, and sent without a wait.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def test_what_no_such_exchange_is_planned_of_is_refused(text: str, changes: dict
         price(model, point_of(text, **changes))  # type: ignore[arg-type]
 
 
-def test_predict_names_its_fusion_and_says_train_lacks_it(tmp_path: Path) -> None:
+def test_predict_names_its_fusion_and_says_what_train_runs(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(path, profile_of(make_network((64, 128, 256, 32))))
     given_options = ["--from-profile", str(path), "--model", "chain", "--batch", "16", "--strategy", "d4"]
@@ -212,7 +212,7 @@ def test_predict_names_its_fusion_and_says_train_lacks_it(tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.output)
     assert "a buffer of 64.0 KiB, timeout 1.00 ms" in " ".join(found["notes"])
-    assert any("which train does not run" in note for note in found["notes"])
+    assert any("train runs its messages (--fusion-out)" in note for note in found["notes"])
     traced = CliRunner().invoke(group, ["timeline", *asked[:-1], "0.01ms", "-o", str(tmp_path / "trace.json")])
     assert traced.exit_code == 0, traced.output
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
