@@ -134,6 +134,20 @@ def part_options(given: Mapping[str, Any]) -> tuple[tuple[AxisOptions, ...], dic
     return tuple(axes), rest
 
 
+def typed_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of axes' options that a file holds in no types of its own, in those of their structs: lists are tuples.
+
+    Raises:
+        ValueError: a value of another type, or out of its bounds.
+    """
+    found = dict(given)
+    for kind in option_types():
+        own = {name: given[name] for name in kind.__struct_fields__ if name in given}
+        read = msgspec.convert(own, kind)
+        found |= {name: getattr(read, name) for name in own}
+    return found
+
+
 def plan_settings(**given: Any) -> PlanSettings:
     """Settings from flat names, as files hold them: the fields of :class:`PlanSettings` and those of axes' options.
 

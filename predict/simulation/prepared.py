@@ -81,7 +81,8 @@ def _planned(costs: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
         return plan, ()
     texts = (
         describe(fusion, buffers.bytes, len(buffers.layers)),
-        "exchange as Horovod's; train runs its messages (--fusion-out) with DDP's copies; memory is that of DDP's buckets",
+        "exchange as Horovod's; train runs its messages (--fusion-out), copied as by DDP",
+        "memory is that of DDP's buckets",
     )
     return plan, tuple(Remark(text, False) for text in texts)
 

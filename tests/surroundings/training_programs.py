@@ -147,11 +147,14 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.fused_messages import with_messages
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.data.fusion.fusion_file import parse_fusion
+from paradl_bench.strategies.exchange.fused_module import FusedModule
 from paradl_bench.strategies.nesting.catalog import planner_for
 
 def compare(case, context):
@@ -161,12 +164,17 @@ def compare(case, context):
         | {"bucket_cap_mb": None if cap_mb == "-" else float(cap_mb)})
     if "recompute" in options:
         options["recompute"] = tuple(options["recompute"].split(","))
+    buffer = options.pop("fusion_buffer", None)
+    fusion = parse_fusion(options.pop("fusion", None), None if buffer is None else str(buffer))
     strategy = parse_strategy(text)
-    request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
+    exchanging = (DistributedDataParallel, FusedModule)
+    request = TrainingRequest(fusion=fusion, model=f"networks:{name}",
+        input_shape=None, strategy=strategy, batch=4 * context.ranks,
         device="cpu", verify=False,
         axes=axes, batch_norm=batch_norm, **options)
     model = load_model(request.model)
     network = trace_network(model)
+    request = with_messages(request, network)
     trainer = Trainer(model, request, context)
     network = trainer.try_alone(network)
     issued = trainer.prepare(network)
@@ -175,7 +183,7 @@ def compare(case, context):
     planned = plan.collectives(plan.role_of(context.rank))
     trainer.close()
     # One that outlives its groups, and is collected later, may wait for a thread of theirs that waits for it.
-    assert not [held for held in gc.get_objects() if type(held) is DistributedDataParallel], case
+    assert not [held for held in gc.get_objects() if type(held) in (DistributedDataParallel, FusedModule)], case
     return dict(differences=differences(issued, planned_collectives(plan, context.rank)),
         counts=chunk.collectives_issued, recorded=trainer.recorded_count, chunk=msgspec.to_builtins(chunk),
         collectives=sum(planned.values()), of_layers=len(plan.of_layers(plan.role_of(context.rank))),

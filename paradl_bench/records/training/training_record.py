@@ -26,7 +26,7 @@ from paradl_bench.core.bounds import (
 )
 from paradl_bench.core.checks import check_aligned
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.plan.settings import ChosenSettings, PlanSettings, library_blocks, plan_settings
+from paradl_bench.plan.settings import ChosenSettings, PlanSettings, library_blocks, plan_settings, typed_options
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
@@ -231,7 +231,8 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
         fields = {name: value for name in _OF_PLAN if (value := getattr(self, name)) is not None}
-        return plan_settings(blocking=library_blocks(self.backend), **self.chosen, **fields, **self.axis_options)
+        further = typed_options(self.axis_options)
+        return plan_settings(blocking=library_blocks(self.backend), **self.chosen, **fields, **further)
 
 
 def fields_of_plan(settings: PlanSettings) -> dict[str, Any]:

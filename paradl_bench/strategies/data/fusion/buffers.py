@@ -74,7 +74,7 @@ def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], all_r
 
 
 def fused_as_ddp(network: ModelGraph, settings: PlanSettings) -> Buffers:
-    """DDP's buckets, or the messages of the settings, each sent when its last gradient is there and the one before sent."""
+    """DDP's buckets, or the messages of the settings: each is sent behind its last gradient and the one before it."""
     order = backward_order(network)
     layer_of = gradient_layers(network, order)
     place = {layer: index for index, layer in enumerate(order)}
