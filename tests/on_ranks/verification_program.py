@@ -31,7 +31,9 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.channel import module as channel
+from paradl_bench.strategies.data.fusion.fusion_file import parse_fusion
 from paradl_bench.strategies.data.zero import module as zero
+from paradl_bench.strategies.exchange import fused_module
 from paradl_bench.strategies.filter import module as filters
 from paradl_bench.strategies.nesting import parallel
 from paradl_bench.strategies.pipeline import module as pipeline
@@ -156,6 +158,7 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "dropped-halo": lambda: mock.patch.object(group_functions.Group, "send_and_receive", _silent_peers),
     "unscaled-blocks": lambda: mock.patch.object(spatial, "gather", _unscaled),
     "no-exchange": lambda: mock.patch.object(parallel, "exchange_gradients", lambda module, *_: module),
+    "unsent-messages": lambda: mock.patch.object(fused_module._Message, "send", lambda self: None),
     "swapped-slices": lambda: mock.patch.object(filters, "gather", _swapped),
     "no-gradient-sum": lambda: mock.patch.object(filters, "reduce_gradient", lambda whole, _: whole),
     "no-sum": lambda: mock.patch.object(channel, "reduce", lambda part, _: part),
@@ -182,6 +185,10 @@ def run(text: str, context: RankContext) -> dict[str, Any]:
     chosen = {key: int(value) if value.isdigit() else value for key, value in (o.split("=") for o in options)}
     if "recompute" in chosen:
         chosen["recompute"] = (chosen["recompute"],)
+    if "fusion" in chosen:
+        fusion = parse_fusion(chosen.pop("fusion"), None)
+        assert fusion is not None
+        chosen |= {"fused_bytes": fusion.messages(network), "fused_by": "a rule"}
     settings = plan_settings(
         **{name: tuple(own) if isinstance(own, list) else own for name, own in {"batch": 1, **chosen}.items()}
     )

@@ -160,7 +160,8 @@ class NestedPlanner:
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
         node_groups(strategy, settings)
-        if settings.of(ExchangeOptions).fused_bytes:
+        # One device sends nothing: it is what predictions hold others against, under the same settings.
+        if settings.of(ExchangeOptions).fused_bytes and strategy.axes:
             check_messages(strategy, settings)
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)

@@ -279,6 +279,20 @@ def test_ghosts_exchange_gradients_between_nodes_as_planned(place: Path) -> None
     check_sleep(place / "nodes", run)
 
 
+def test_ghosts_exchange_merged_gradients_as_planned(place: Path) -> None:
+    asked = "ghost --from-profile profile.json --model networks_of_emulation:Small --strategy d2 --batch 4"
+    made = run_in_process(place, *asked.split(), "-o", "fused.json", main=predict, program="predict")
+    assert made.returncode == 0, made.stderr
+    words = "train networks_of_emulation:Small --strategy d2 --batch 4 --warmup 3 --emulate fused.json --fusion none"
+    result = run_in_process(place, *words.split(), "--iterations", "5", "-o", "fused")
+    assert result.returncode == 0, result.stderr
+    run = read_run(place / "fused")
+    assert run.issued_equals_plan, run.differences
+    check_sleep(place / "fused", run)
+    report = validate_runs(place / "profile.json", [place / "fused"], cluster_path=None, force=True)
+    assert {pair.options["fused_by"] for pair in report.pairs} == {run.axis_options["fused_by"]}
+
+
 def test_train_emulates_a_serial_run_and_resumes_it(place: Path) -> None:
     asked = "ghost --from-profile profile.json --model networks_of_emulation:Small --strategy serial --batch 4"
     made = run_in_process(place, *asked.split(), "-o", "table.json", main=predict, program="predict")

@@ -25,6 +25,7 @@ WRONG = {
     "Chain:s2:unscaled-blocks": "the gradient of the output of relu#2",
     "Chain:d2:no-exchange": "the gradient of down.bias",
     "Chain:d2:no-exchange:accumulate=2": "the gradient of down.bias",
+    "Chain:d2:unsent-messages:fusion=none": "the gradient of down.bias",
     "Chain:f2:swapped-slices": "the output of one",
     "Chain:f2:no-gradient-sum": "the gradient of the output of relu#3",
     "Chain:c2:no-sum": "the output of one",
@@ -40,6 +41,7 @@ RIGHT = (
     *("Chain:p2:right:schedule=interleaved:micro_batches=4", "Normed:d2:right", "Normed:d2:right:batch_norm=sync"),
     *("Normed:s2:right", "Normed:s2:right:batch_norm=sync", "Normed:d2:right:accumulate=2", "Normed:z3d2:right"),
     *("Normed:p2:right", "Normed:f2:right", "Normed:d2:right:recompute=inner", "InPlace:d2:right"),
+    *("Chain:d2:right:fusion=none", "Normed:d2:right:fusion=buffer:accumulate=2"),
     *("Returning:s2:right", "Returning:d2:right", "Returning:p2:right"),
 )
 
