@@ -26,6 +26,7 @@ from paradl_bench.records.training.ghost_record import GhostTable
 from paradl_bench.records.training.training_record import RUN_NAME, TrainingRun
 from paradl_bench.slurm.jobs.plan import PLAN, Plan
 from paradl_bench.slurm.jobs.site import Site
+from paradl_bench.strategies.data.fusion.fusion_file import FusionFile
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     **RECORDS,
@@ -38,6 +39,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "cluster.yaml": ClusterFile,
     "site.yaml": Site,
     "ghost.json": GhostTable,
+    "fusion.json": FusionFile,
 }
 
 
@@ -70,7 +72,7 @@ def test_every_number_of_a_format_has_both_bounds(name: str) -> None:
 
 def document_of(name: str) -> Any:
     """A small file that is valid, as builtins; every field is set where a plain value of it is valid too."""
-    if name in ("cluster.yaml", "site.yaml", "ghost.json"):
+    if name in ("cluster.yaml", "site.yaml", "ghost.json", "fusion.json"):
         return sample(inspect.type_info(FORMATS[name]))
     content = seeds(name)[-1]
     return json.loads(content.splitlines()[0] if name.endswith(".jsonl") else content)
