@@ -6,6 +6,7 @@ run does not: ``predict`` writes their messages to a file, and ``paradl-bench tr
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -94,6 +95,7 @@ def parse_fusion(text: str | None, buffer: str | None) -> AskedFusion | None:
             f"--fusion {text} needs costs: write its messages by predict --fusion {text} --fusion-out FILE, and give"
             " --fusion FILE"
         )
-    if not Path(text).is_file():
+    # Not Path's: of a name that no file can have that raises.
+    if not os.path.exists(text):
         raise UserError(f"--fusion {text}: no such file; give none, buffer, or a file of predict --fusion-out")
     return AskedFusion(file=read_json(Path(text), FusionFile))
