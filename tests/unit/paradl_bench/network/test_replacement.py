@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 import pytest
+from torch import Tensor, nn
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -14,6 +16,75 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.network.replacement.modules import MODULES
 from paradl_bench.network.replacement.replace import Replaced, replace_layers
 from paradl_bench.network.replacement.written import parse_replacement
+
+
+class Blocks(nn.Module):
+    """A convolution, a norm, a residual branch with several kinds of layers, and a head over tokens."""
+
+    input_shape = (3, 16, 16)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem: nn.Module = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(8)
+        self.act: nn.Module = nn.ReLU(inplace=True)
+        self.branch: nn.Module = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.GELU())
+        self.pool: nn.Module = nn.MaxPool2d(2)
+        self.tokens: nn.Module = nn.Flatten(2)
+        self.mix: nn.Module = nn.Linear(64, 32)
+        self.drop: nn.Module = nn.Dropout(0.1)
+        self.flat: nn.Module = nn.Flatten()
+        self.head: nn.Module = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm(self.stem(x)))
+        x = self.pool(x + self.branch(x))
+        return self.head(self.flat(self.drop(self.mix(self.tokens(x)))))
+
+
+def wider_stem_window() -> Blocks:
+    """Everything up to the pool has other extents."""
+    model = Blocks()
+    model.stem = nn.Conv2d(3, 8, 5, stride=2, padding=2)
+    model.pool = nn.AvgPool2d(3, 1, 1)
+    return model
+
+
+def norms_of_other_kinds() -> Blocks:
+    """Norms with and without buffers change places; a new module comes after one that had parameters."""
+    model = Blocks()
+    model.norm = nn.GroupNorm(4, 8)
+    model.branch = nn.Sequential(nn.Conv2d(8, 8, (1, 3), padding=(0, 1), groups=2, bias=False), nn.BatchNorm2d(8))
+    return model
+
+
+def longer_head() -> Blocks:
+    """Rows of a smaller width, and a chain of modules for one; fewer classes."""
+    model = Blocks()
+    model.mix = nn.Linear(64, 16, bias=False)
+    model.drop = nn.Identity()
+    model.head = nn.Sequential(nn.Linear(128, 20), nn.LayerNorm(20), nn.SiLU(), nn.Dropout(0.25), nn.Linear(20, 3))
+    return model
+
+
+def convolution_in_place_of_a_pool() -> Blocks:
+    """Parameters where there were none, and none where there were."""
+    model = Blocks()
+    model.norm = nn.Identity()
+    model.pool = nn.Sequential(nn.Conv2d(8, 8, 2, stride=2), nn.AdaptiveMaxPool2d((4, 16)))
+    return model
+
+
+def vgg16_of_convolutions() -> nn.Module:
+    """Table 3 of OSF's paper: convolutions and a global average in the place of the linear layers."""
+    from torchvision.models import vgg16
+
+    model: Any = vgg16()
+    model.input_shape = (3, 224, 224)
+    model.avgpool = nn.Sequential(nn.Conv2d(512, 512, 1), nn.Conv2d(512, 1000, 1), nn.AdaptiveAvgPool2d(1))
+    model.classifier = nn.Identity()
+    return model  # type: ignore[no-any-return]
+
 
 CASES = {
     "wider_stem_window": ("stem=conv2d(*,8,5,2,2)", "pool=avg_pool2d(3,1,1)"),
@@ -35,7 +106,8 @@ VGG16 = ("avgpool=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)", 
 
 @functools.cache
 def traced(name: str) -> ModelGraph:
-    return trace_network(load_model(name, device="meta"))
+    """The network of a factory in this file, or of a model of torchvision."""
+    return trace_network(load_model(f"{__name__}:{name}" if name in globals() else name, device="meta"))
 
 
 def replaced(network: ModelGraph, *texts: str) -> Replaced:
@@ -58,13 +130,13 @@ def assert_as_traced(changed: ModelGraph, traced_anew: ModelGraph) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_replacing_gives_what_tracing_the_changed_model_gives(name: str) -> None:
-    found = replaced(traced("replaced_models:Blocks"), *CASES[name])
-    assert_as_traced(found.network, traced(f"replaced_models:{name}"))
+    found = replaced(traced("Blocks"), *CASES[name])
+    assert_as_traced(found.network, traced(name))
 
 
 def test_vgg16_loses_its_linear_layers_as_the_paper_has_it() -> None:
     found = replaced(traced("vgg16"), *VGG16)
-    assert_as_traced(found.network, traced("replaced_models:vgg16_of_convolutions"))
+    assert_as_traced(found.network, traced("vgg16_of_convolutions"))
     of_linear = (25088 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * 1000
     of_convolutions = (512 + 1) * 512 + (512 + 1) * 1000
     before = traced("vgg16").parameter_elements
@@ -74,14 +146,14 @@ def test_vgg16_loses_its_linear_layers_as_the_paper_has_it() -> None:
 
 
 def test_a_layer_by_itself_is_the_same_network() -> None:
-    network = traced("replaced_models:Blocks")
+    network = traced("Blocks")
     found = replaced(network, "mix=linear(64,32)", "stem=conv2d(3,8,3,1,1,bias=false)", "pool=max_pool2d(2)")
     assert found.network.digest == network.digest
 
 
 def test_memory_of_a_loss_follows_its_classes() -> None:
-    changed = replaced(traced("replaced_models:Blocks"), *CASES["longer_head"]).network
-    assert changed.layers[-1].memory == traced("replaced_models:longer_head").layers[-1].memory
+    changed = replaced(traced("Blocks"), *CASES["longer_head"]).network
+    assert changed.layers[-1].memory == traced("longer_head").layers[-1].memory
 
 
 def test_what_held_a_removed_layer_names_one_that_is_there() -> None:
@@ -91,7 +163,7 @@ def test_what_held_a_removed_layer_names_one_that_is_there() -> None:
 
 
 def test_weights_that_others_read_stay() -> None:
-    network = traced("replaced_models:Blocks")
+    network = traced("Blocks")
     tied = [
         msgspec.structs.replace(layer, parameters=("mix.weight", "mix.bias")) if layer.name == "head" else layer
         for layer in network.layers
@@ -104,7 +176,7 @@ def test_weights_that_others_read_stay() -> None:
 
 
 def test_frozen_parameters_go_with_their_layer() -> None:
-    network = traced("replaced_models:Blocks")
+    network = traced("Blocks")
     stem = next(tensor for tensor in network.parameters if tensor.name == "stem.weight")
     frozen = msgspec.structs.replace(
         network,
@@ -169,7 +241,7 @@ def test_every_module_parses_as_its_usage_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (("nothing=none",), "no layer of replaced_models:Blocks is named like 'nothing'"),
+        (("nothing=none",), "no layer of .*Blocks is named like 'nothing'"),
         (("head=none", "h*=none"), "layer head is replaced by --replace 'head=none' already"),
         (("loss*=none",), "layer loss.cross_entropy is not replaced, since it is the loss"),
         (("add=none",), "since it reads 2 tensors"),
@@ -201,12 +273,12 @@ def test_every_module_parses_as_its_usage_says(name: str) -> None:
 )
 def test_what_does_not_fit_is_refused_by_layer(texts: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        replaced(traced("replaced_models:Blocks"), *texts)
+        replaced(traced("Blocks"), *texts)
     assert "\n" not in str(caught.value)
 
 
 def test_layers_that_cannot_stand_alone_are_not_replaced() -> None:
-    network = traced("replaced_models:Blocks")
+    network = traced("Blocks")
 
     def with_drop(**changes: object) -> ModelGraph:
         layers = [_changed(layer, changes) if layer.name == "drop" else layer for layer in network.layers]
@@ -229,6 +301,6 @@ def _changed(layer: Layer, changes: dict[str, object]) -> Layer:
 
 
 def test_token_ids_are_taken_by_no_module() -> None:
-    network = msgspec.structs.replace(traced("replaced_models:Blocks"), input_dtype="int64")
+    network = msgspec.structs.replace(traced("Blocks"), input_dtype="int64")
     with pytest.raises(UserError, match="reads token ids"):
         replaced(network, "stem=conv2d(3,8,3,1,1)")
