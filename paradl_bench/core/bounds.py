@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from paradl_bench.core.errors import UserError
+
 LONGEST_S = 1e9
 """Thirty years: what is longer is no measurement, and its square no number."""
 MOST_RANKS = 1 << 20
@@ -90,7 +92,7 @@ def check_elements(extents: tuple[int, ...]) -> None:
     """Hold a shape to as many elements as a memory may have.
 
     Raises:
-        ValueError: it has more.
+        UserError: it has more, as read from a file or as what is read there makes of it.
     """
     if math.prod(extents) > MOST_ELEMENTS:
-        raise ValueError(f"shape {'x'.join(map(str, extents))} holds more than {MOST_ELEMENTS} elements")
+        raise UserError(f"shape {'x'.join(map(str, extents))} holds more than {MOST_ELEMENTS} elements")

@@ -200,8 +200,14 @@ def check_extent(network: ModelGraph, strategy: Strategy, axis: int, limit: Limi
 
 
 def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
-    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its part of the FLOPs."""
+    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its part of the FLOPs.
+
+    Raises:
+        UserError: the layer, of a network's file, has nothing to take a part of.
+    """
     filters, channels, groups = channels_of(layer)
+    if not filters * (channels // groups):
+        raise UserError(f"layer {layer.name} has {channels} channels in {groups} groups and {filters} filters: no part")
     fraction = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
     attributes = dict(layer.attributes)
     if layer.kind == "linear":

@@ -14,7 +14,7 @@ def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Price
     cost, elements = known.model.shard_update(*plan.place, plan.shard), plan.updated_elements
     if cost is None:
         cost, elements = known.model.weight_update(*plan.place), known.updated_elements
-    return Priced(cost.over(elements / max(work.elements, 1)), context.occurrences, work)
+    return Priced(cost.over(max(elements, 1) / max(work.elements, 1)), context.occurrences, work)
 
 
 def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

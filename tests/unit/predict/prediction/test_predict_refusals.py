@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from network_factory import NetworkFactory
 from predict_caller import Caller
-from profile_factory import make_network, make_profile
+from profile_factory import make_network, make_profile, ring_fit
 
 from calibrate.profile.profile import SCHEMA_VERSION, write_profile
 from paradl_bench.core.files.storage import encode_pretty
@@ -230,3 +231,38 @@ def test_numbers_that_nothing_can_be_computed_with_are_refused(predict: Caller, 
     assert result.code == 2
     assert result.err.startswith(f"predict: error: {message}")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "message"),
+    [
+        ("s2", {"kernel": [3, 2**63 - 1]}, "holds more than 1125899906842624 elements"),
+        ("f2", {"input_shapes": [[0, 0, 16]]}, "layer conv has 0 channels in 1 groups and 8 filters: no part"),
+        ("serial", {"parameters": "without elements"}, ""),
+    ],
+)
+def test_a_network_file_of_impossible_layers_is_one_line(
+    predict: Caller, strategy: str, change: dict[str, object], message: str
+) -> None:
+    factory = NetworkFactory(3, 16, 16)
+    factory.conv("conv", 8)
+    factory.flatten("flatten")
+    factory.linear("fc", 10)
+    factory.loss()
+    network = msgspec.to_builtins(factory.network("chain"))
+    layer = network["layers"][0]
+    if "kernel" in change:
+        layer["attributes"] |= change
+    elif "parameters" in change:
+        for parameter in network["parameters"]:
+            parameter["shape"] = [0]
+    else:
+        layer |= change
+    path = predict.folder / "network.json"
+    path.write_bytes(msgspec.json.encode(network))
+    fits = tuple(ring_fit(name) for name in ("all_reduce", "all_gather", "send_recv", "exchange"))
+    write_profile(predict.profile, make_profile(communication=fits))
+    result = predict("--strategy", strategy, "--batch", "8", "--network", str(path))
+    assert message in result.err
+    assert result.code == (2 if message else 0)
+    assert len(result.err.strip().splitlines()) == (1 if message else 0)
