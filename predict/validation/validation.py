@@ -24,6 +24,7 @@ from predict.validation.scaling_factors import scaling_factors, serial_runs_want
 from predict.validation.validation_report import (
     EVALUATORS,
     FAR_OFF,
+    IN_ORDER_OF_PAIRS,
     PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
@@ -77,8 +78,9 @@ def validate_runs(
     activities = {run.path: predictors.activity(run) for run in runs}
     pairs = tuple(
         _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
+        for names in IN_ORDER_OF_PAIRS
         for run in runs
-        for evaluator in EVALUATORS
+        for evaluator in names
         if predictors.covers(run, evaluator)
     )
     simulated = pairs_of(pairs, PREDICTOR)

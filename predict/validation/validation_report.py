@@ -11,7 +11,10 @@ from predict.validation.memory_validation import MemoryPair, MemoryScore
 
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
-EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf", "osf", "dag", "flops")
+_FIRST, _LATER = (PREDICTOR, "proportional", "paradl", "csf"), ("osf", "dag", "flops")
+EVALUATORS = (*_FIRST, *_LATER)
+IN_ORDER_OF_PAIRS = (_FIRST, _LATER)
+"""A report's pairs are of all runs by the former, then by those that reports did not have from the beginning."""
 PIPELINE_IDLE = "pipeline_idle"
 """What explains an error where it is no phase, by the name of ``breakdown_s``."""
 FAR_OFF = 0.1
