@@ -20,7 +20,7 @@ from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.validation.shown.report import markdown, print_report, write_report
+from predict.validation.report import markdown, print_report, write_report
 from predict.workload import Configuration, evaluator_named
 
 EVALUATORS = ("simulate", "paradl", "csf", "osf", "dag")
@@ -50,7 +50,7 @@ def test_osf_groups_gradients_as_the_run_did(profile: Path, tmp_path: Path) -> N
         assert pair.error == pytest.approx(expected_s / pair.measured_median_s - 1)
 
 
-def test_a_factor_is_one_rank_over_all(profile: Path, tmp_path: Path) -> None:
+def test_a_factor_is_one_rank_over_all_of_them(profile: Path, tmp_path: Path) -> None:
     serial = [timed(tmp_path / f"serial-{at}", at, "serial", 4) for at in (3.0, 5.0, 4.0)]
     elsewhere = timed(tmp_path / "whole", 9.0, "serial", 8)
     report = validate(profile, [timed(tmp_path / "d2", 5.0, "d2", 8), *serial, elsewhere])
