@@ -20,7 +20,7 @@ from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.validation.report import markdown, print_report, write_report
+from predict.validation.shown.report import markdown, print_report, write_report
 from predict.workload import Configuration, evaluator_named
 
 EVALUATORS = ("simulate", "paradl", "csf", "osf", "dag")
