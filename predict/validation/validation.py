@@ -73,8 +73,7 @@ def validate_runs(
     predictors = RunPredictors(profile, profile_path, cluster, layers_from)
     differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in predictors.differences(run)))
     if differences and not force:
-        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-        raise UserError(f"{differences[0]}{more} (profile {profile_path}); give --force to compare nevertheless")
+        raise _of_another_environment(differences, profile_path)
     activities = {run.path: predictors.activity(run) for run in runs}
     pairs = tuple(
         _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
@@ -131,6 +130,11 @@ def _in_words(run: Run) -> str:
     options = [f"{name} {text}" for name, text in about.settings.simulated_alone.items()]
     slow = [f"slow rank {about.ghost.slow_rank}"] if about.ghost and about.ghost.slow_rank else []
     return about.strategy + (f" ({'; '.join([*options, *slow])})" if options or slow else "")
+
+
+def _of_another_environment(differences: Sequence[str], profile_path: Path) -> UserError:
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return UserError(f"{differences[0]}{more} (profile {profile_path}); give --force to compare nevertheless")
 
 
 def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:
