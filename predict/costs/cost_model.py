@@ -147,6 +147,7 @@ class CostModel:
                 profile=flops_alone(self.profile, stated, hardware.peak_flops),
                 cluster=self.cluster and without_latency(self.cluster),
                 input_options=NO_INPUT,
+                layers_from=MEASURED_FIRST,
                 hardware=dataclasses.replace(hardware, peak_flops=1.0, memory_bandwidth=1.0),
             )
         return self._by_flops

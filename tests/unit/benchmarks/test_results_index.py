@@ -45,6 +45,7 @@ PAGES = [RESULTS.parent / "README.md", *sorted((RESULTS.parent / "docs").glob("*
 NO_MEASUREMENTS = {
     "1.349": "interquartile range of a normal distribution",
     "2104.09075": "ParaDL's paper, by its number at arXiv",
+    "1805.03812": "S-SGD's paper, by its number at arXiv",
     "2021.11": "a version of the Intel MPI Benchmarks",
     "3.11": "a version of Python",
     "22.05": "a version of Slurm",
