@@ -112,6 +112,8 @@ def draw_replacing(rows: Sequence[Replacing], target: str, *, strong_scaling: bo
         lows, highs = zip(*(row.scaling_factor_interval for row in line), strict=True)
         panel.fill_between(ranks, lows, highs, color=colour, alpha=0.15, linewidth=0)
     panel.set_xscale("log", base=2)
+    counts = sorted({row.ranks for row in rows})
+    panel.set_xticks(counts, [str(count) for count in counts])
     panel.set_ylim(bottom=0)
     panel.set_xlabel("ranks")
     panel.set_ylabel("scaling factor, with 90% interval")

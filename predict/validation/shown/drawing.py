@@ -7,6 +7,7 @@ last, or of a pipeline's stage. What they leave of the iteration is its own part
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ _COLOUR_OF = {**dict(zip(PHASES, COLOURS, strict=False)), PIPELINE_IDLE: "0.75",
 _BYTES_OF_GIB = 2**30
 _PANELS_A_ROW = 2
 _BAR_WIDTH = 0.38
+_LONGEST_LABEL = 14
+"""Characters of a line under a pair of bars: more would reach into the next pair's."""
 _EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
 _SECONDS_LABEL = "iteration [s]"
 
@@ -169,9 +172,8 @@ def _draw_times(axes: Axes, model: str, configurations: Sequence[Bars]) -> None:
             low_s, high_s = side.spread_s
             axes.plot([at, at], [low_s, high_s], color="black", linewidth=1.2, marker="_", markersize=5)
         top_s = max(bars.predicted.spread_s[1], bars.measured.spread_s[1])
-        axes.annotate(
-            format_accuracy(bars.accuracy), (index, top_s), xytext=(0, 4), textcoords="offset points", ha="center"
-        )
+        said = format_accuracy(bars.accuracy) if bars.accuracy > 0 else f"off by {1 - bars.accuracy:.0%}"
+        axes.annotate(said, (index, top_s), xytext=(0, 4), textcoords="offset points", ha="center")
     _frame(axes, model, configurations, _SECONDS_LABEL)
 
 
@@ -187,11 +189,16 @@ def _draw_memory(axes: Axes, model: str, configurations: Sequence[Bars]) -> None
 def _frame(axes: Axes, model: str, configurations: Sequence[Bars], label: str) -> None:
     axes.set_visible(True)
     axes.set_title(in_drawing(model), fontsize=10)
-    names = ["\n".join(map(in_drawing, bars.configuration.splitlines())) for bars in configurations]
+    names = ["\n".join(_wrapped(bars.configuration)) for bars in configurations]
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_ylabel(label)
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
+
+
+def _wrapped(configuration: str) -> list[str]:
+    lines = configuration.splitlines()
+    return [in_drawing(part) for line in lines for part in textwrap.wrap(line, _LONGEST_LABEL) or [""]]
 
 
 def _legend(axes: Axes, configurations: Sequence[Bars]) -> None:
