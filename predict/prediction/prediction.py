@@ -161,6 +161,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         compared = {name: use.pop(name) for name in ("speedup", "efficiency", "speedup_batch")}
         return {**configuration, **time, **compared, **memory, **provenance, **use}
 
+    def fields_of(self, row: type[msgspec.Struct]) -> dict[str, Any]:
+        """What a row of another table takes over as it is: the fields of its type that a record has too, by name."""
+        record = self.record()
+        return {name: record[name] for name in row.__struct_fields__ if name in record}
+
 
 class _Alone(NamedTuple):
     """One rank on some samples, and whether that was extrapolated."""

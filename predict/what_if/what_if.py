@@ -159,25 +159,10 @@ def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
     seconds = seconds_of(prediction)
     return WhatIf(
         varied=setting,
-        strategy=prediction.strategy,
-        ranks=prediction.ranks,
-        batch=prediction.batch,
-        evaluator=prediction.evaluator,
-        model=prediction.model,
-        iteration_s=prediction.iteration_s,
-        interval_s=prediction.time.interval_s,
-        epoch_s=prediction.time.epoch_s,
-        samples_per_s=prediction.time.samples_per_s,
         speedup_over_base=prediction.time.samples_per_s / base.time.samples_per_s,
         bound_by=max(seconds, key=lambda name: seconds[name]),
         seconds_of=seconds,
-        breakdown_s=prediction.time.breakdown_s,
-        memory_bytes=prediction.memory.memory_bytes,
-        memory_interval_bytes=prediction.memory.memory_interval_bytes,
-        fits=prediction.memory.fits,
-        sources=prediction.provenance.sources,
-        extrapolated=prediction.provenance.extrapolated,
-        notes=prediction.provenance.notes,
+        **prediction.fields_of(WhatIf),
     )
 
 

@@ -5,6 +5,7 @@ The layer kinds say what a call costs, as they do of a traced one; here stands w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -177,10 +178,7 @@ def _group_norm(given: Arguments, shape: Shape) -> Call:
 
 
 def _flatten(given: Arguments, shape: Shape) -> Call:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return Call("flatten", (_tensor(shape), 1), {}, ((1, elements),), 1)
+    return Call("flatten", (_tensor(shape), 1), {}, ((1, math.prod(shape)),), 1)
 
 
 def _module(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,20 @@ from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figur
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_accuracy
 from predict.validation.runs import PHASES
-from predict.validation.shown.report import configured
-from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Pair, Report, pairs_of
+from predict.validation.shown.report import configured, csv_row
+from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Report, pairs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Row = Mapping[str, Any]
 REST = "rest"
 PARTS = (*PHASES, PIPELINE_IDLE, REST)
 _NAMES = {PIPELINE_IDLE: "waits of stages", "GE": "exposed GE"}
 _COLOUR_OF = {**dict(zip(PHASES, COLOURS, strict=False)), PIPELINE_IDLE: "0.75", REST: "0.45"}
 _BYTES_OF_GIB = 2**30
 _PANELS_A_ROW = 2
+_OPTION = "options."
 _BAR_WIDTH = 0.38
 _LONGEST_LABEL = 14
 """Characters of a line under a pair of bars: more would reach into the next pair's."""
@@ -71,17 +73,21 @@ class Bars:
         return 1 - abs(self.predicted.iteration_s / self.measured.iteration_s - 1)
 
 
-def bars_of(pairs: Iterable[Pair]) -> list[Bars]:
-    """One for each configuration of the evaluator under test, in the order in which they were given."""
+def bars_of(rows: Iterable[Row]) -> list[Bars]:
+    """One for each configuration, in the order in which they come.
 
-    def key(pair: Pair) -> tuple[str, str]:
-        shape = "x".join(map(str, pair.input_shape))
-        return f"{pair.model}, {shape}", f"{configured(pair)}\nbatch {pair.batch}"
+    Args:
+        rows: pairs of the evaluator under test, as ``pairs.csv`` has them: their values may be text.
+    """
 
-    groups = grouped(pairs_of(pairs, PREDICTOR), key)
+    def key(row: Row) -> tuple[str, str]:
+        options = {name.removeprefix(_OPTION): str(row[name]) for name in row if name.startswith(_OPTION) and row[name]}
+        strategy = configured(str(row["strategy"]), options, emulated=bool(row.get("emulated")))
+        return f"{row['model']}, {row['input_shape']}", f"{strategy}\nbatch {row['batch']}"
+
     return [
         Bars(model=model, configuration=configuration, predicted=_predicted(runs), measured=_measured(runs))
-        for (model, configuration), runs in groups.items()
+        for (model, configuration), runs in grouped(rows, key).items()
     ]
 
 
@@ -91,7 +97,8 @@ def draw_validation(report: Report, target: str, *, force: bool) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    draw_bars(bars_of(report.pairs), target, force=force)
+    rows = [csv_row(pair) for pair in pairs_of(report.pairs, PREDICTOR)]
+    draw_bars(bars_of(rows), target, force=force)
 
 
 def draw_bars(configurations: Sequence[Bars], target: str, *, force: bool) -> None:
@@ -118,40 +125,33 @@ def draw_bars(configurations: Sequence[Bars], target: str, *, force: bool) -> No
     write_figure(figure, target, title="predicted beside measured", shows=title, force=force)
 
 
-def _predicted(runs: Sequence[Pair]) -> Measured:
-    return _side(runs, lambda run: run.predicted_s, lambda run: run.interval_s, "predicted")
+def _predicted(runs: Sequence[Row]) -> Measured:
+    spread_s = _median(runs, "interval_s.low"), _median(runs, "interval_s.high")
+    return _side(runs, _median(runs, "predicted_s"), spread_s, "predicted")
 
 
-def _measured(runs: Sequence[Pair]) -> Measured:
-    def quartiles(run: Pair) -> tuple[float, float]:
-        return run.measured_median_s - run.measured_iqr_s / 2, run.measured_median_s + run.measured_iqr_s / 2
-
-    return _side(runs, lambda run: run.measured_median_s, quartiles, "measured")
+def _measured(runs: Sequence[Row]) -> Measured:
+    whole_s, half_s = _median(runs, "measured_median_s"), _median(runs, "measured_iqr_s") / 2
+    return _side(runs, whole_s, (whole_s - half_s, whole_s + half_s), "measured")
 
 
-def _side(
-    runs: Sequence[Pair],
-    iteration_s: Callable[[Pair], float],
-    spread_s: Callable[[Pair], tuple[float, float]],
-    which: str,
-) -> Measured:
-    """Medians over runs, of the numbers that one side has."""
-    whole_s = statistics.median(map(iteration_s, runs))
-    parts_s = {
-        name: statistics.median(getattr(run.phases[name], f"{which}_s") for run in runs) for name in runs[0].phases
-    }
-    idle_s = [getattr(run.idle, f"{which}_s") for run in runs if run.idle is not None]
-    if idle_s:
-        parts_s[PIPELINE_IDLE] = statistics.median(idle_s)
+def _side(runs: Sequence[Row], whole_s: float, spread_s: tuple[float, float], which: str) -> Measured:
+    parts_s = {name: _median(runs, f"phases.{name}.{which}_s") for name in PHASES}
+    idle, peak = f"idle.{which}_s", f"memory.{which}_bytes"
+    if _has(runs, idle):
+        parts_s[PIPELINE_IDLE] = _median(runs, idle)
     parts_s[REST] = max(0.0, whole_s - sum(parts_s.values()))
-    peaks = [getattr(run.memory, f"{which}_bytes") for run in runs if run.memory is not None]
-    lows, highs = zip(*map(spread_s, runs), strict=True)
-    return Measured(
-        iteration_s=whole_s,
-        parts_s=parts_s,
-        spread_s=(statistics.median(lows), statistics.median(highs)),
-        peak_bytes=statistics.median(peaks) if peaks else None,
-    )
+    peak_bytes = _median(runs, peak) if _has(runs, peak) else None
+    return Measured(iteration_s=whole_s, parts_s=parts_s, spread_s=spread_s, peak_bytes=peak_bytes)
+
+
+def _has(runs: Sequence[Row], column: str) -> bool:
+    return any(run.get(column) not in (None, "") for run in runs)
+
+
+def _median(runs: Sequence[Row], column: str) -> float:
+    """Over the runs that have it."""
+    return statistics.median(float(run[column]) for run in runs if run.get(column) not in (None, ""))
 
 
 def _draw_times(axes: Axes, model: str, configurations: Sequence[Bars]) -> None:

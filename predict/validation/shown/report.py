@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,12 +49,12 @@ def refuse_existing(directory: Path, *, force: bool) -> None:
 def write_report(directory: Path, report: Report) -> Path:
     """Write report.md, pairs.csv and report.json; returns the first."""
     write_text_atomically(directory / "report.md", markdown(report))
-    write_bytes_atomically(directory / "pairs.csv", rows_csv([_csv_row(pair) for pair in report.pairs]))
+    write_bytes_atomically(directory / "pairs.csv", rows_csv([csv_row(pair) for pair in report.pairs]))
     write_bytes_atomically(directory / "report.json", encode_pretty(report))
     return directory / "report.md"
 
 
-def _csv_row(pair: Pair) -> dict[str, object]:
+def csv_row(pair: Pair) -> dict[str, object]:
     """A pair's fields in one level; its ranks are in the report alone."""
     row = flat_row(pair)
     row.pop("activity.ranks", None)
@@ -136,7 +136,7 @@ def _activity(report: Report) -> _Table:
     """A row each rank of a run."""
     rows = [
         [
-            f"{pair.model} {configured(pair)} {pair.batch}",
+            f"{pair.model} {_configured(pair)} {pair.batch}",
             str(rank.rank),
             str(rank.units),
             f"{rank.mean_error:.1%}",
@@ -230,7 +230,7 @@ def _repeated(report: Report) -> _Table:
     rows = [
         [
             one.model,
-            configured(one),
+            _configured(one),
             str(one.batch),
             str(one.runs),
             format_seconds(one.measured_range_s[0]),
@@ -279,7 +279,7 @@ def _runs(report: Report) -> _Table:
     rows = [
         [
             pair.model,
-            configured(pair),
+            _configured(pair),
             str(pair.batch),
             format_seconds(pair.measured_median_s),
             format_seconds(pair.measured_iqr_s),
@@ -297,11 +297,15 @@ def _runs(report: Report) -> _Table:
     return _Table(titles, rows)
 
 
-def configured(pair: Pair | Repeated) -> str:
+def _configured(pair: Pair | Repeated) -> str:
+    return configured(pair.strategy, pair.options, emulated=bool(pair.emulated))
+
+
+def configured(strategy: str, options: Mapping[str, str], *, emulated: bool) -> str:
     """The strategy, with what tells runs of it apart."""
-    told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
-    told += ["emulated"] if pair.emulated else []
-    return pair.strategy + (f" ({'; '.join(told)})" if told else "")
+    told = [f"{name.replace('_', '-')} {options[name]}" for name in _TOLD if name in options]
+    told += ["emulated"] if emulated else []
+    return strategy + (f" ({'; '.join(told)})" if told else "")
 
 
 def _memory_cell(pair: Pair) -> str:
@@ -339,7 +343,7 @@ def _scores(report: Report) -> _Table:
 def _phases(report: Report) -> _Table:
     rows = [
         [
-            f"{pair.model} {configured(pair)} {pair.batch}",
+            f"{pair.model} {_configured(pair)} {pair.batch}",
             name,
             format_seconds(phase.predicted_s),
             format_seconds(phase.measured_s),

@@ -15,7 +15,7 @@ import msgspec
 from paradl_bench.core.bounds import MOST_BYTES, PositiveCount
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.core.units import format_bytes, parse_size
+from paradl_bench.core.units import counted, format_bytes, parse_size
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.fusion.buffers import backward_order, fused
 from paradl_bench.strategies.data.fusion.rules import RULES, Fusion, Rule
@@ -72,7 +72,7 @@ class AskedFusion(msgspec.Struct, frozen=True, kw_only=True):
         """What found the messages, and how many they are."""
         size = f" of {format_bytes(self.buffer_bytes)}" if self.rule == "buffer" else ""
         found = f"{self.rule}{size}" if self.file is None else f"{self.file.rule} (file)"
-        return f"{found}, {messages} message{'s' * (messages != 1)}"
+        return f"{found}, {counted(messages, 'message')}"
 
 
 def parse_fusion(text: str | None, buffer: str | None) -> AskedFusion | None:

@@ -15,6 +15,7 @@ from paradl_bench.core.terminal import pictures
 from paradl_bench.core.terminal.pictures import refuse_undrawable
 from predict.cli import group
 from predict.validation.shown.drawing import REST, Bars, bars_of, draw_bars
+from predict.validation.shown.report import csv_row
 from predict.validation.validation_report import Report, pairs_of
 
 
@@ -33,18 +34,22 @@ def report(profile: Path) -> Report:
     return validate(profile, [*runs, run_like(folder / "serial", "serial", 8)])
 
 
+def rows_of(report: Report) -> list[dict[str, object]]:
+    return [csv_row(pair) for pair in pairs_of(report.pairs, "simulate")]
+
+
 def test_a_bar_is_the_median_of_its_runs(report: Report) -> None:
     pairs = [pair for pair in pairs_of(report.pairs, "simulate") if pair.strategy == "d2"]
-    (bars,) = [bars for bars in bars_of(report.pairs) if bars.configuration.startswith("d2")]
+    (bars,) = [bars for bars in bars_of(rows_of(report)) if bars.configuration.startswith("d2")]
     assert bars.measured.iteration_s == statistics.median(pair.measured_median_s for pair in pairs)
     assert bars.measured.parts_s["BW"] == statistics.median(pair.phases["BW"].measured_s for pair in pairs)
     assert bars.predicted.spread_s == pairs[0].interval_s
     assert bars.accuracy == pytest.approx(1 - 0.1 / 1.1, abs=1e-6)
-    assert len(bars_of(report.pairs)) == 2
+    assert len(bars_of(rows_of(report))) == 2
 
 
 def test_parts_of_a_bar_add_up_to_the_iteration(report: Report) -> None:
-    for bars in bars_of(report.pairs):
+    for bars in bars_of(rows_of(report)):
         for side in (bars.predicted, bars.measured):
             assert REST in side.parts_s
             assert sum(side.parts_s.values()) == pytest.approx(side.iteration_s, rel=1e-9)
@@ -53,7 +58,7 @@ def test_parts_of_a_bar_add_up_to_the_iteration(report: Report) -> None:
 def test_every_part_and_spread_is_drawn_to_scale(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr("predict.validation.shown.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
-    bars = bars_of(report.pairs)
+    bars = bars_of(rows_of(report))
     draw_bars(bars, "unused.png", force=False)
     axes = drawn[0].axes[0]
     tops = {}
@@ -69,7 +74,7 @@ def test_every_part_and_spread_is_drawn_to_scale(report: Report, monkeypatch: py
 def test_memory_is_drawn_of_runs_that_tracked_it(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr("predict.validation.shown.drawing.write_figure", lambda figure, *_, **__: drawn.append(figure))
-    without = bars_of(report.pairs)
+    without = bars_of(rows_of(report))
     side = without[0].measured
     held = type(side)(iteration_s=1.0, parts_s={"FW": 1.0}, spread_s=(0.9, 1.1), peak_bytes=2.0**31)
     one = Bars(model=without[0].model, configuration="d2", predicted=held, measured=held)
