@@ -163,12 +163,14 @@ class Sleeper:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Inside, nothing is slept: what is left is what the host needs."""
+        """Inside, nothing is slept: what is left is what the host needs. Afterwards nobody is late because of it."""
         self._awake = True
         try:
             yield
         finally:
             self._awake = False
+            self._due = self._left = time.perf_counter()
+            self._in_turn, self._works_since = False, None
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Mapping[Slept, Sequence[float]]]:

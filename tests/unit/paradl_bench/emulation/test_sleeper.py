@@ -146,6 +146,25 @@ def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -
     assert sleeper.calls == {"FW": 1, "WU": 1}
 
 
+def test_time_awake_shortens_no_sleep_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
+    turn(sleeper)
+    sleeper.ask("WU", 1.0)
+    sleeper.settle()
+    # On a busy host it takes long until a warm-up begins.
+    clock.now += 8.0
+    with sleeper.awake():
+        turn(sleeper)
+        sleeper.begin_turn()
+    clock.now += 0.5
+    for _ in range(2):
+        begin = clock.now
+        turn(sleeper)
+        sleeper.ask("FW", 1.0)
+        sleeper.begin_turn()
+        assert clock.now - begin == pytest.approx(1.0, abs=4e-6)
+
+
 def test_host_time_between_sleeps_is_kept_by_phase_when_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     sleeper.ask("FW", 1.0)
