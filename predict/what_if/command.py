@@ -38,6 +38,7 @@ def what_if_command(**options: Any) -> None:
     \b
     predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256 --vary bandwidth=0.1:10:log
     predict what-if ... --vary peak-flops=1,2,4 --vary memory-bandwidth=1,2,4 --grid
+    predict what-if ... --vary batch=16:256:x2 --layers regressed:mlp,roofline --plot sources.png
     predict what-if ... --model vgg16 --strategy data --ranks 2:32:x2 --replace 'classifier.*=none' \\
       --replace 'avgpool=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)'
     """
@@ -81,18 +82,34 @@ def _vary(options: dict[str, Any]) -> None:
     from predict.what_if.what_if import what_if
 
     settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
-    predicted = what_if(
-        read_request(options),
-        settings,
-        dataset_samples=options["dataset_samples"],
-        strong_scaling=options["scaling"] == "strong",
-    )
-    for line in predicted.left_out:
+    # Every source is read before any of them is predicted from, so that a wrong one costs nothing.
+    requests = [read_request({**options, "layers": source}) for source in _sources(options["layers"])]
+    predicted = [
+        what_if(
+            request,
+            settings,
+            dataset_samples=options["dataset_samples"],
+            strong_scaling=options["scaling"] == "strong",
+        )
+        for request in requests
+    ]
+    for line in dict.fromkeys(line for each in predicted for line in each.left_out):
         say(f"predict: left out: {line}")
-    if _write(predicted.rows, options, flat_row):
-        print_what_if(predicted.rows, grid=options["grid"])
+    rows = [row for each in predicted for row in each.rows]
+    if _write(rows, options, flat_row):
+        print_what_if(rows, grid=options["grid"])
     if options["plot"]:
-        draw_what_if(predicted.rows, options["plot"], force=options["force"])
+        draw_what_if(rows, options["plot"], force=options["force"])
+
+
+def _sources(layers: str) -> list[str]:
+    """The sources of layers' seconds that ``--layers`` lists, each once."""
+    from paradl_bench.core.errors import UserError
+
+    sources = [source.strip() for source in layers.split(",")]
+    if len(set(sources)) < len(sources):
+        raise UserError(f"--layers {layers} names a source twice")
+    return sources
 
 
 def _replace(options: dict[str, Any]) -> None:

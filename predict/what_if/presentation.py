@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_TICKS = 9
+_PANELS_ABREAST = 3
 _TITLES = {"exposed communication": "exposed"}
 
 
@@ -33,11 +35,13 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
     shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
     epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
-    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
+    layers = ["layers"] if _layers_differ(rows) else []
+    columns = [*layers, "strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
     columns += ["memory", "bound by", *shown]
     shown_rows = []
     for row in rows:
         cells = (
+            *([row.layers_from] if layers else []),
             row.strategy,
             str(row.ranks),
             str(row.batch),
@@ -84,16 +88,21 @@ def _value(setting: Setting, name: str) -> str:
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     """Draw the iteration over each quantity that was varied, a panel each, with its interval.
 
-    A line a strategy, and in a grid one for each combination of the other quantities. The row as measured is a dashed
-    line. ``.html`` holds the drawing inside.
+    A line for each strategy and source of layers' seconds (KernelMLP, figures 4 and 5: roofline beside MLP), and in
+    a grid one for each combination of the other quantities. The row as measured is a dashed line. ``.html`` holds the
+    drawing inside.
 
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
-    figure = new_figure(1 + 5.5 * len(names), 4.5)
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for panel, name in zip(panels, names, strict=True):
+    columns = min(len(names), _PANELS_ABREAST)
+    lines_of_panels = math.ceil(len(names) / columns)
+    figure = new_figure(1 + 5.5 * columns, 4.5 * lines_of_panels)
+    grid = figure.subplots(lines_of_panels, columns, squeeze=False, sharey=True)
+    for panel in grid.flat[len(names) :]:
+        panel.remove()
+    for panel, name in zip(grid.flat, names, strict=False):
         for index, (label, line) in enumerate(_lines(rows, name).items()):
             colour = COLOURS[index % len(COLOURS)]
             values = [row.varied[name] for row in line]
@@ -107,8 +116,9 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
         _mark_values(panel, name, sorted({row.varied[name] for row in rows if name in row.varied}))
         panel.set_xlabel(name if name in ("ranks", "batch") else f"{name}, times what was measured")
         panel.legend(fontsize=8)
-    panels[0].set_ylabel("iteration [s], with 90% interval")
-    panels[0].set_ylim(bottom=0)
+    for panel in grid[:, 0]:
+        panel.set_ylabel("iteration [s], with 90% interval")
+    grid[0, 0].set_ylim(bottom=0)
     figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}"))
     title = f"{rows[0].model}: what if"
     write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
@@ -123,13 +133,18 @@ def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
     panel.xaxis.set_minor_locator(NullLocator())
 
 
+def _layers_differ(rows: Sequence[WhatIf]) -> bool:
+    """Whether the seconds of layers are from several sources."""
+    return len({row.layers_from for row in rows}) > 1
+
+
 def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
     """Rows along one quantity, by their base, which stands before them, and by what else they are of."""
     lines: dict[str, list[WhatIf]] = {}
-    base = ""
+    base, several = "", _layers_differ(rows)
     for row in rows:
         if not row.varied:
-            base = f"{row.strategy}, batch {row.batch}"
+            base = f"{row.strategy}, batch {row.batch}" + (f", layers {row.layers_from}" if several else "")
         elif name in row.varied:
             others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
             lines.setdefault("; ".join([base, *others]), []).append(row)

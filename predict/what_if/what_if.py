@@ -29,6 +29,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         varied: the value of each quantity that was varied; nothing for the prediction as measured, the base.
+        layers_from: what the seconds of layers are taken from, as ``--layers`` says it.
         speedup_over_base: samples/s over those of the base, the same strategy as measured.
         bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration.
         interval_s, epoch_s, memory_bytes, memory_interval_bytes, fits, sources, extrapolated, notes: as of any
@@ -36,6 +37,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     varied: Setting
+    layers_from: str
     strategy: str
     ranks: int
     batch: int
@@ -87,13 +89,14 @@ def what_if(
     rows: list[WhatIf] = []
     refused: list[UserError] = []
     predict = _remembering(request.costs, request.evaluator, dataset_samples)
+    layers_from = str(request.costs.layers_from)
     for point in request.points:
         base = predict({}, point)
-        rows.append(_row({}, base, base))
+        rows.append(_row({}, layers_from, base, base))
         for setting in settings:
             try:
                 varied = _varied_point(request, point, setting, strong_scaling=strong_scaling)
-                rows.append(_row(setting, predict(setting, varied), base))
+                rows.append(_row(setting, layers_from, predict(setting, varied), base))
             except UserError as error:
                 refused.append(error)
     if len(rows) == len(request.points):
@@ -155,10 +158,11 @@ def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
     return Strategy(axes=(grown, *strategy.axes[1:]))
 
 
-def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
+def _row(setting: Setting, layers_from: str, prediction: Prediction, base: Prediction) -> WhatIf:
     seconds = seconds_of(prediction)
     return WhatIf(
         varied=setting,
+        layers_from=layers_from,
         speedup_over_base=prediction.time.samples_per_s / base.time.samples_per_s,
         bound_by=max(seconds, key=lambda name: seconds[name]),
         seconds_of=seconds,

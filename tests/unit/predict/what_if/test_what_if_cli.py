@@ -69,6 +69,21 @@ def test_json_has_a_row_per_value_and_a_plain_base(predict: Caller) -> None:
     assert rows[3]["sources"]["scaled_by_roofline"] > 0 == rows[1]["sources"]["scaled_by_roofline"]
 
 
+def test_sources_of_layer_times_are_drawn_side_by_side(predict: Caller) -> None:
+    write_profile(predict.profile, with_doctor(make_profile()))
+    sources, picture = ("measured", "roofline"), predict.folder / "x.png"
+    varied = [word for name in ("bandwidth", "latency", "peak-flops", "batch") for word in ("--vary", f"{name}=2,4")]
+    code, out, err = predict.what_if(*varied, "--layers", ",".join(sources), "--json", "--plot", str(picture))
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert [row["layers_from"] for row in rows] == [source for source in sources for _ in range(9)]
+    for source in sources:
+        plain = json.loads(predict.plain("--strategy", "d2", "--batch", "8", "--layers", source, "--json")[1])[0]
+        assert rows[9 * sources.index(source)]["iteration_s"] == plain["iteration_s"]
+    assert picture.read_bytes().startswith(PNG)
+    assert "layers" in predict.what_if(*varied[:2], "--layers", "measured,roofline")[1].splitlines()[2]
+
+
 def test_csv_and_files(predict: Caller) -> None:
     target = predict.folder / "out.csv"
     options = ("--vary", "bandwidth=1,2", "--csv", "-o", str(target))
@@ -104,6 +119,8 @@ def test_drawings_are_images_or_pages_that_hold_one(predict: Caller) -> None:
         (("--vary", "bandwidth=2", "--json", "--csv"), "exclude each other"),
         (("--vary", "bandwidth=2", "-o", "x.svg", "--plot", "./x.svg"), "both write to ./x.svg"),
         (("--vary", "batch=3"), "does not split evenly over 2 ranks"),
+        (("--vary", "bandwidth=2", "--layers", "measured,measured"), "names a source twice"),
+        (("--vary", "bandwidth=2", "--layers", "measured,guessed"), "choices are measured, "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(predict: Caller, arguments: tuple[str, ...], message: str) -> None:
