@@ -59,6 +59,11 @@ point_options = together(
         "--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured."
     ),
     click.option(
+        "--device",
+        metavar="NAME",
+        help="Another GPU than the measured one, of those that predict devices lists. Compute scales by the roofline.",
+    ),
+    click.option(
         "--evaluator",
         default="simulate",
         show_default=True,

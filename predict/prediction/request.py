@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +23,8 @@ from predict.costs.communication.fusion import fusion_options
 from predict.costs.compute.layer_source import parse_layers
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
+from predict.costs.hardware.named_device import hardware_of_device
+from predict.costs.hardware.what_if_hardware import AS_MEASURED
 from predict.costs.input.input_terms import input_options
 from predict.ledger.ledger import Ledger
 from predict.prediction.interval import Timed
@@ -88,14 +89,16 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         profile = emulated(profile, options["dilate"], drawn=options["spread"])
     network = choose_network(profile, options["model"], options["network"], options["profile"])
     optimizer, dtype, kernel_settings = measured_choices(profile, network, options)
-    cluster: Path | None = options["cluster"]
+    cluster = read_cluster(options["cluster"]) if options["cluster"] else None
+    device = options.get("device")
     return CostModel(
         profile=profile,
         network=network,
         optimizer=optimizer,
         dtype=dtype,
         kernel_settings=kernel_settings,
-        cluster=read_cluster(cluster) if cluster else None,
+        cluster=cluster,
+        hardware=hardware_of_device(device, profile, dtype, kernel_settings, cluster) if device else AS_MEASURED,
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),

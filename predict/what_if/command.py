@@ -17,7 +17,8 @@ from predict.prediction.command_options import point_options, refuse_missing
     multiple=True,
     metavar="QUANTITY=VALUES",
     help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
-    "measured; ranks, batch: numbers. VALUES: 0.1:10:log (9 points), 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
+    "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points), 0.1:10:log:21,"
+    " 1:64:x2, or 1,2,4. Repeatable.",
 )
 @click.option(
     "--replace",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.terminal.command_line import open_console
@@ -13,7 +13,7 @@ from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_seconds
 from predict.costs.hardware.what_if_hardware import AS_MEASURED
 from predict.prediction.presentation import memory_cell
-from predict.what_if.quantities import Setting, hardware_of, shown_value
+from predict.what_if.quantities import DEVICE, FACTORS, Setting, hardware_of, shown_value
 from predict.what_if.what_if import BOUNDS, WhatIf
 
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ def _print_notes(rows: Sequence[WhatIf]) -> None:
         highlight=False,
     )
     # Rows on other hardware would say so once a value; what they vary stands in the table.
-    lines = {line for row in rows if hardware_of(row.varied) == AS_MEASURED for line in row.extrapolated}
+    as_measured = [row for row in rows if DEVICE not in row.varied and hardware_of(row.varied) == AS_MEASURED]
+    lines = {line for row in as_measured for line in row.extrapolated}
     said = [f"extrapolated: {line}" for line in sorted(lines)]
     if any(row.sources["scaled_by_roofline"] for row in rows):
         said.append("extrapolated: compute of rows on another device is scaled by the roofline")
+    if any(DEVICE in row.varied for row in rows):
+        said.append("device: by data sheets of both devices; links and the host stay as measured")
     for line in (*said, *dict.fromkeys(note for row in rows for note in row.notes)):
         console.print(line, highlight=False)
 
@@ -103,18 +106,21 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     for panel in grid.flat[len(names) :]:
         panel.remove()
     for panel, name in zip(grid.flat, names, strict=False):
+        varied = dict.fromkeys(row.varied[name] for row in rows if name in row.varied)
+        # Names stand side by side in the order given; numbers on a scale of their logarithms.
+        place = {value: at if name == DEVICE else float(value) for at, value in enumerate(varied)}
         for index, (label, line) in enumerate(_lines(rows, name).items()):
             colour = COLOURS[index % len(COLOURS)]
-            values = [row.varied[name] for row in line]
+            values = [place[row.varied[name]] for row in line]
             seconds = [row.iteration_s for row in line]
             panel.plot(values, seconds, "o-", color=colour, label=in_drawing(label), markersize=4)
             lows, highs = zip(*(row.interval_s for row in line), strict=True)
             panel.fill_between(values, lows, highs, color=colour, alpha=0.15, linewidth=0)
         for base in (row for row in rows if not row.varied):
             panel.axhline(base.iteration_s, color="0.5", linestyle="--", linewidth=1)
-        panel.set_xscale("log")
-        _mark_values(panel, name, sorted({row.varied[name] for row in rows if name in row.varied}))
-        panel.set_xlabel(name if name in ("ranks", "batch") else f"{name}, times what was measured")
+        panel.set_xscale("linear" if name == DEVICE else "log")
+        _mark_values(panel, name, place)
+        panel.set_xlabel(f"{name}, times what was measured" if name.partition("@")[0] in FACTORS else name)
         panel.legend(fontsize=8)
     for panel in grid[:, 0]:
         panel.set_ylabel("iteration [s], with 90% interval")
@@ -124,12 +130,13 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
 
 
-def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
-    """Ticks at values that were varied, at most so many of them that they can be read."""
+def _mark_values(panel: Axes, name: str, place: Mapping[float | str, float]) -> None:
+    """Ticks at values that were varied, by where they stand, at most so many of them that they can be read."""
     from matplotlib.ticker import NullLocator
 
+    values = sorted(place, key=lambda value: place[value])
     marked = values[:: -(-len(values) // _MOST_TICKS)]
-    panel.set_xticks(marked, [shown_value(name, value) for value in marked])
+    panel.set_xticks([place[value] for value in marked], [shown_value(name, value) for value in marked])
     panel.xaxis.set_minor_locator(NullLocator())
 
 
@@ -148,4 +155,6 @@ def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
         elif name in row.varied:
             others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
             lines.setdefault("; ".join([base, *others]), []).append(row)
-    return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in lines.items()}
+    if name == DEVICE:
+        return lines
+    return {label: sorted(line, key=lambda row: float(row.varied[name])) for label, line in lines.items()}

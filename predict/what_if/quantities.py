@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.units import LARGEST_FACTOR, MAX_SWEEP_POINTS, parse_count, parse_counts, parse_ranks
+from paradl_bench.records.devices.sheet import device_sheets
 from predict.costs.hardware.what_if_hardware import Hardware
 
 FACTORS = ("bandwidth", "latency", "peak-flops", "memory-bandwidth")
 COUNTS = ("ranks", "batch")
+DEVICE = "device"
+QUANTITIES = (*FACTORS, *COUNTS, DEVICE)
 OF_LEVELS = ("bandwidth", "latency")
 DEFAULT_POINTS = 9
 
@@ -23,12 +26,12 @@ class Varied:
 
     Attributes:
         level: of the network, for bandwidth and latency; empty for all.
-        values: factors, or whole numbers for ranks and batch.
+        values: factors, whole numbers for ranks and batch, or names of devices.
     """
 
     quantity: str
     level: str
-    values: tuple[float, ...]
+    values: tuple[float, ...] | tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -36,7 +39,7 @@ class Varied:
         return f"{self.quantity}@{self.level}" if self.level else self.quantity
 
 
-Setting = dict[str, float]
+Setting = dict[str, float | str]
 """A value for each varied quantity, by the name as given."""
 
 
@@ -48,14 +51,13 @@ def parse_varied(text: str) -> Varied:
     """
     name, given, values = text.partition("=")
     quantity, at, level = name.strip().partition("@")
-    if quantity not in (*FACTORS, *COUNTS):
-        raise unknown_choice("--vary quantity", quantity, (*FACTORS, *COUNTS))
+    if quantity not in QUANTITIES:
+        raise unknown_choice("--vary quantity", quantity, QUANTITIES)
     if at and (quantity not in OF_LEVELS or not level):
         raise UserError(f"--vary {text!r}: only bandwidth and latency are of a level, as bandwidth@node=1,2,4")
     if not given or not values.strip():
-        example = f"{quantity}=0.1:10:log" if quantity in FACTORS else f"{quantity}=2:64:x2"
-        raise UserError(f"--vary {text!r} has no values: write {quantity}=1,2,4, or a range as {example}")
-    parse = _parse_factors if quantity in FACTORS else _parse_whole
+        raise UserError(f"--vary {text!r} has no values: write {_EXAMPLES.get(quantity, _FACTORS_AS)}")
+    parse = _PARSERS.get(quantity, _parse_factors)
     return Varied(quantity=quantity, level=level, values=parse(values.strip(), f"--vary {text!r}"))
 
 
@@ -73,28 +75,37 @@ def settings_of(varied: Sequence[Varied], *, grid: bool) -> tuple[Setting, ...]:
         return tuple({each.name: value} for each in varied for value in each.values)
     if math.prod(len(each.values) for each in varied) > MAX_SWEEP_POINTS:
         raise UserError(f"--grid: the values of --vary make more than {MAX_SWEEP_POINTS} combinations")
-    return tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*(v.values for v in varied)))
+    # Typed here: mypy takes the values of a union of tuples for any object.
+    values: list[tuple[float | str, ...]] = [each.values for each in varied]
+    return tuple(dict(zip(names, row, strict=True)) for row in itertools.product(*values))
 
 
-def shown_value(name: str, value: float) -> str:
-    """A value for a person: counts in full, factors to four digits."""
+def shown_value(name: str, value: float | str) -> str:
+    """A value for a person: names and counts in full, factors to four digits."""
+    if isinstance(value, str):
+        return value
     return str(round(value)) if name in COUNTS else f"{value:.4g}"
 
 
+def number_of(setting: Setting, name: str, otherwise: float) -> float:
+    """The number that a setting has for a quantity."""
+    return float(setting.get(name, otherwise))
+
+
 def hardware_of(setting: Setting) -> Hardware:
-    """The hardware of a setting; what it leaves out is as measured."""
+    """The factors of a setting on links and device; what it leaves out is as measured, and so is a named device."""
     of_levels: dict[str, dict[str, float]] = {name: {} for name in OF_LEVELS}
     for name, value in setting.items():
         quantity, _, level = name.partition("@")
         if level:
-            of_levels[quantity][level] = value
+            of_levels[quantity][level] = float(value)
     return Hardware(
-        bandwidth=setting.get("bandwidth", 1.0),
-        latency=setting.get("latency", 1.0),
+        bandwidth=number_of(setting, "bandwidth", 1.0),
+        latency=number_of(setting, "latency", 1.0),
         bandwidth_at=of_levels["bandwidth"],
         latency_at=of_levels["latency"],
-        peak_flops=setting.get("peak-flops", 1.0),
-        memory_bandwidth=setting.get("memory-bandwidth", 1.0),
+        peak_flops=number_of(setting, "peak-flops", 1.0),
+        memory_bandwidth=number_of(setting, "memory-bandwidth", 1.0),
     )
 
 
@@ -167,3 +178,22 @@ def _factor(text: str, where: str) -> float:
             " write values as 1,2,4, or a range as 0.1:10:log"
         )
     return value
+
+
+def _parse_devices(text: str, where: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in device_sheets():
+            raise unknown_choice(f"device of {where}", name, list(device_sheets()))
+    return names
+
+
+_PARSERS: dict[str, Callable[[str, str], tuple[float, ...] | tuple[str, ...]]] = {
+    **dict.fromkeys(COUNTS, _parse_whole),
+    DEVICE: _parse_devices,
+}
+_FACTORS_AS = "values as 1,2,4, or a range as 0.1:10:log"
+_EXAMPLES = {
+    **dict.fromkeys(COUNTS, "values as 2,4,8, or a range as 2:64:x2"),
+    DEVICE: "names as a100-sxm-80gb,h100-sxm",
+}

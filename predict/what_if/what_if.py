@@ -11,13 +11,16 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
+from predict.costs.hardware.named_device import hardware_of_device
+from predict.costs.hardware.what_if_hardware import Hardware
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request
 from predict.prediction.stage_balance import with_balanced_stages
-from predict.what_if.quantities import Setting, hardware_of
+from predict.what_if.quantities import DEVICE, Setting, hardware_of, number_of
 from predict.workload import Configuration, Evaluator
 
 Bound = Literal["compute", "exposed communication", "idle", "input"]
@@ -109,12 +112,12 @@ def _remembering(
     model: CostModel, evaluator: Evaluator, dataset_samples: int | None
 ) -> Callable[[Setting, Configuration], Prediction]:
     """Predictions under a setting; the cost model of the hardware last asked for is kept."""
-    known = hardware_of({})
+    known = model.hardware
     predictor = Predictor(model, evaluator, dataset_samples)
 
     def predict(setting: Setting, point: Configuration) -> Prediction:
         nonlocal known, predictor
-        hardware = hardware_of(setting)
+        hardware = _changed_hardware(model, setting)
         if hardware != known:
             known = hardware
             predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator, dataset_samples)
@@ -123,13 +126,25 @@ def _remembering(
     return predict
 
 
+def _changed_hardware(model: CostModel, setting: Setting) -> Hardware:
+    """What the options change of the hardware that was measured, and on top of it what a setting does."""
+    hardware, name = model.hardware, setting.get(DEVICE)
+    if name is not None:
+        if hardware.device is not None:
+            raise UserError(f"--device and --vary {DEVICE} both name the device: give one")
+        cluster = model.cluster if isinstance(model.cluster, ClusterFile) else None
+        named = hardware_of_device(str(name), model.profile, model.dtype, model.kernel_settings, cluster)
+        hardware = hardware.times(named)
+    return hardware.times(hardware_of(setting))
+
+
 def _varied_point(request: Request, point: Configuration, setting: Setting, *, strong_scaling: bool) -> Configuration:
     """The point with the ranks and the batch of a setting; refused, with the reason, where that is not possible."""
     if not setting.keys() & {"ranks", "batch"}:
         return point
-    ranks = int(setting.get("ranks", point.strategy.ranks))
+    ranks = int(number_of(setting, "ranks", point.strategy.ranks))
     strategy = point.strategy if ranks == point.strategy.ranks else _with_ranks(point.strategy, ranks)
-    batch = int(setting.get("batch", point.settings.batch))
+    batch = int(number_of(setting, "batch", point.settings.batch))
     if "batch" not in setting and not strong_scaling:
         grown = batch * ranks
         if grown % point.strategy.ranks:

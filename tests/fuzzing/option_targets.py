@@ -80,6 +80,7 @@ _OPTIONS = (*_PREDICT, "--strategy", "d2")
 LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict",): _OPTIONS,
     ("predict", "what-if"): (*_OPTIONS, "--vary", "bandwidth=1,2"),
+    ("predict", "devices"): (),
     ("predict", "diagnose"): (*_OPTIONS, "--no-remedies"),
     ("predict", "validate-layers"): (*_PREDICT[:4], "--layers", "roofline"),
     ("predict", "search"): (*_PREDICT, "--ranks", "2"),

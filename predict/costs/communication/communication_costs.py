@@ -80,7 +80,7 @@ class CommunicationCosts:
     ) -> None:
         self._profile = profile
         self._given = cluster is not None
-        self.cluster = cluster or profile.cluster
+        self.cluster = hardware.of_cluster(cluster or profile.cluster, given=self._given)
         self._hardware = hardware
         hardware.check_levels(self.cluster)
         self.backend = choose_backend(profile, backend)

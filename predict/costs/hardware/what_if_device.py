@@ -28,7 +28,7 @@ from paradl_bench.plan.works.work import Work
 from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
 from predict.costs.compute.layer_roofline import Roofline
-from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
+from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, NamedDevice
 from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
 from predict.costs.spread.assembly import Priced
 
@@ -93,6 +93,7 @@ class OtherDevice:
     ) -> None:
         self._profile, self._network, self._dtype, self._demand_of = profile, network, dtype, demand_of
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
+        self._named = hardware.device
         self.stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
         self._time_factor = profile.time_factor
@@ -137,7 +138,7 @@ class OtherDevice:
             for index, work in enumerate(works):
                 demand = self._demand_of(work, context)
                 if demand is not None:
-                    parts[index] = _on_other(parts[index], demand, before, after)
+                    parts[index] = _on_other(parts[index], demand, before, after, self._named)
         if self._time_factor is None:
             return parts
         return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, parts, strict=True)]
@@ -147,6 +148,9 @@ class OtherDevice:
 
         What layers reached is no peak, though a roofline makes do with it.
         """
+        if self._named is not None:
+            peak = self._named.measured_peak_flops * self._factors.flops
+            return Peak(peak, f"of {self._named.name} in {self._dtype}, by its data sheet")
         if self.stated_peak is not None:
             return Peak(self.stated_peak * self._factors.flops, "stated by the cluster file")
         for device in self._profile.devices:
@@ -234,7 +238,7 @@ def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
     return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
 
 
-def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates) -> Priced:
+def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, named: NamedDevice | None) -> Priced:
     cost = part.cost
     bound_s = max(demand.flops / before.flops, demand.bytes / before.bytes)
     moving_s = max(cost.seconds - demand.fixed_s, 0.0)
@@ -246,9 +250,11 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates) -> Pric
     explained = min(1.0, bound_s / moving_s)
     choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
     width = (1 - explained) * moving_s * (max(choices) - min(choices))
+    what = f"{named.name} in the place of {named.instead_of}" if named else "another device"
+    links = "; links and the host stay as measured" if named else ""
     remark = Remark(
-        f"compute on another device, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
-        f"{after.bytes / before.bytes:.3g} times the memory bandwidth",
+        f"compute on {what}, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
+        f"{after.bytes / before.bytes:.3g} times the memory bandwidth{links}",
         True,
     )
     return part._replace(

@@ -26,6 +26,21 @@ class LinkFactors(NamedTuple):
     beta: float = 1.0
 
 
+class NamedDevice(NamedTuple):
+    """Another device by the catalogue; what it is faster by stands in the factors of :class:`Hardware`.
+
+    Attributes:
+        name: of the catalogue. instead_of: the catalogue's name of the one that was measured.
+        measured_peak_flops: FLOP/s of the latter by its sheet, in the dtype that is trained in.
+        memory_bytes: of one rank.
+    """
+
+    name: str
+    instead_of: str
+    measured_peak_flops: float
+    memory_bytes: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """Factors on the hardware that was measured; 1 leaves it as it is. A ValueError of one that is not finite and
@@ -34,6 +49,7 @@ class Hardware:
     Attributes:
         bandwidth, latency: of the links of every level; bandwidth_at, latency_at: of single levels, on top of the
             former.
+        device: that the last two factors are of, where they are of a named one.
     """
 
     bandwidth: float = 1.0
@@ -42,6 +58,7 @@ class Hardware:
     latency_at: Mapping[str, float] = field(default_factory=dict)
     peak_flops: float = 1.0
     memory_bandwidth: float = 1.0
+    device: NamedDevice | None = None
 
     def __post_init__(self) -> None:
         factors = [self.bandwidth, self.latency, self.peak_flops, self.memory_bandwidth]
@@ -49,10 +66,28 @@ class Hardware:
             if not (math.isfinite(factor) and factor > 0):
                 raise ValueError(f"factors have to be finite and positive, not {factor}")
 
+    def times(self, other: Hardware) -> Hardware:
+        """Both changes at once; a device of ``other`` comes first."""
+        return Hardware(
+            bandwidth=self.bandwidth * other.bandwidth,
+            latency=self.latency * other.latency,
+            bandwidth_at=_products(self.bandwidth_at, other.bandwidth_at),
+            latency_at=_products(self.latency_at, other.latency_at),
+            peak_flops=self.peak_flops * other.peak_flops,
+            memory_bandwidth=self.memory_bandwidth * other.memory_bandwidth,
+            device=other.device or self.device,
+        )
+
     def links(self, level: str) -> LinkFactors:
         """Of the links of a level."""
         bandwidth = self.bandwidth * self.bandwidth_at.get(level, 1.0)
         return LinkFactors(self.latency * self.latency_at.get(level, 1.0), 1 / bandwidth)
+
+    def of_cluster(self, cluster: Cluster, *, given: bool) -> Cluster:
+        """A cluster of the named device: with its memory, unless the cluster is given and states its own."""
+        if self.device is None or (given and cluster.memory_bytes_per_rank is not None):
+            return cluster
+        return msgspec.structs.replace(cluster, memory_bytes_per_rank=self.device.memory_bytes)
 
     def check_levels(self, cluster: Cluster) -> None:
         """Refuse names of levels that a cluster lacks: a UserError, which names those that it has."""
@@ -60,6 +95,10 @@ class Hardware:
         for name in (*self.bandwidth_at, *self.latency_at):
             if name not in levels:
                 raise unknown_choice("level", name, levels)
+
+
+def _products(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 1.0) * other.get(name, 1.0) for name in dict.fromkeys((*one, *other))}
 
 
 AS_MEASURED = Hardware()
