@@ -69,10 +69,10 @@ class MemoryWatch:
         return None if memory is None or memory.kept == memory.backward == (0, 0) else memory
 
     def watch_exception(self, call: TracedCall) -> LayerMemory | None:
-        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
-        usual.
+        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, and is laid out
+        and as wide as usual.
         """
-        if call.is_mixed:
+        if call.is_mixed or call.is_wide:
             return self.watch(call)
         if call.is_plain:
             return None

@@ -113,7 +113,7 @@ def per_phase_memory(
     return memory_use(
         {
             **fixed_parts(held, state, exchanged=exchanged),
-            "input": network.input_bytes(local_batch, kept_dtype(dtype)),
+            "input": network.input_bytes(local_batch, kept_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
     )
