@@ -36,6 +36,7 @@ class TracedCall:
             not changed.
         activations: tensors among them that are neither parameters nor buffers, in order.
         is_wide: whether it reads or makes complex or double numbers, which are no dtype that networks are trained in.
+        views_parameter: whether it is a view of a parameter.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class TracedCall:
         self.activations = [likenesses[id(tensor)] for tensor in tensor_leaves((args, kwargs)) if not held(tensor)]
         self.changed_part = _part_of(args[0], likenesses[id(args[0])]) if in_place else None
         self.is_wide = any(_is_wide(tensor) for tensor in (*self.activations, *outputs))
+        self.views_parameter = not self.activations and outputs[0].requires_grad and outputs[0]._is_view()
         self._arrived: list[GradientLayout] = []
         if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:
             arrived = self._arrived
