@@ -3,7 +3,7 @@
     python benchmarks/memory.py -o DIR [--models vgg11,resnet18] [--strategies serial,f2,p2:1f1b]
     python benchmarks/memory.py -o DIR --networks [--first 0 --last 12]
 
-The second command takes networks of many kinds, each serial and under two strategies that take turns: those of torchvision,
+The second command takes networks of many kinds, each serial and under two strategies that take turns: torchvision's,
 those of ``user_networks.py``, and drawn ones (``tests/random_modules``) at the batch that needs 60 MB.
 
 Trains each model for a few iterations under each strategy and compares the rank that held most with the prediction,

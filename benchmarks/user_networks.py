@@ -250,22 +250,11 @@ class Llama(nn.Module):
         super().__init__()
         d = 128
         self.emb = nn.Embedding(500, d)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                dict(
-                    n1=RMS(d),
-                    q=nn.Linear(d, d, bias=False),
-                    k=nn.Linear(d, 64, bias=False),
-                    v=nn.Linear(d, 64, bias=False),
-                    o=nn.Linear(d, d, bias=False),
-                    n2=RMS(d),
-                    a=nn.Linear(d, 320, bias=False),
-                    g=nn.Linear(d, 320, bias=False),
-                    b=nn.Linear(320, d, bias=False),
-                )
-            )
-            for _ in range(3)
-        )
+        widths = {"q": (d, d), "k": (d, 64), "v": (d, 64), "o": (d, d), "a": (d, 320), "g": (d, 320), "b": (320, d)}
+        self.blocks = nn.ModuleList()
+        for _ in range(3):
+            products = {name: nn.Linear(*of, bias=False) for name, of in widths.items()}
+            self.blocks.append(nn.ModuleDict({"n1": RMS(d), "n2": RMS(d), **products}))
         self.n, self.head = RMS(d), nn.Linear(d, 500, bias=False)
         f = torch.outer(torch.arange(64), 1 / 10000 ** (torch.arange(0, 32, 2) / 32))
         self.register_buffer("cos", torch.cat([f, f], -1).cos())
@@ -367,7 +356,6 @@ class UNetUp(nn.Module):
     """A U-Net up by bilinear resizing, with instance norms."""
 
     input_shape = (3, 48, 48)
-    mode = "bilinear"
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,12 +367,7 @@ class UNetUp(nn.Module):
         self.out = nn.Conv2d(24, 10, 1)
 
     def up(self, x: Tensor) -> Tensor:
-        return F.interpolate(
-            x,
-            scale_factor=2,
-            mode=self.mode,
-            **({"align_corners": False} if self.mode in ("bilinear", "bicubic") else {}),
-        )
+        return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.a(x)

@@ -69,8 +69,8 @@ class MemoryWatch:
         return None if memory is None or memory.kept == memory.backward == (0, 0) else memory
 
     def watch_exception(self, call: TracedCall) -> LayerMemory | None:
-        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, is laid out and as
-        wide as usual, and is no parameter.
+        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, is laid out
+        and as wide as usual, and is more than a view of a parameter.
         """
         if call.is_mixed or call.is_wide or call.views_parameter:
             return self.watch(call)

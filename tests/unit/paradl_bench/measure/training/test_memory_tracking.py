@@ -73,7 +73,7 @@ class Sliced(nn.Module):
 
 
 class Weights(nn.Module):
-    """Weights read as views: transposed and of another shape, whose gradients are kept, and permuted, copied to keep."""
+    """Weights read as views: transposed and of another shape; one whose gradient autograd copies."""
 
     input_shape = (48,)
 
@@ -196,7 +196,7 @@ def predicted(model: LoadedModel, optimizer: str) -> dict[str, int]:
 SCALARS_BYTES = 100
 
 
-@pytest.mark.parametrize("name", list(NETWORKS))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_tracked_peak_is_predicted_in_every_category(name: str) -> None:
     check(name, "sgd")
 
