@@ -1,10 +1,11 @@
 """Peak memory of every strategy on two ranks: predicted beside what torch's tracker saw, category by category.
 
     python benchmarks/memory.py -o DIR [--models vgg11,resnet18] [--strategies serial,f2,p2:1f1b]
-    python benchmarks/memory.py -o DIR --networks [--first 0 --last 12]
+    python benchmarks/memory.py -o DIR --networks alone|ranks
 
-The second command takes networks of many kinds, each serial and under two strategies that take turns: torchvision's,
-those of ``user_networks.py``, and drawn ones (``tests/random_modules``) at the batch that needs 60 MB.
+The second command takes networks of many kinds: torchvision's, those of ``user_networks.py``, and drawn ones
+(``tests/random_modules``) at the batch that needs 60 MB. ``alone`` trains each serially in this process; ``ranks``
+by ``paradl-bench train``, serially and then under two strategies that take turns.
 
 Trains each model for a few iterations under each strategy and compares the rank that held most with the prediction,
 which needs no profile. Peaks do not depend on the speed of the machine. The table is kept as ``memory.txt`` beside the
@@ -23,12 +24,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paradl_bench.core.files.storage import write_text_atomically
+from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.memory_tracking import track_memory
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.records.training.training_record import TrainingRun, read_run
+from paradl_bench.records.training.training_record import MemoryPeak, TrainingRun, read_run
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse
 
@@ -67,7 +70,7 @@ USERS = {
     **{"Shuffle": 16, "FNO": 64, "VQ": 16, "UNetUp": 16, "ParamView": 2048},
 }
 """Networks of ``user_networks.py``, and their batches."""
-DRAWN = range(7_000_000, 7_000_014)
+DRAWN = range(7_000_000, 7_000_040)
 """Numbers of drawn networks."""
 NETWORKS = (
     *CATALOG,
@@ -89,16 +92,16 @@ Runs = Iterator[tuple[Subject, str, Path]]
 
 def runs(output: Path, models: list[str], strategies: list[str]) -> Runs:
     """(subject, strategy with its schedule, directory)."""
-    for subject in SUBJECTS:
+    for subject in dict.fromkeys((*SUBJECTS, *NETWORKS)):
         for strategy in strategies:
             if subject.model in models:
                 yield subject, strategy, directory_of(output, subject, strategy)
 
 
-def runs_of_networks(output: Path, first: int, last: int) -> Runs:
+def runs_of_networks(output: Path) -> Runs:
     """Likewise, of many kinds of networks: all of them serial, then each under one strategy, then under another."""
     for turn in range(3):
-        for number, subject in list(enumerate(NETWORKS))[first:last]:
+        for number, subject in enumerate(NETWORKS):
             strategy = IN_TURN[(number + 3 * turn) % len(IN_TURN)] if turn else "serial"
             yield subject, strategy, directory_of(output, subject, strategy)
 
@@ -135,8 +138,12 @@ def train(subject: Subject, strategy: str, directory: Path, options: list[str]) 
 @cache
 def network_of(subject: Subject) -> ModelGraph:
     """The traced network."""
-    shape = tuple(map(int, subject.shape.split("x"))) if subject.shape else None
-    return trace_network(load_model(subject.model, shape, device="meta"))
+    return trace_network(load_model(subject.model, shape_of(subject), device="meta"))
+
+
+def shape_of(subject: Subject) -> tuple[int, ...] | None:
+    """Of one sample; None for the model's own."""
+    return tuple(map(int, subject.shape.split("x"))) if subject.shape else None
 
 
 def predicted(subject: Subject, run: TrainingRun) -> MemoryUse:
@@ -166,10 +173,25 @@ class Compared(NamedTuple):
     error: float
 
 
-def compare(subject: Subject, strategy: str, run: TrainingRun) -> Compared:
-    """One run beside its prediction."""
-    peak = max(run.memory, key=lambda rank: rank.tracked_bytes)
-    use = predicted(subject, run)
+def trained_here(subject: Subject) -> MemoryPeak:
+    """The peak of serial training in this process."""
+    batch = batch_of(subject)
+    model = load_model(subject.model, shape_of(subject))
+    model.module.train()
+    optimizer = build_optimizer("sgd", model.module.parameters())
+    inputs, targets = model.make_batch(batch, 0)
+
+    def iterate() -> None:
+        model.loss(model.module(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    iterate()
+    return track_memory(iterate, model.module, optimizer, (inputs, targets), rank=0)
+
+
+def compare(subject: Subject, strategy: str, peak: MemoryPeak, use: MemoryUse) -> Compared:
+    """What a rank was seen to hold at most beside its prediction."""
     error = use.peak_bytes / peak.tracked_bytes - 1
     tracked, expected = by_category(peak.parts_bytes), by_category(use.parts_bytes)
     cells = (f"{tracked[name] / 1e6:.2f} {(expected[name] - tracked[name]) / 1e6:+.2f}" for name in CATEGORIES)
@@ -192,30 +214,40 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--models", default=",".join(dict.fromkeys(subject.model for subject in SUBJECTS)))
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--networks", action="store_true", help="networks of many kinds")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--last", type=int, default=len(NETWORKS))
+    parser.add_argument("--networks", choices=("alone", "ranks"), help="networks of many kinds")
     parser.add_argument("--predict-only", action="store_true")
     options, passed_on = parser.parse_known_args()
-    if options.networks:
-        chosen = runs_of_networks(options.output, options.first, options.last)
+    print(heading(), flush=True)
+    found: list[Compared] = []
+    without: list[str] = []
+    if options.networks == "alone":
+        for subject in NETWORKS:
+            use = memory_of_plan(network_of(subject), parse_strategy("serial"), PlanSettings(batch=batch_of(subject)))
+            found.append(compare(subject, "serial", trained_here(subject), use))
+            print(found[-1].line, flush=True)
     else:
         chosen = runs(options.output, options.models.split(","), options.strategies.split(","))
-    found, without = [], []
-    print(heading(), flush=True)
+        on_ranks(runs_of_networks(options.output) if options.networks else chosen, options, passed_on, found, without)
+    last = summary(found)
+    print(*last, sep="\n")
+    lines = [heading(), *(run.line for run in found), *last, *without]
+    write_text_atomically(options.output / "memory.txt", "\n".join(lines) + "\n")
+
+
+def on_ranks(
+    chosen: Runs, options: argparse.Namespace, passed_on: list[str], found: list[Compared], without: list[str]
+) -> None:
+    """Train what is chosen, and add its comparisons, and what is refused."""
     for subject, strategy, directory in chosen:
         why = "" if options.predict_only else train(subject, strategy, directory, passed_on)
         if why:
             without.append(f"{subject.model} {subject.shape} {strategy}: {why}")
             print(without[-1], flush=True)
-        if not (directory / "run.json").exists():
-            continue
-        found.append(compare(subject, strategy, read_run(directory)))
-        print(found[-1].line, flush=True)
-    last = summary(found)
-    print(*last, sep="\n")
-    lines = [heading(), *(run.line for run in found), *last, *without]
-    write_text_atomically(options.output / "memory.txt", "\n".join(lines) + "\n")
+        if (directory / "run.json").exists():
+            run = read_run(directory)
+            peak = max(run.memory, key=lambda rank: rank.tracked_bytes)
+            found.append(compare(subject, strategy, peak, predicted(subject, run)))
+            print(found[-1].line, flush=True)
 
 
 if __name__ == "__main__":
