@@ -1,6 +1,6 @@
 """Peak memory of one rank in an iteration, and what it consists of.
 
-Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input, exchange buckets
+Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input and its targets, exchange buckets
 (DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive
 into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness` walks the plan's layers;
 gradients of parameters stay until the weight update, which releases them (``zero_grad``). Adam's update makes tensors
