@@ -1,6 +1,7 @@
 """Every strategy on ghost layers over emulated nodes, predicted from a calibration of that very cluster.
 
     make emulate        or        python benchmarks/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
+                                  python benchmarks/emulation.py -o DIR --suite distsim
                                   python benchmarks/emulation.py -o DIR --table
 
 A cluster has so many ranks a node, and links of one rate. For each layout copies of gradients are measured on this
@@ -9,10 +10,12 @@ inside of all nodes at once), have rank 0 fit a profile with layers of a synthet
 train every configuration.
 Runs are held against predictions from the sweeps of their own layout: its ranks share this host's cores, so that what
 fewer of them measure is of another cluster. ``table.md`` and ``table.json`` have a row each, and how strategies rank at
-every size.
+every size. A suite says which models train by which strategies: convolutional networks by all
+(:mod:`emulation_cases`), or DistSim's three by its axes (:mod:`emulation_distsim`), and ``activity.md`` how far each
+forward and backward of a micro-batch is off on every rank.
 
-What is complete is not run again; remove a directory to have it measured anew. No run is begun after ``--minutes``: the
-same command goes on with those that are left. ``--table`` measures nothing, and has the rows of what is complete, also
+What is complete is not run again; remove a directory to have it measured anew. Nothing is begun after ``--minutes``;
+the same command goes on with what is left. ``--table`` measures nothing, and has the rows of what is complete, also
 while the suite runs. Needs the right to make network namespaces.
 """
 
@@ -21,14 +24,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from emulated_profile import Sweep, fit, measure_copies, sweeps_of
-from emulation_cases import CLUSTERS, FOUND, LINK_BYTES_PER_S, MODELS, NODES_OF, Case, cases_of, profile_of, traced
+from emulated_profile import Sweep, fit, measure_copies
+from emulation_cases import CLUSTERS, FOUND, LINK_BYTES_PER_S, NODES_OF, STRATEGIES, Case, Suite, cases_of, profile_of
+from emulation_distsim import DISTSIM
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.measure.collectives.sweep import measure_collectives
@@ -43,6 +48,8 @@ from predict.validation.validation import validate_runs
 
 MINUTES = 28.5
 
+SUITES = {"strategies": STRATEGIES, "distsim": DISTSIM}
+
 _COMMAND = ("benchmarks/emulation.py",)
 
 
@@ -51,14 +58,14 @@ class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sweeps: that they measure.
-        cases: whose ghosts sleep by a profile that rank 0 fits where it is missing.
-        models: that the profile holds. host: copies of gradients.
-        until: on the host's monotonic clock; no run is begun later. None for no limit.
+        cases: whose ghosts sleep by a profile that rank 0 fits where it is missing, of all models of the suite.
+        suite: its name. host: copies of gradients.
+        until: on the host's monotonic clock; nothing is begun later. None for no limit.
     """
 
+    suite: str
     sweeps: list[Sweep]
     cases: list[Case]
-    models: list[str]
     host: str
     until: float | None
 
@@ -68,8 +75,12 @@ class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
         return self.cases[0].layout
 
     def is_over(self, now: float) -> bool:
-        """Whether no run is begun any more at a time of the host's monotonic clock."""
+        """Whether nothing is begun any more at a time of the host's monotonic clock."""
         return self.until is not None and now > self.until
+
+    def is_over_for_all(self, context: RankContext) -> bool:
+        """The same by the clock of rank 0, whose word the other ranks take."""
+        return self.is_over(context.share(time.monotonic(), float))
 
 
 def start(work: LayoutWork) -> None:
@@ -87,27 +98,32 @@ def start(work: LayoutWork) -> None:
 
 def take_part(work: LayoutWork, context: RankContext) -> None:
     """Measure as a rank, one after the other, together with the other ranks."""
+    suite = SUITES[work.suite]
     for sweep in work.sweeps:
         # Rank 0's word: what it has just ended others might not have seen before.
         if context.share(not sweep.complete, bool):
+            if work.is_over_for_all(context):
+                return
             with _timed(context, sweep.directory):
                 measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
             gc.collect()
     profile = Path(work.cases[0].profile)
     if context.share(not profile.exists(), bool):
         if context.rank == 0:
-            fit(profile, work.sweeps, Path(work.host), [traced(model) for model in work.models])
+            fit(profile, work.sweeps, Path(work.host), [suite.traced(model) for model in suite.models])
             context.barrier()
         else:
             context.rest()
     for case in work.cases:
         if context.share(case.complete, bool):
             continue
-        if work.is_over(context.share(time.monotonic(), float)):
+        if work.is_over_for_all(context):
             return
         case.request.check()
         with _timed(context, case.directory):
-            measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model), make_table)
+            measure_training(
+                case.request, context, Path(case.directory), _COMMAND, suite.traced(case.model), make_table
+            )
             # Modules hold each other in circles, and their buckets and groups with them.
             gc.collect()
 
@@ -127,7 +143,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         layout: nodes x ranks on each. error: (predicted - measured) / measured. holds: whether the interval does.
         noise_floor: run-to-run spread of the measurement, relative to it.
         activity: how far begin and end of ranks' units of work are off, in the mean and on the worst rank, relative to
-            the iteration; None where they are not known.
+            the iteration; None where they are not known. units: the same of every unit, by rank, as ``{"FW1": 0.01}``.
     """
 
     model: str
@@ -142,6 +158,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     explained_by: str
     issued_equals_plan: bool | None
     activity: tuple[float, float] | None
+    units: tuple[dict[str, float], ...] = ()
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether ranks work on one micro-batch after the other."""
+        return any("FW2" in units for units in self.units)
 
 
 def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
@@ -155,7 +177,7 @@ def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
         Row(
             model=pair.model,
             layout=str(complete[pair.run].layout),
-            strategy=pair.strategy,
+            strategy=complete[pair.run].strategy,
             options=" ".join(
                 [f"{name}={text}" for name, text in pair.options.items() if name not in FOUND]
                 + ([] if pair.bucket_cap_bytes == 25 * 1024**2 else [f"bucket={pair.bucket_cap_bytes / 1024**2:g}MiB"])
@@ -169,6 +191,10 @@ def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
             explained_by=pair.explained_by,
             issued_equals_plan=pair.issued_equals_plan,
             activity=(pair.activity.mean_error, pair.activity.worst_rank_error) if pair.activity else None,
+            units=tuple(
+                {name: round(error, 4) for name, error in rank.by_unit.items()}
+                for rank in (pair.activity.ranks if pair.activity else ())
+            ),
         )
         for pair in report.pairs
         if pair.evaluator == "simulate"
@@ -191,7 +217,8 @@ def table(rows: Sequence[Row]) -> str:
         "",
         f"mean accuracy {1 - _mean(abs(row.error) for row in rows):.1%},"
         f" intervals hold {_mean(row.holds for row in rows):.0%} of {len(rows)}"
-        + (f", activity error {_mean(known):.1%} in the mean" if known else ""),
+        + (f", activity error {_mean(known):.1%} in the mean" if known else "")
+        + _turns(rows),
         "",
         "| model | nodes x ranks | best predicted | best measured | regret |",
         "|---|---|---|---|---|",
@@ -203,6 +230,36 @@ def table(rows: Sequence[Row]) -> str:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+def activity_table(rows: Sequence[Row]) -> str:
+    """Of every run a line each rank, with the error of all its work and of each unit (DistSim, figures 9 and 10)."""
+    lines = []
+    for row in rows:
+        columns = tuple(dict.fromkeys(name for units in row.units for name in units))
+        lines += [f"{row.model}, {row.layout}, {row.strategy} {row.options}".rstrip(), ""]
+        lines += [f"| rank | all | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+        for rank, units in enumerate(row.units):
+            errors = [_mean(units.values()), *(units.get(name) for name in columns)]
+            cells = " | ".join("" if error is None else f"{error:.1%}" for error in errors)
+            lines.append(f"| {rank} | {cells} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _turns(rows: Sequence[Row]) -> str:
+    """How far forward and backward of single micro-batches are off, over runs, ranks and turns."""
+    errors = sorted(
+        error
+        for row in rows
+        if row.in_turns
+        for units in row.units
+        for name, error in units.items()
+        if name.startswith(("FW", "BW"))
+    )
+    if not errors:
+        return ""
+    return f", of single turns {statistics.median(errors):.1%} in the median and {errors[-1]:.1%} at most"
 
 
 def _activity(row: Row) -> str:
@@ -226,6 +283,7 @@ def _ranking(rows: Sequence[Row]) -> str:
 
 def run_suite(
     output: Path,
+    name: str,
     models: Sequence[str],
     clusters: Iterable[int],
     *,
@@ -235,8 +293,10 @@ def run_suite(
     """Calibrate, train and compare on every cluster, and write the table.
 
     Args:
-        minutes: after which no run is begun; None for no limit. measure: false takes what is complete.
+        name: of the suite. minutes: after which nothing is begun; None for no limit. measure: false takes what is
+            complete.
     """
+    suite = SUITES[name]
     until = None if minutes is None else time.monotonic() + 60 * minutes
     rows: list[Row] = []
     for on_node in clusters:
@@ -247,14 +307,16 @@ def run_suite(
         ]
         left = 0
         for layout in layouts:
-            host = measure_copies(base, layout) if measure else base / f"{layout}" / "host"
-            sweeps = sweeps_of(base, layout)
-            cases = [case for model in models for case in cases_of(base, model, layout)]
+            sweeps = suite.sweeps(base, layout)
+            cases = [case for model in models for case in cases_of(base, suite, model, layout)]
+            host = base / f"{layout}" / "host"
+            work = LayoutWork(suite=name, sweeps=sweeps, cases=cases, host=str(host), until=until)
             fitted_before = profile_of(base, layout).exists()
-            if measure:
-                start(LayoutWork(sweeps=sweeps, cases=cases, models=list(MODELS), host=str(host), until=until))
+            if measure and not work.is_over(time.monotonic()):
+                measure_copies(host, layout)
+                start(work)
             # What is known is written before the next layout.
-            rows += compared(base, layout, sweeps, host, cases, fit_anew=fitted_before)
+            rows += compared(base, suite, work, fit_anew=fitted_before)
             _write(output, rows)
             left += sum(not case.complete for case in cases)
         if left:
@@ -262,37 +324,39 @@ def run_suite(
     return rows
 
 
-def compared(
-    base: Path, layout: NodeLayout, sweeps: Sequence[Sweep], host: Path, cases: Sequence[Case], *, fit_anew: bool
-) -> list[Row]:
+def compared(base: Path, suite: Suite, work: LayoutWork, *, fit_anew: bool) -> list[Row]:
     """Every run of a layout beside its prediction by what its ranks swept.
 
     Args:
         fit_anew: whether the profile by which ghosts slept may be of other sweeps, or of an older fit.
     """
-    if not (is_complete(host) and any(sweep.complete for sweep in sweeps) and any(case.complete for case in cases)):
+    host = Path(work.host)
+    measured = [any(each.complete for each in found) for found in (work.sweeps, work.cases)]
+    if not (is_complete(host) and all(measured)):
         return []
-    slept = profile_of(base, layout)
+    slept = profile_of(base, work.layout)
     if slept.exists() and not fit_anew:
-        return rows_of(slept, cases)
+        return rows_of(slept, work.cases)
     profile = slept.with_name("predicting.json")
-    fit(profile, sweeps, host, [traced(model) for model in MODELS])
-    return rows_of(profile, cases)
+    fit(profile, work.sweeps, host, [suite.traced(model) for model in suite.models])
+    return rows_of(profile, work.cases)
 
 
 def _write(output: Path, rows: Sequence[Row]) -> None:
     if rows:
         write_bytes_atomically(output / "table.json", encode_pretty(rows))
         write_bytes_atomically(output / "table.md", table(rows).encode())
+        write_bytes_atomically(output / "activity.md", activity_table(rows).encode())
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--models", default=",".join(MODELS), help="of resnet50 and emulated_networks:small_vgg")
+    parser.add_argument("--suite", default="strategies", choices=SUITES)
+    parser.add_argument("--models", help="of the suite's, separated by commas; all unless given")
     parser.add_argument("--ranks-per-node", default=",".join(map(str, CLUSTERS)), help="clusters: 4, 2, or both")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="after which no run is begun")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="after which nothing is begun")
     parser.add_argument("--table", action="store_true", help="measure nothing: the table of what is complete")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -302,12 +366,18 @@ def main() -> None:
         return
     if options.output is None:
         parser.error("-o DIR: where measurements and the table go")
-    models, clusters = options.models.split(","), options.ranks_per_node.split(",")
-    if not set(models) <= set(MODELS) or not set(clusters) <= set(map(str, NODES_OF)):
-        parser.error(f"--models takes {', '.join(MODELS)}; --ranks-per-node {', '.join(map(str, NODES_OF))}")
+    known = SUITES[options.suite].models
+    models, clusters = (options.models or ",".join(known)).split(","), options.ranks_per_node.split(",")
+    if not set(models) <= set(known) or not set(clusters) <= set(map(str, NODES_OF)):
+        parser.error(f"--models takes {', '.join(known)}; --ranks-per-node {', '.join(map(str, NODES_OF))}")
     options.output.mkdir(parents=True, exist_ok=True)
     rows = run_suite(
-        options.output.resolve(), models, map(int, clusters), minutes=options.minutes, measure=not options.table
+        options.output.resolve(),
+        options.suite,
+        models,
+        map(int, clusters),
+        minutes=options.minutes,
+        measure=not options.table,
     )
     print(table(rows) if rows else f"nothing in {options.output} is complete yet")
 

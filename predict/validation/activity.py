@@ -16,6 +16,7 @@ part of them. A stage's units begin and end with its own compute.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         units: how many.
         mean_error: of begins and ends, without their sign. worst_error: the largest. worst_unit: whose it is, as FW3.
+        by_unit: each unit's mean of begin and end, in the order of the units (DistSim, section 5.4, figure 10).
     """
 
     rank: int
@@ -54,6 +56,7 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     mean_error: float
     worst_error: float
     worst_unit: str
+    by_unit: dict[str, float] = {}
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,17 +139,27 @@ def _rank_activity(
         for unit, wanted in zip(measured, predicted, strict=True)
         for stamps, said in ((unit.begin_s, wanted.begin_s), (unit.end_s, wanted.end_s))
     ]
+    names = _numbered([unit.name for unit in measured])
     worst = int(np.argmax(errors))
-    name = measured[worst // 2].name
-    place = sum(unit.name == name for unit in measured[: worst // 2 + 1])
-    several = sum(unit.name == name for unit in measured) > 1
+    by_unit = np.reshape(errors, (-1, 2)).mean(axis=1).tolist()
     return RankActivity(
         rank=rank,
         units=len(measured),
         mean_error=float(np.mean(errors)),
         worst_error=errors[worst],
-        worst_unit=f"{name}{place}" if several else name,
+        worst_unit=names[worst // 2],
+        by_unit=dict(zip(names, by_unit, strict=True)),
     )
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names with their place among those alike, where there are several: FW1, FW2, GE."""
+    counts, seen = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name}{seen[name]}" if counts[name] > 1 else name)
+    return found
 
 
 def _role_of(timeline: IterationTimeline, rank: int) -> RoleTimeline:

@@ -129,7 +129,22 @@ def _markdown_activity(report: Report) -> list[str]:
         "",
         *_markdown_table(activity),
         "",
+        *(line for pair in pairs_of(report.pairs, PREDICTOR) for line in _markdown_turns(pair)),
     ]
+
+
+def _markdown_turns(pair: Pair) -> list[str]:
+    """Of a run in several turns, every unit's error: a line each rank, a column each unit."""
+    ranks = pair.activity.ranks if pair.activity else ()
+    if not any("FW2" in rank.by_unit for rank in ranks):
+        return []
+    units = tuple(dict.fromkeys(name for rank in ranks for name in rank.by_unit))
+    rows = [
+        [str(rank.rank), *(f"{rank.by_unit[name]:.1%}" if name in rank.by_unit else "" for name in units)]
+        for rank in ranks
+    ]
+    title = f"{in_markdown(f'{pair.model} {_configured(pair)} {pair.batch}')}, mean of begin and end of each unit:"
+    return [title, "", *_markdown_table(_Table(("rank", *units), rows)), ""]
 
 
 def _activity(report: Report) -> _Table:

@@ -17,9 +17,7 @@ import emulation_cases
 from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
-from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import planned_collectives
-from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
@@ -28,6 +26,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
 from predict.workload import Configuration, evaluator_named
 
+STRATEGIES = emulation_cases.STRATEGIES
 LAYOUTS = {
     ranks: [
         NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation_cases.LINK_BYTES_PER_S)
@@ -39,7 +38,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
 def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tmp_path: Path) -> None:
-    sweeps = emulated_profile.sweeps_of(tmp_path, layout)
+    sweeps = STRATEGIES.sweeps(tmp_path, layout)
     assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
     for sweep in sweeps:
         # Requests check themselves; all ranks of the layout take part.
@@ -63,8 +62,8 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
         if sweep.request.concurrent == 1 and sweep not in inside:
             largest = max(sweep.request.sizes)
             whole |= {name: max(largest, whole.get(name, 0)) for name in sweep.request.operations}
-    network = emulation_cases.traced("resnet50")
-    for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
+    network = STRATEGIES.traced("resnet50")
+    for case in emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout):
         strategy = case.request.strategy
         plan = planner_for(strategy).plan(network, strategy, case.request.settings)
         for issued in planned_collectives(plan, 0):
@@ -73,11 +72,16 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
                 assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
 
 
-@pytest.mark.parametrize("model", emulation_cases.MODELS)
+SUITES_OF = {model: suite for suite in emulation.SUITES.values() for model in suite.models}
+
+
+@pytest.mark.parametrize("model", SUITES_OF)
 def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_path: Path) -> None:
-    network = trace_network(load_model(model, emulation_cases.MODELS[model]))
-    for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
-        cases = emulation_cases.cases_of(tmp_path, model, layout)
+    suite = SUITES_OF[model]
+    network = suite.traced(model)
+    counts = LAYOUTS.items() if suite is STRATEGIES else [(4, LAYOUTS[4])]
+    for layout in (layout for _, layouts in counts for layout in layouts):
+        cases = emulation_cases.cases_of(tmp_path, suite, model, layout)
         profile = emulation_cases.profile_of(tmp_path, layout)
         profile.parent.mkdir(exist_ok=True)
         profile.write_text("{}")
@@ -91,9 +95,9 @@ def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_
 
 
 def test_layers_sleep_longer_when_more_ranks_share_the_cores(tmp_path: Path) -> None:
-    serial_s = sum(emulated_profile.phase_seconds(emulation_cases.traced("resnet50")).values())
+    serial_s = sum(emulated_profile.phase_seconds(STRATEGIES.traced("resnet50")).values())
     for layout in LAYOUTS[4]:
-        for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
+        for case in emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout):
             assert case.dilate * serial_s == pytest.approx({4: 3.0, 8: 3.0, 16: 6.0}[layout.ranks], rel=1e-3)
 
 
