@@ -1,12 +1,13 @@
 """Networks of the emulation suites that no library has: ``emulated_networks:small_vgg``, ``:bert``, ``:gpt2``, ``:t5``.
 
 The last three are the networks of DistSim's figures 8 to 10 at a sixth of their depth and half of their width, so that
-a host of few cores can carry their messages. Weights are untied, as pipelines need them. Without dropout, whose layers
-would only add calls.
+a host of few cores can carry their messages; ``:tiny_bert`` and so on are as small as it takes to train them on such a
+host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would only add calls.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,20 @@ from paradl_bench.network.models.language_models import build_language_model
 from paradl_bench.network.models.language_sizes import Family
 from paradl_bench.network.models.torchvision_import import import_torchvision_models
 
-TOKENS, WIDTH, HEADS, BLOCKS, VOCABULARY = 128, 512, 8, 4, 8192
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a language model; T5 has half of the blocks in its encoder, and half in its decoder."""
+
+    tokens: int
+    width: int
+    heads: int
+    blocks: int
+    vocabulary: int
+
+
+SMALL = Size(tokens=128, width=512, heads=8, blocks=4, vocabulary=8192)
+TINY = Size(tokens=64, width=128, heads=4, blocks=2, vocabulary=1024)
 
 
 def small_vgg() -> nn.Module:
@@ -25,26 +39,42 @@ def small_vgg() -> nn.Module:
     return nn.Sequential(features, head)
 
 
-def bert() -> nn.Module:
-    """BERT of four blocks."""
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_attention_heads": HEADS}
-    return _untied("bert", **sizes, num_hidden_layers=BLOCKS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def bert(size: Size = SMALL) -> nn.Module:
+    """A masked language model."""
+    sizes = {"hidden_size": size.width, "intermediate_size": 4 * size.width, "num_attention_heads": size.heads}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return _untied("bert", size, **sizes, **dropout, num_hidden_layers=size.blocks)
 
 
-def gpt2() -> nn.Module:
-    """GPT-2 of four blocks."""
+def gpt2(size: Size = SMALL) -> nn.Module:
+    """A causal language model."""
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends = {"bos_token_id": None, "eos_token_id": None}
-    return _untied("gpt2", n_embd=WIDTH, n_layer=BLOCKS, n_head=HEADS, **dropout, **ends)
+    return _untied("gpt2", size, n_embd=size.width, n_layer=size.blocks, n_head=size.heads, **dropout, **ends)
 
 
-def t5() -> nn.Module:
-    """T5 of two blocks in its encoder and two in its decoder."""
-    sizes = {"d_model": WIDTH, "d_ff": 4 * WIDTH, "d_kv": WIDTH // HEADS, "num_heads": HEADS}
-    return _untied("t5", **sizes, num_layers=BLOCKS // 2, dropout_rate=0.0)
+def t5(size: Size = SMALL) -> nn.Module:
+    """An encoder and a decoder."""
+    sizes = {"d_model": size.width, "d_ff": 4 * size.width, "d_kv": size.width // size.heads, "num_heads": size.heads}
+    return _untied("t5", size, **sizes, num_layers=size.blocks // 2, dropout_rate=0.0)
 
 
-def _untied(family: Family, **settings: Any) -> nn.Module:
-    model = build_language_model(family, tied=False, vocab_size=VOCABULARY, **settings)
-    model.input_shape = (TOKENS,)  # type: ignore[assignment]
+def tiny_bert() -> nn.Module:
+    """See :func:`bert`."""
+    return bert(TINY)
+
+
+def tiny_gpt2() -> nn.Module:
+    """See :func:`gpt2`."""
+    return gpt2(TINY)
+
+
+def tiny_t5() -> nn.Module:
+    """See :func:`t5`."""
+    return t5(TINY)
+
+
+def _untied(family: Family, size: Size, **settings: Any) -> nn.Module:
+    model = build_language_model(family, tied=False, vocab_size=size.vocabulary, **settings)
+    model.input_shape = (size.tokens,)  # type: ignore[assignment]
     return model

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from emulated_networks import TOKENS
+from emulated_networks import SMALL
 from emulated_profile import BUCKET_SIZES, CROSSED_SIZES, LAYER_SIZES, Sweep, asked
 from emulation_cases import Configured, Suite
 
@@ -72,7 +72,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
 
 
 DISTSIM = Suite(
-    models={f"emulated_networks:{name}": (TOKENS,) for name in ("bert", "gpt2", "t5")},
+    models={f"emulated_networks:{name}": (SMALL.tokens,) for name in ("bert", "gpt2", "t5")},
     configurations=configurations,
     sweeps=sweeps_of,
 )

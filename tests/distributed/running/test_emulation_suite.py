@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import emulated_profile
 import emulation
 import emulation_cases
+import emulation_table
 from namespaces_held import needs_nodes
 
 from paradl_bench.records.training.training_record import read_run
@@ -43,7 +44,7 @@ def test_the_suite_calibrates_validates_and_repeats_no_run(
         assert ghost is not None
         # Neither can be shorter than what the rank that sleeps most sleeps.
         assert min(each.predicted_s, each.measured_s) >= 0.97 * sum(ghost.slept_s.values())
-    assert msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=list[emulation.Row]) == rows
+    assert msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=list[emulation_table.Row]) == rows
     capfd.readouterr()
     assert emulation.run_suite(tmp_path, "strategies", [model], [2]) == rows
     assert "runs on" not in capfd.readouterr().out

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import emulated_profile
 import emulation
 import emulation_cases
+import emulation_distsim
+import emulation_table
 from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
@@ -26,7 +28,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
 from predict.workload import Configuration, evaluator_named
 
-STRATEGIES = emulation_cases.STRATEGIES
+STRATEGIES, DISTSIM = emulation_cases.STRATEGIES, emulation_distsim.DISTSIM
 LAYOUTS = {
     ranks: [
         NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation_cases.LINK_BYTES_PER_S)
@@ -94,6 +96,33 @@ def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_
             assert not case.complete
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[4], ids=str)
+def test_distsim_sweeps_every_group_that_its_configurations_have(layout: NodeLayout, tmp_path: Path) -> None:
+    on_node = layout.ranks_per_node
+    swept: dict[tuple[str, bool], int] = {}
+    for sweep in DISTSIM.sweeps(tmp_path, layout):
+        assert sweep.request.all_ranks == layout.ranks
+        over_nodes = layout.nodes > 1 and sweep.request.side_by_side is None
+        for name in sweep.request.operations:
+            swept[name, over_nodes] = max(*sweep.request.sizes, swept.get((name, over_nodes), 0))
+    for case in (
+        case for model in DISTSIM.models for case in emulation_cases.cases_of(tmp_path, DISTSIM, model, layout)
+    ):
+        strategy = case.request.strategy
+        plan = planner_for(strategy).plan(DISTSIM.traced(case.model), strategy, case.request.settings)
+        issued = [issued for rank in range(layout.ranks) for issued in planned_collectives(plan, rank)]
+        for each in (each for each in issued if each.when == "iteration" and len(each.group) > 1):
+            over_nodes = len({rank // on_node for rank in each.group}) > 1
+            assert each.message_bytes <= 1.25 * swept[each.operation, over_nodes], (case.directory, each)
+
+
+def test_the_grid_has_every_product_of_ways() -> None:
+    assert sorted(emulation_distsim.grid(4)) == ["1M1P4D", "1M2P2D", "1M4P1D", "2M1P2D", "2M2P1D", "4M1P1D"]
+    assert len(emulation_distsim.grid(8)) == 8
+    assert len(emulation_distsim.grid(16)) == 9
+    assert {parse_strategy(name).ranks for name in emulation_distsim.grid(16)} == {16}
+
+
 def test_layers_sleep_longer_when_more_ranks_share_the_cores(tmp_path: Path) -> None:
     serial_s = sum(emulated_profile.phase_seconds(STRATEGIES.traced("resnet50")).values())
     for layout in LAYOUTS[4]:
@@ -128,8 +157,8 @@ def test_the_synthetic_device_follows_its_roofline_and_is_predicted_exactly() ->
     assert predicted.iteration_s == pytest.approx(layers_s + update_s)
 
 
-def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "1x4") -> emulation.Row:
-    return emulation.Row(
+def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "1x4") -> emulation_table.Row:
+    return emulation_table.Row(
         model="small",
         layout=layout,
         strategy=strategy,
@@ -147,10 +176,26 @@ def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "
 
 def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     rows = [row("d4", 1.0, 1.5), row("f4", 1.2, 1.2), row("d4", 3.0, 3.0, layout="2x2")]
-    text = emulation.table(rows)
+    text = emulation_table.table(rows)
     assert "| small | 1x4 | d4 |  | 1 | 1.5 | -33.3% | no | 2.0% (3.0%) | yes |" in text
     assert "| small | 1x4 | f4 |  | 1.2 | 1.2 | +0.0% | yes | not known | yes |" in text
     # Taken for the best, it takes a quarter longer than what was.
-    assert "| small | 1x4 | d4 | f4 | 25.0% |" in text
-    assert "| small | 2x2 | d4 | d4 | 0.0% |" in text
+    assert "| small | 1x4 | d4 | f4 | 25.0% | 1.0% | -1.00 |" in text
+    assert "| small | 2x2 | d4 | d4 | 0.0% | 1.0% |  |" in text
+    # Of two the second is the median, and the worst.
+    assert "| small | 1x4 | second: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
+    assert "| small | 1x4 | worst: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
+
+
+def test_activity_has_a_line_each_rank_and_a_column_each_unit() -> None:
+    units = ({"FW1": 0.0, "FW2": 0.01, "BW1": 0.02, "BW2": 0.03, "WU": 0.04}, {"FW1": 0.0, "FW2": 0.02})
+    of_row = msgspec.structs.replace(row("2M2P1D", 1.0, 1.0), units=units)
+    assert of_row.in_turns
+    assert not row("d4", 1.0, 1.0).in_turns
+    lines = emulation_table.activity_table([of_row]).splitlines()
+    assert lines[0] == "small, 1x4, 2M2P1D"
+    assert lines[2] == "| rank | all | FW1 | FW2 | BW1 | BW2 | WU |"
+    assert lines[4:6] == ["| 0 | 2.0% | 0.0% | 1.0% | 2.0% | 3.0% | 4.0% |", "| 1 | 1.0% | 0.0% | 2.0% |  |  |  |"]
+    # Weight updates are no turns.
+    assert ", of single turns 1.5% in the median and 3.0% at most" in emulation_table.table([of_row])
