@@ -2,10 +2,10 @@
 
     python benchmarks/distsim.py -o DIR [--repetitions 2]
 
-BERT, GPT-2 and T5 at a tiny size (:mod:`emulated_networks`). A repetition measures of each its layers, whole and as a
-rank of ``t2`` has them, by one rank and by two at once, and right behind it trains by 2M1P1D, 1M2P1D and 1M1P2D; then
-collectives. One profile is fitted from all repetitions and held against every run: batch time, and activity of both
-ranks. What is complete is not measured again.
+BERT, GPT-2 and T5 at a tiny size (:mod:`emulated_networks`). A repetition sweeps collectives, and of each network
+measures the layers, whole and as a rank of ``t2`` has them, by one rank and by two at once; right behind it trains by
+2M1P1D, 1M2P1D and 1M1P2D. One profile is fitted from all repetitions and held against every run: batch time, and
+activity of both ranks. What is complete is not measured again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
     base = output / f"r{repetition}"
     layers = f"--batch {BATCH // 2},{BATCH} --ranks-on-host 1,2 --shards t2 --isolated none --blocks 2 --no-verify"
     trained = f"--batch {BATCH} --iterations {ITERATIONS} --no-verify"
+    swept = "--ranks 2 --ops all_reduce,broadcast,send_recv --sizes 4K,64K,512K,4M --blocks 2"
+    contexts = ["--contexts", "after-compute,with-compute,with-all-reduce"]
+    yield ["collectives", *swept.split(), *contexts], base / "collectives"
     for name in NETWORKS:
         model = f"emulated_networks:tiny_{name}"
         yield ["layers", model, *layers.split()], base / f"layers-{name}"
@@ -34,9 +37,6 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
                 ["train", model, "--strategy", strategy, *trained.split(), *options.split()],
                 base / f"{name}-{strategy}",
             )
-    swept = "--ranks 2 --ops all_reduce,broadcast,send_recv --sizes 1K:8M:4 --blocks 2"
-    contexts = ["--contexts", "after-compute,with-compute,with-all-reduce"]
-    yield ["collectives", *swept.split(), *contexts], base / "collectives"
 
 
 if __name__ == "__main__":
