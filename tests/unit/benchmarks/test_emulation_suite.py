@@ -188,7 +188,7 @@ def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
 
 
-def test_activity_has_a_line_each_rank_and_a_column_each_unit() -> None:
+def test_activity_has_a_line_a_rank() -> None:
     units = ({"FW1": 0.0, "FW2": 0.01, "BW1": 0.02, "BW2": 0.03, "WU": 0.04}, {"FW1": 0.0, "FW2": 0.02})
     of_row = msgspec.structs.replace(row("2M2P1D", 1.0, 1.0), units=units)
     assert of_row.in_turns

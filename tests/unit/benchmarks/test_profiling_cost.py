@@ -46,7 +46,7 @@ def test_measurements_cost_their_whole_time_on_every_rank(measured: list[Path]) 
     assert (sweep.devices, sweep.device_s) == (RANKS, RANKS * 6.0)
 
 
-def test_a_search_is_held_against_running_all_that_it_tries(
+def test_a_search_is_held_against_running_its_grid(
     measured: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = network()
@@ -65,7 +65,7 @@ def test_a_search_is_held_against_running_all_that_it_tries(
     assert f"relative scale {expected:.4f}" in out
 
 
-def test_what_does_not_say_how_long_it_took_is_refused(
+def test_a_measurement_without_its_length_is_refused(
     measured: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (measured[1] / LOAD_FILE).unlink()
