@@ -12,6 +12,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
@@ -22,7 +23,7 @@ from predict.closed_forms.closed_form_evaluation import (
 from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
 from predict.closed_forms.osf import LayerwisePhases
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, exposed_exchange_seconds, input_wait
+from predict.costs.input.input_closed_form import exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats, Remark

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan
+from paradl_bench.strategies.passes.input_presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES, readers_on_host
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, InputWait
+from predict.costs.input.input_closed_form import InputWait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms, refuse_unknown
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark

@@ -16,7 +16,10 @@ from paradl_bench.emulation.layers import hold_in_common
 from paradl_bench.emulation.table import TableMaker, made_by_registered
 from paradl_bench.measure.execution.compiled import Compiling
 from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
+from paradl_bench.measure.input.feed import RunImages
+from paradl_bench.measure.input.run_images import check_images, check_samples, close_images, open_images
 from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
 from paradl_bench.measure.training.fused_messages import with_messages
@@ -54,6 +57,8 @@ def check_limits(request: TrainingRequest) -> None:
     network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
+    if request.input is not None:
+        check_images(request.input, model)
     request = with_messages(with_measured_stages(request, network), network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     if samples_at_once(request.strategy, request.settings) == 1:
@@ -92,6 +97,8 @@ def measure_training(
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
+    if request.input is not None:
+        check_images(request.input, model)
     request = with_messages(with_measured_stages(request, network), network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
@@ -126,7 +133,10 @@ def _measure(trainer: Trainer, model: LoadedModel, run: RankTraining, network: M
     hosts_noted = note_places(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
     host = (trainer.host_time(network), _host_seconds(ghost, request, context, network)) if ghost else None
-    issued = trainer.prepare(network)
+    images = _open_images(model, run)
+    issued = trainer.prepare(network, images)
+    if images is not None and trainer.feed is not None:
+        check_samples(images, trainer.feed.first_samples, context)
     planned = planned_collectives(plan, context.rank)
     own_unplanned = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
     unplanned = _of_all_ranks(context, own_unplanned)
@@ -139,14 +149,32 @@ def _measure(trainer: Trainer, model: LoadedModel, run: RankTraining, network: M
     about = describe_run(ghost, trainer.iterate, context, *host) if ghost and host else None
     if writer is not None:
         whole = tuple(record for of_rank in compiled for record in of_rank)
-        writer.describe(network, context, cores, issued, planned, tuple(peaks), about, whole, verified)
+        writer.describe(network, context, cores, issued, planned, tuple(peaks), about, whole, verified, images)
         if ghost:
             writer.keep_table(ghost.table)
         writer.write(unplanned)
     _run_timed(trainer, request, context, writer, done, unplanned)
     hosts_noted.again()
+    if images is not None and request.input is not None:
+        close_images(images, request.input, context, run.output)
     if writer is not None:
         writer.directory.finish()
+
+
+def _open_images(model: LoadedModel, run: RankTraining) -> RunImages | None:
+    request, context = run.request, run.context
+    if request.input is None:
+        return None
+    return open_images(
+        request.input,
+        model,
+        context,
+        run.output,
+        batch=request.batch,
+        own=place_of(request.strategy, request.settings, context.rank).own,
+        workers=request.io_workers or 0,
+        copies_ahead=request.overlap.copies_ahead,
+    )
 
 
 def _host_seconds(

@@ -14,6 +14,7 @@ from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomicall
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiler import compiler_settings
+from paradl_bench.measure.input.feed import RunImages
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import staging_axis
@@ -23,6 +24,7 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.emulation import EmulatedLayers
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GHOST_FILE, GhostRun, GhostTable
+from paradl_bench.records.training.input_times import RunInput
 from paradl_bench.records.training.training_record import (
     RUN_NAME,
     TRAINING_FILE,
@@ -126,6 +128,7 @@ class TrainingWriter:
         ghost: GhostRun | None = None,
         compiled: tuple[CompileRecord, ...] = (),
         verified: Verification | None = None,
+        images: RunImages | None = None,
     ) -> None:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
@@ -153,6 +156,7 @@ class TrainingWriter:
             kernel_settings=request.kernel_settings.label,
             compiled=compiled,
             verified=verified,
+            input=None if images is None else _run_input(request, images),
         )
 
     def keep_table(self, table: GhostTable) -> None:
@@ -175,6 +179,17 @@ class TrainingWriter:
             self.run, losses=tuple(self.losses), issued_equals_plan=not unplanned, differences=tuple(unplanned)
         )
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
+
+
+def _run_input(request: TrainingRequest, images: RunImages) -> RunInput:
+    arguments = request.input_arguments
+    return RunInput(
+        source=arguments["input"],
+        files=len(images.paths),
+        crop=images.crop,
+        workers=images.workers,
+        preset=arguments["preset"],
+    )
 
 
 def keep_shortage(lacked: MemoryShortage, network: ModelGraph, run: RankTraining) -> None:

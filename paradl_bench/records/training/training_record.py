@@ -30,6 +30,7 @@ from paradl_bench.plan.settings import ChosenSettings, PlanSettings, library_blo
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.input_times import InputTimes, RunInput
 from paradl_bench.records.training.verification import Verification
 
 TRAINING_FILE = "training.jsonl"
@@ -72,7 +73,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     Attributes:
         first_iteration: index, within the run, of the first one here.
-        iteration_s: from the start of forward to the end of the weight update; the sum of the phases.
+        iteration_s: from the start of forward, or of waiting for its input, to the end of the weight update; the sum of
+            the phases and of that waiting.
         fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
         bw_s: to the readiness of the last gradient.
         exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
@@ -89,6 +91,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         attempt: at the run, as ``hosts.jsonl`` counts them.
         turns: where there are several at forward or backward, in their order; a loss that a stage computes is one by
             itself, behind its forward. Empty where phases tell as much, and in runs of before.
+        input: of ranks that read samples; None where samples are drawn in memory, and on later stages of a pipeline.
     """
 
     rank: RankIndex
@@ -106,6 +109,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     host_begin_s: tuple[ClockSeconds, ...] = ()
     attempt: Index = 0
     turns: tuple[Turn, ...] = ()
+    input: InputTimes | None = None
 
     def __post_init__(self) -> None:
         lists = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s", "pipeline_idle_s", "host_begin_s")
@@ -115,6 +119,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
         if any(len(turn.begin_s) != len(self.iteration_s) for turn in self.turns):
             raise ValueError(f"turns have to have a begin and an end for each of {len(self.iteration_s)} iterations")
+        if self.input is not None and len(self.input.waited_s) != len(self.iteration_s):
+            raise ValueError(f"input has {len(self.input.waited_s)} values for {len(self.iteration_s)} iterations")
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +190,7 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
         verified: whether the strategy was proved on the model before anything was timed; None for serial training, for
             layers that slept, and in runs of before.
+        input: images that were read; None for samples that are drawn in memory.
     """
 
     model: str
@@ -221,6 +228,7 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     kernel_settings: str = ""
     compiled: tuple[CompileRecord, ...] = ()
     verified: Verification | None = None
+    input: RunInput | None = None
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)

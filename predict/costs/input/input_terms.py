@@ -18,8 +18,8 @@ from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
+from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, preset_named
 from paradl_bench.strategies.passes.input_tasks import Fetch, Fetched
-from predict.costs.input.input_closed_form import PRESETS, Preset
 from predict.costs.sourced import Cost, Costs, Remark, Source
 from predict.costs.spread.assembly import Priced, assemble
 
@@ -34,7 +34,7 @@ class InputOptions:
         workers: that load for all ranks of one host. from_disk: past the page cache.
     """
 
-    preset: str = "pytorch"
+    preset: str = DEFAULT_PRESET
     prefetch: int | None = None
     io_s: float | None = None
     h2d_s: float | None = None
@@ -84,19 +84,13 @@ def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
     """
-    preset = _preset(options)
+    preset = preset_named(options.preset)
     alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
     alone = alone or ("a loader without workers, the only one measured," if in_process else "")
     if alone and options.prefetch:
         raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
     ahead = 1 if options.prefetch is None else options.prefetch
     return Fetch(0 if alone else ahead, preset.copies_ahead)
-
-
-def _preset(options: InputOptions) -> Preset:
-    if options.preset not in PRESETS:
-        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
-    return PRESETS[options.preset]
 
 
 class InputTerms(NamedTuple):
@@ -143,7 +137,7 @@ def input_terms(
         UserError: options name a source that the profile lacks, or it holds several and they name none; or they
             contradict each other (:func:`fetch_of`).
     """
-    ahead = _preset(options).reads_ahead and options.prefetch != 0
+    ahead = preset_named(options.preset).reads_ahead and options.prefetch != 0
     side = _chosen(profile.input_side, network.name, options.source)
     sample_bytes = _sample_bytes(side, network, dtype)
     reading = _io(side, batch, options, ahead=ahead)
