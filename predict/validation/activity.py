@@ -184,7 +184,11 @@ def measured_units(records: Sequence[TrainingIterations]) -> list[Unit] | None:
     elif any(record.turns or record.pipeline_idle_s for record in records):
         return None
     else:
-        turns = [Unit("FW", np.zeros(len(fw)), fw), Unit("BW", fw, fw + bw)]
+        # What a rank waits for is part of forward.
+        waited = np.concatenate(
+            [record.input.waited_s if record.input else [0.0] * len(record.fw_s) for record in records]
+        )
+        turns = [Unit("FW", np.zeros(len(fw)), waited + fw), Unit("BW", waited + fw, waited + fw + bw)]
     done = turns[-1].end_s
     return [*turns, Unit("GE", done, done + exchange), Unit("WU", whole - update, whole)]
 

@@ -59,7 +59,8 @@ class Run:
         run = self.description
         emulated = kind_of_emulation(self.manifest.environment.emulated)
         of_model = run.model, run.input_shape, run.network_digest
-        return *of_model, run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
+        computed = run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
+        return *of_model, *computed, run.input
 
     @property
     def median_s(self) -> float:
@@ -79,6 +80,14 @@ class Run:
         times = self._of_last(stage)
         idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
         return idle_s if idle_s > _ROUNDING * self.median_s else None
+
+    @property
+    def input_s(self) -> float | None:
+        """Median of what the ranks of the phases wait for their input; None where nothing is read, or in a pipeline."""
+        if self.description.input is None or group_axes(parse_strategy(self.description.strategy), Trait.STAGES):
+            return None
+        times = self._of_last(None)
+        return max(float(np.median(times[:, 0] - times[:, 1:].sum(axis=1))), 0.0)
 
     def _of_last(self, stage: int | None) -> Floats:
         """Times of the rank of a stage that finishes backward last, of shape (iterations, 5)."""
@@ -122,10 +131,19 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
         if times.shape[1] != about.ranks:
             raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {about.ranks}")
-        runs.append(Run(path=path, manifest=manifest, description=about, rank_times_s=times))
+        runs.append(Run(path=path, manifest=manifest, description=about, rank_times_s=_in_rounds(about, times)))
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)
+
+
+def _in_rounds(about: TrainingRun, times: Floats) -> Floats:
+    """Times of iterations; where several workers read, which deliver in bursts, means over rounds of as many."""
+    workers = about.input.workers if about.input is not None else 0
+    if workers < 2 or len(times) < MIN_ITERATIONS * workers:
+        return times
+    rounds = len(times) // workers
+    return np.asarray(times[: rounds * workers].reshape(rounds, workers, *times.shape[1:]).mean(axis=1))
 
 
 def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile, read_profile
@@ -25,6 +26,7 @@ from predict.validation.validation_report import (
     EVALUATORS,
     FAR_OFF,
     IN_ORDER_OF_PAIRS,
+    INPUT,
     PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
@@ -182,9 +184,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.time.pipeline_stage)
     phases = {name: _phase(prediction.time.phases_s[name], measured_phases_s[name]) for name in PHASES}
-    idle = _idle(run, prediction)
-    parts = phases if idle is None else {**phases, PIPELINE_IDLE: idle}
-    return Pair(
+    pair = Pair(
         run=str(run.path),
         complete=run.manifest.complete,
         evaluator=prediction.evaluator,
@@ -201,14 +201,18 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         accuracy=1 - abs(error),
         covered=low <= measured_s <= high,
         phases=phases,
-        explained_by=max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name])),
+        explained_by="",
         memory=memory_pair(profile, run, prediction),
         sources=prediction.provenance.sources,
         extrapolated=prediction.provenance.extrapolated,
         emulated=words_of_emulation(run.manifest.environment.emulated),
         activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
-        idle=idle,
+        idle=_idle(run, prediction),
+        input=_input(run, prediction),
     )
+    parts = pair.parts
+    worst = max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name]))
+    return msgspec.structs.replace(pair, explained_by=worst)
 
 
 def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
@@ -228,6 +232,14 @@ def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
     return None if measured_s is None else _phase(prediction.time.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
 
 
+def _input(run: Run, prediction: Prediction) -> PhasePair | None:
+    """Waiting for the mini-batch."""
+    measured_s, parts = run.input_s, prediction.time.breakdown_s
+    if measured_s is None:
+        return None
+    return _phase(parts.get(INPUT, 0.0) + parts.get("h2d", 0.0), measured_s)
+
+
 def _difference_s(pair: PhasePair) -> float:
     return pair.predicted_s - pair.measured_s
 
@@ -238,7 +250,7 @@ def _phase(predicted_s: float, measured_s: float) -> PhasePair:
 
 
 def _outlier(pair: Pair) -> Outlier:
-    phase = pair.idle if pair.explained_by == PIPELINE_IDLE and pair.idle else pair.phases[pair.explained_by]
+    phase = pair.parts[pair.explained_by]
     shared = ("run", "model", "strategy", "batch", "error", "noise_floor")
     return Outlier(
         **{field: getattr(pair, field) for field in shared},

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds
+from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds, process_seconds
 from calibrate.profile.profile import Profile
 from paradl_bench.core.bounds import LONGEST_S
 from paradl_bench.core.errors import UserError
@@ -31,7 +31,8 @@ class InputOptions:
     Attributes:
         prefetch: mini-batches that are fetched ahead. source: which of the profile's sources.
         io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
-        workers: that load for all ranks of one host. from_disk: past the page cache.
+        workers: that load for all ranks of one host; without any each rank reads its own. rank_workers: the same, of
+            each rank. from_disk: past the page cache.
     """
 
     preset: str = DEFAULT_PRESET
@@ -39,6 +40,7 @@ class InputOptions:
     io_s: float | None = None
     h2d_s: float | None = None
     workers: int | None = None
+    rank_workers: int | None = None
     from_disk: bool = False
     source: str | None = None
 
@@ -85,7 +87,8 @@ def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
     """
     preset = preset_named(options.preset)
-    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
+    without = 0 in (options.workers, options.rank_workers)
+    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if without else ""
     alone = alone or ("a loader without workers, the only one measured," if in_process else "")
     if alone and options.prefetch:
         raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
@@ -99,6 +102,8 @@ class InputTerms(NamedTuple):
     Attributes:
         works: what the two parts are of. parts: what their costs are made of. known: whether either was measured or
             stated.
+        process_s: that one process takes to read what all ranks of a host do, on cores that they compute on as well;
+            0 where they have devices of their own, or it is not known.
     """
 
     costs: Costs
@@ -107,6 +112,7 @@ class InputTerms(NamedTuple):
     parts: Sequence[Priced]
     known: bool
     fetch: Fetch
+    process_s: float = 0.0
 
     @property
     def fetched(self) -> Fetched:
@@ -155,7 +161,8 @@ def input_terms(
     )
     known = reading is not None or copying is not None
     fetch = fetch_of(options, in_process=reading is not None and reading.in_process)
-    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, parts, known, fetch)
+    process_s = process_seconds(side, batch.local_batch * batch.ranks_on_host) if options.io_s is None and side else 0.0
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, parts, known, fetch, process_s)
 
 
 def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahead: bool) -> InputTime | None:
@@ -163,8 +170,10 @@ def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahea
         return InputTime(options.io_s * batch.ranks_on_host, 0.0, f"--io-seconds, of {batch.ranks_on_host} ranks")
     if side is None:
         return None
-    samples = batch.local_batch * batch.ranks_on_host
-    return io_seconds(side, samples, options.workers, cold=options.from_disk, ahead=ahead)
+    workers = options.workers if options.rank_workers is None else options.rank_workers * batch.ranks_on_host
+    time = io_seconds(side, batch.local_batch * batch.ranks_on_host, workers, cold=options.from_disk, ahead=ahead)
+    # Ranks that read by themselves do so at once, each its own.
+    return time._replace(seconds=time.seconds / batch.ranks_on_host) if time and time.in_process else time
 
 
 def _sample_bytes(side: InputSide | None, network: ModelGraph, dtype: str) -> int:

@@ -17,7 +17,6 @@ from predict.validation.runs import PHASES
 from predict.validation.shown.findings import findings
 from predict.validation.validation_report import (
     EVALUATORS,
-    PIPELINE_IDLE,
     PREDICTOR,
     Pair,
     PredictedFactor,
@@ -350,6 +349,6 @@ def _phases(report: Report) -> _Table:
             "" if phase.error is None else format_difference(phase.error),
         ]
         for pair in pairs_of(report.pairs, PREDICTOR)
-        for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
+        for name, phase in pair.parts.items()
     ]
     return _Table(("run", "phase", "predicted", "measured", "error"), rows)
