@@ -21,7 +21,7 @@ from paradl_bench.strategies.passes.input_presets import preset_named
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_network
-from predict.costs.input.input_terms import NO_INPUT, InputOptions
+from predict.costs.input.input_terms import KNOWN_BY, NO_INPUT, InputOptions
 from predict.emulation.ghost import slept_seconds
 from predict.prediction.prediction import Prediction, Predictor
 from predict.validation.activity import Activity, activity_of
@@ -112,6 +112,8 @@ class RunPredictors:
         asked, ghost = self._evaluators[evaluator], run.description.ghost
         if ghost is not None and ghost.slow_rank is not None and evaluator != PREDICTOR:
             # The closed forms take all ranks as equally fast.
+            return False
+        if run.description.input is not None and evaluator not in KNOWN_BY:
             return False
         applies = asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
         return applies and not self.lacks(run, evaluator)

@@ -130,6 +130,7 @@ def _in_words(run: Run) -> str:
     """Strategy, and what no closed form knows of its settings."""
     about = run.description
     options = [f"{name} {text}" for name, text in about.settings.simulated_alone.items()]
+    options += [f"input {about.input.source}"] if about.input is not None else []
     slow = [f"slow rank {about.ghost.slow_rank}"] if about.ghost and about.ghost.slow_rank else []
     return about.strategy + (f" ({'; '.join([*options, *slow])})" if options or slow else "")
 

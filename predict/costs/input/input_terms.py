@@ -47,7 +47,8 @@ class InputOptions:
 
 NO_INPUT = InputOptions(io_s=0.0, h2d_s=0.0)
 """Nothing is read or copied, whatever a profile knows of it."""
-_KNOWN_BY = ("simulate", "dag")
+KNOWN_BY = ("simulate", "dag")
+"""Evaluators that know an input side."""
 OF_INPUT = {
     "preset": "--preset",
     "prefetch": "--prefetch",
@@ -64,8 +65,8 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     """The command line's options; a UserError of those that the evaluator does not know, or that are no seconds."""
     # 0 seconds is something that was given.
     given = {name: options[name] for name in OF_INPUT if options.get(name) is not None and options[name] is not False}
-    if given and evaluator_name not in _KNOWN_BY:
-        first, known = OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
+    if given and evaluator_name not in KNOWN_BY:
+        first, known = OF_INPUT[next(iter(given))], " and ".join(KNOWN_BY)
         raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
     for name in ("io_seconds", "h2d_seconds"):
         check_bounds(given.get(name), OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
