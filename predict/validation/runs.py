@@ -177,7 +177,7 @@ def communication_of(run: Run) -> dict[str, Floats]:
         ways = record.fw_communication_s, record.bw_communication_s
         return [none + sum(np.asarray(way.get(kind, none)) for way in ways) for kind in kinds]
 
-    times = _by_iteration(records, columns) if kinds else np.empty((0, 0, 0))
+    times = _in_rounds(run.description, _by_iteration(records, columns)) if kinds else np.empty((0, 0, 0))
     return {kind: times[:, :, index] for index, kind in enumerate(kinds)}
 
 
