@@ -15,7 +15,7 @@ from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 
-_MADE = 128
+_MADE = 64
 """Images that ``synthetic`` makes."""
 _SEED = 0
 
