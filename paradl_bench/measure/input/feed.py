@@ -107,7 +107,7 @@ class ImageFeed:
             torch.utils.data.DataLoader(
                 self._batches,
                 batch_size=None,
-                sampler=map(images.numbers, itertools.count()),  # type: ignore[arg-type]
+                sampler=map(images.numbers, itertools.count()),
                 num_workers=images.workers,
                 prefetch_factor=1 if images.workers else None,
                 pin_memory=self._device.type == "cuda",
@@ -168,7 +168,7 @@ class _CopiesAhead:
         self._thread.start()
 
     def _run(self) -> None:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         while not self._stopped.is_set():
             item: tuple[ReadBatch, torch.cuda.Event] | Exception
             try:

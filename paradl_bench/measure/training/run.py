@@ -57,9 +57,7 @@ def check_limits(request: TrainingRequest) -> None:
     network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    if request.input is not None:
-        check_images(request.input, model)
-    request = with_messages(with_measured_stages(request, network), network)
+    request = _settled(request, model, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     if samples_at_once(request.strategy, request.settings) == 1:
         try:
@@ -69,6 +67,13 @@ def check_limits(request: TrainingRequest) -> None:
                 f"{error}; {request.strategy} on batch {request.batch} computes one at a time: give a larger --batch"
             ) from error
     rehearse(model.module, network, request.strategy, request.settings)
+
+
+def _settled(request: TrainingRequest, model: LoadedModel, network: ModelGraph) -> TrainingRequest:
+    """The request with what follows from its network; a UserError of images that the model can't be fed with."""
+    if request.input is not None:
+        check_images(request.input, model)
+    return with_messages(with_measured_stages(request, network), network)
 
 
 def measure_training(
@@ -97,9 +102,7 @@ def measure_training(
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    if request.input is not None:
-        check_images(request.input, model)
-    request = with_messages(with_measured_stages(request, network), network)
+    request = _settled(request, model, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context, make_table)

@@ -136,12 +136,16 @@ class Trainer:
         if self._twin:
             self._twin.follow(built.spans, model.parameters())
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
-        if not request.kernel_settings.compile:
-            return (*issued, *self._run_recorded())
+        recorded = self._run_compiled() if request.kernel_settings.compile else self._run_recorded()
+        return (*issued, *recorded)
+
+    def _run_compiled(self) -> tuple[IssuedCollective, ...]:
+        """The recorded iterations of a model that is compiled in them; returns what this rank issued."""
+        request = self._request
         # Inside of the wrapper that exchanges gradients, which torch parts the graph at the buckets of.
-        compile_in_place(model)
+        compile_in_place(self._model.module)
         with Compiling() as compiling, compile_errors(request.model):
-            issued += self._run_recorded()
+            issued = self._run_recorded()
             # Hooks of those iterations are gone, and one is there that stays.
             self.iterate()
         local = len(self._inputs) // request.accumulate
