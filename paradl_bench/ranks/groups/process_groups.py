@@ -194,8 +194,7 @@ def join_ranks(
         _check_backend_built(backend)
     elif place.ranks != 1:
         raise UserError(f"{place.ranks} ranks were started, but this run takes one")
-    cores = frozenset(os.sched_getaffinity(0))
-    core = _settle(place, device)
+    cores, core = frozenset(os.sched_getaffinity(0)), _settle(place, device)
     context = RankContext(
         rank=place.rank,
         ranks=place.ranks,
