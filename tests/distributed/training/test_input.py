@@ -79,14 +79,19 @@ def train(where: Path, name: str, *more: str, model: str = "small:Small", source
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("fed")
     (where / "small.py").write_text(NETWORK)
     make_folder(where / "images", 11)
-    for name in RUNS:
-        result = train(where, name)
-        assert result.returncode == 0, result.stderr
     return where
+
+
+@pytest.fixture(scope="module")
+def place(workplace: Path) -> Path:
+    for name in RUNS:
+        result = train(workplace, name)
+        assert result.returncode == 0, result.stderr
+    return workplace
 
 
 def losses_by_hand(where: Path) -> list[float]:
@@ -166,11 +171,11 @@ def test_a_run_goes_on_with_the_same_input_alone(place: Path) -> None:
     assert "layerwise was measured with preset mxnet, not tensorflow" in other.stderr
 
 
-def test_made_images_are_gone_after_the_run(place: Path) -> None:
-    result = train(place, "ddp", "-o", "made", source="synthetic")
+def test_made_images_are_gone_after_the_run(workplace: Path) -> None:
+    result = train(workplace, "ddp", "-o", "made", source="synthetic")
     assert result.returncode == 0, result.stderr
-    assert not (place / "made" / ".images").exists()
-    assert json.loads((place / "made" / "run.json").read_text())["input"]["files"] == 64
+    assert not (workplace / "made" / ".images").exists()
+    assert json.loads((workplace / "made" / "run.json").read_text())["input"]["files"] == 64
 
 
 @pytest.mark.parametrize(
@@ -189,22 +194,22 @@ def test_made_images_are_gone_after_the_run(place: Path) -> None:
         ({"more": ("--preset", "mxnet", "--compile")}, "--preset mxnet with --compile"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(place: Path, changes: dict[str, Any], said: str) -> None:
-    (place / "empty").mkdir(exist_ok=True)
-    (place / "broken").mkdir(exist_ok=True)
-    (place / "broken" / "0.png").write_bytes(b"no image")
+def test_what_cannot_be_read_is_refused_in_one_line(workplace: Path, changes: dict[str, Any], said: str) -> None:
+    (workplace / "empty").mkdir(exist_ok=True)
+    (workplace / "broken").mkdir(exist_ok=True)
+    (workplace / "broken" / "0.png").write_bytes(b"no image")
     for index in range(5):
-        make_folder(place / "many" / str(index), 1)
+        make_folder(workplace / "many" / str(index), 1)
     more = changes.pop("more", ())
-    result = train(place, "ddp", "-o", "refused", *more, **changes)
+    result = train(workplace, "ddp", "-o", "refused", *more, **changes)
     assert result.returncode == 2
     assert said in result.stderr
     assert result.stderr.strip().count("\n") == 0
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--io-workers", "1"), ("--preset", "cntk")])
-def test_options_of_input_need_one(place: Path, flag: str, value: str) -> None:
+def test_options_of_input_need_one(workplace: Path, flag: str, value: str) -> None:
     line = ("train", "small:Small", "--strategy", "serial", "--batch", "2", flag, value, "-o", "refused")
-    result = run_in_process(place, *line)
+    result = run_in_process(workplace, *line)
     assert result.returncode == 2
     assert f"{flag} is of samples that are read" in result.stderr
