@@ -63,7 +63,8 @@ def open_images(
         raise UserError(f"{folder} holds other images on other hosts: ranks see {min(seen)} to {max(seen)}")
     # Classes follow each other in a sorted list, and are mixed in training.
     order = random.Random(_SEED).sample(range(len(images)), len(images))
-    labels = labels_of(images, max(model.classes, 1), folder)
+    # Folders of images that were made stand for nothing: any class will do.
+    labels = [label % model.classes for label in labels_of(images, len(images), folder)]
     return RunImages(
         paths=[images[at] for at in order],
         labels=[labels[at] for at in order],
