@@ -49,6 +49,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     verify: bool | None
+    time_collectives: bool
 
 
 class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +117,11 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @dtype_option
 @kernel_options
 @verify_option
+@click.option(
+    "--time-collectives",
+    is_flag=True,
+    help="Time each collective and message by itself on every rank, in half of the iterations; CPU alone.",
+)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
 @click.option(

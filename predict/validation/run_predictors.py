@@ -21,8 +21,10 @@ from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_network
 from predict.costs.input.input_terms import NO_INPUT
 from predict.emulation.ghost import slept_seconds
+from predict.ledger.ledger import Ledger
 from predict.prediction.prediction import Prediction, Predictor
-from predict.validation.activity import Activity, activity_of
+from predict.validation.ranks.activity import Activity, activity_of
+from predict.validation.ranks.calls import Calls, calls_of
 from predict.validation.runs import Run
 from predict.validation.validation_report import PREDICTOR
 from predict.workload import Configuration, evaluators
@@ -120,6 +122,24 @@ class RunPredictors:
         """
         with _named(run):
             return activity_of(run, self.costs_of(run))
+
+    def calls(self, run: Run) -> Calls | None:
+        """What ranks spent in calls, beside its prediction; None where the run did not time them.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        return None if run.description.call_timing is None else calls_of(run, self.ledger(run))
+
+    def ledger(self, run: Run) -> Ledger:
+        """What every second of a run's prediction is made of.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        with _named(run):
+            point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+            return Predictor(self.costs_of(run), self._evaluators[PREDICTOR]).explain(point)
 
     def differences(self, run: Run) -> list[str]:
         """What makes a run unlike the profile, in lines: its environment, its network, or what its layers slept."""

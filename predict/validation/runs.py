@@ -28,6 +28,7 @@ from paradl_bench.records.training.training_record import (
     TrainingIterations,
     TrainingRun,
     read_run,
+    without_timed_calls,
 )
 from predict.costs.sourced import Floats
 
@@ -106,7 +107,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         manifest = read_manifest(path)
         if manifest.kind != "training":
             raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
-        records = read_records(path, TRAINING_FILE, TrainingIterations)
+        records = without_timed_calls(read_records(path, TRAINING_FILE, TrainingIterations))
         times = _by_iteration(records, _phases)
         if len(times) < MIN_ITERATIONS:
             lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
@@ -146,12 +147,15 @@ def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
 
 def has_iterations(path: Path) -> bool:
     """Whether a run has enough iterations on all ranks to be compared."""
-    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations), _phases)) >= MIN_ITERATIONS
+    return (
+        len(_by_iteration(without_timed_calls(read_records(path, TRAINING_FILE, TrainingIterations)), _phases))
+        >= MIN_ITERATIONS
+    )
 
 
 def communication_of(run: Run) -> dict[str, Floats]:
     """What communication for layers took in forward and backward, by kind: each of shape (iterations, ranks)."""
-    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
+    records = without_timed_calls(read_records(run.path, TRAINING_FILE, TrainingIterations))
     kinds = sorted({kind for record in records for kind in (*record.fw_communication_s, *record.bw_communication_s)})
 
     def columns(record: TrainingIterations) -> list[Floats]:

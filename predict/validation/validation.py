@@ -16,8 +16,9 @@ from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.files import read_cluster
 from predict.prediction.interval import WORST_OVERLAP
 from predict.prediction.prediction import Prediction
-from predict.validation.activity import Activity
 from predict.validation.memory_validation import memory_pair
+from predict.validation.ranks.activity import Activity
+from predict.validation.ranks.calls import Calls
 from predict.validation.run_predictors import RunPredictors
 from predict.validation.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
 from predict.validation.scaling_factors import scaling_factors, serial_runs_wanted
@@ -75,8 +76,9 @@ def validate_runs(
     if differences and not force:
         raise _of_another_environment(differences, profile_path)
     activities = {run.path: predictors.activity(run) for run in runs}
+    calls = {run.path: predictors.calls(run) for run in runs}
     pairs = tuple(
-        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
+        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path], calls[run.path])
         for names in IN_ORDER_OF_PAIRS
         for run in runs
         for evaluator in names
@@ -175,7 +177,14 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
+def _pair(
+    run: Run,
+    runs: Sequence[Run],
+    profile: Profile,
+    prediction: Prediction,
+    activity: Activity | str,
+    calls: Calls | None,
+) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = _interval(run, prediction)
     error = predicted_s / measured_s - 1
@@ -208,6 +217,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         emulated=words_of_emulation(run.manifest.environment.emulated),
         activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
         idle=idle,
+        calls=calls if prediction.evaluator == PREDICTOR else None,
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from predict.validation.activity import Activity
 from predict.validation.memory_validation import MemoryPair, MemoryScore
+from predict.validation.ranks.activity import Activity
+from predict.validation.ranks.calls import Calls
 
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
@@ -44,6 +45,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         memory: None where the run did not track it.
         emulated: what of the run was not real, in words; empty for a real one.
         activity: of the evaluator under test alone; None where begins and ends are not known, which a note says.
+        calls: of the evaluator under test alone; None where the run did not time its calls one by one.
     """
 
     run: str
@@ -80,6 +82,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     activity: Activity | None = None
     idle: PhasePair | None = None
+    calls: Calls | None = None
 
 
 def pairs_of(pairs: Iterable[Pair], evaluator: str) -> list[Pair]:

@@ -45,6 +45,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         slow_rank: one rank that sleeps longer still by a factor; None for none.
         spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
         verify: whether the strategy is proved on the model first; None for where that is quick.
+        time_collectives: whether each collective and message is timed by itself, in every second chunk of iterations.
     """
 
     model: str
@@ -65,6 +66,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     spread: bool = False
     seed: int | None = None
     verify: bool | None = None
+    time_collectives: bool = False
 
     @property
     def settings(self) -> PlanSettings:
@@ -94,6 +96,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
         self._check_emulation()
+        self._check_timing()
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
@@ -114,6 +117,16 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             raise UserError(
                 "--fusion with --compile: a compiled backward hands on all gradients at its end, and nothing is sent"
                 " beside it; leave one of them out"
+            )
+
+    def _check_timing(self) -> None:
+        if self.time_collectives and self.strategy.ranks == 1:
+            raise UserError(
+                f"--time-collectives: strategy {self.strategy} issues no collectives; give one of several ranks"
+            )
+        if self.time_collectives and self.device != "cpu":
+            raise UserError(
+                "--time-collectives is for --device cpu: it stamps by the host's clock, and a GPU's streams don't"
             )
 
     def _check_emulation(self) -> None:
@@ -178,6 +191,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             **self._settled,
             **({"emulated_nodes": str(self.layout)} if self.layout else {}),
             **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
+            **({"time_collectives": "yes"} if self.time_collectives else {}),
             **({"spread": f"seed {self.seed or 0}"} if self.spread else {}),
         }
 

@@ -19,10 +19,10 @@ from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.training.fused_messages import with_messages
 from paradl_bench.measure.training.ghosts import Ghost, awake_iterations, describe_run, emulate
 from paradl_bench.measure.training.proof import verify_training
-from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.measure.training.trainer import Trainer
@@ -39,7 +39,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
 
 CHUNK_ITERATIONS = 10
-"""Timed iterations between two writes: what an interruption loses at most."""
+"""Timed iterations between two writes: what an interruption loses at most. Half as many where calls are timed."""
 _HOST_ITERATIONS = 9
 """Of an emulated run's ranks, in which nothing is slept or moved: some ten milliseconds each."""
 
@@ -191,10 +191,13 @@ def _run_timed(
         bar.advance(done)
         for _ in range(request.warmup - len(RECORDED)):
             trainer.iterate()
+        at_once = CHUNK_ITERATIONS // 2 if request.time_collectives else CHUNK_ITERATIONS
         while done < request.iterations:
-            count = min(CHUNK_ITERATIONS, request.iterations - done)
+            count = min(at_once, request.iterations - done)
+            # In turn, so that what timing calls costs is seen, and is in half of the iterations alone.
+            each_call = request.time_collectives and done // at_once % 2 == 0
             with compiling.nothing_more(request.model):
-                chunk = trainer.run_chunk(done, count)
+                chunk = trainer.run_chunk(done, count, each_call=each_call)
             unplanned += _count_differences(context, chunk, trainer.recorded_count)
             chunks = context.gather(chunk, TrainingIterations)
             if writer is not None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -19,9 +20,10 @@ from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.execution.optimizers import optimizer_of
 from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, SequenceCounter
+from paradl_bench.measure.training.calls.timer import CallTimer
 from paradl_bench.measure.training.ghosts import HostTime, measure_host_time
 from paradl_bench.measure.training.memory_tracking import track_memory
-from paradl_bench.measure.training.recorder import CollectiveRecorder, SequenceCounter
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
@@ -276,8 +278,11 @@ class Trainer:
         if self._twin:
             self._twin.sleeper.begin_turn()
 
-    def run_chunk(self, first: int, count: int) -> TrainingIterations:
+    def run_chunk(self, first: int, count: int, *, each_call: bool = False) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
+
+        Args:
+            each_call: also time each collective and message by itself.
 
         Raises:
             WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
@@ -288,15 +293,21 @@ class Trainer:
         self._counter.since_last()
         stamps, counts = [], []
         self._spans.stamp = self._clock.stamp
-        for index in range(first + 1, first + 1 + count):
-            stamps.append(self._iterate_as(index))
-            counts.append(self._counter.since_last())
+        with CallTimer(self._clock.stamp) if each_call else contextlib.nullcontext() as timer:
+            for index in range(first + 1, first + 1 + count):
+                if timer is not None:
+                    timer.begin_iteration()
+                stamps.append(self._iterate_as(index))
+                counts.append(self._counter.since_last())
         self._spans.stamp = None
         self._clock.synchronise()
         losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
         for index, item in enumerate(stamps, start=first):
             self._check(index, item)
-        return self._record(first, stamps, counts, losses)
+        record = self._record(first, stamps, counts, losses)
+        if timer is None:
+            return record
+        return msgspec.structs.replace(record, calls=timer.calls([item.begin for item in stamps]))
 
     def _iterate_as(self, number: int) -> Stamps:
         """An iteration, in which ghosts sleep what they draw for this number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from paradl_bench.records.training.ghost_record import GHOST_FILE, GhostRun, Gho
 from paradl_bench.records.training.training_record import (
     RUN_NAME,
     TRAINING_FILE,
+    CallTiming,
     IssuedCollective,
     MemoryPeak,
     MemoryShortage,
@@ -56,13 +58,19 @@ class RankTraining(NamedTuple):
 
 @dataclass(slots=True)
 class TrainingWriter:
-    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
+    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured.
+
+    Attributes:
+        timed_s, others_s: iterations of rank 0 whose calls were timed one by one, and all others.
+    """
 
     directory: MeasurementDirectory
     request: TrainingRequest
     done: int
     run: TrainingRun | None = None
     losses: list[float] = field(default_factory=list)
+    timed_s: list[float] = field(default_factory=list)
+    others_s: list[float] = field(default_factory=list)
 
     @classmethod
     def open(cls, run: RankTraining, *, alone: bool = True) -> TrainingWriter:
@@ -105,6 +113,7 @@ class TrainingWriter:
         whole = [record for record in records if record.first_iteration < self.done]
         first = min((record.rank for record in whole if record.losses), default=0)
         self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
+        self._keep_times(whole)
         if len(whole) < len(records):
             # The last chunk was written for some ranks only: it is measured again for all.
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
@@ -163,6 +172,23 @@ class TrainingWriter:
         """Keep a chunk of every rank."""
         self.directory.append(TRAINING_FILE, chunks)
         self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
+        self._keep_times(chunks)
+
+    def _keep_times(self, records: list[TrainingIterations]) -> None:
+        for record in records:
+            if record.rank == 0:
+                (self.timed_s if record.calls else self.others_s).extend(record.iteration_s)
+
+    def _call_timing(self) -> CallTiming | None:
+        if not self.timed_s or not self.others_s:
+            return CallTiming(timed=len(self.timed_s), others=0) if self.timed_s else None
+        low, median, high = statistics.quantiles(self.others_s, n=4, method="inclusive")
+        return CallTiming(
+            timed=len(self.timed_s),
+            others=len(self.others_s),
+            disturbance=statistics.median(self.timed_s) / median - 1,
+            spread=(high - low) / median,
+        )
 
     def write(self, unplanned: list[str]) -> None:
         """Replace the run's description by what is known now.
@@ -172,7 +198,11 @@ class TrainingWriter:
         """
         assert self.run is not None
         run = msgspec.structs.replace(
-            self.run, losses=tuple(self.losses), issued_equals_plan=not unplanned, differences=tuple(unplanned)
+            self.run,
+            losses=tuple(self.losses),
+            issued_equals_plan=not unplanned,
+            differences=tuple(unplanned),
+            call_timing=self._call_timing(),
         )
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
 

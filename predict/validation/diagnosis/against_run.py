@@ -13,6 +13,7 @@ from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_findin
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
 from predict.validation.diagnosis.shares import Seconds, layers_s
+from predict.validation.ranks.calls import calls_of
 from predict.validation.runs import Run
 
 _FULL = 0.95
@@ -26,13 +27,14 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     strategy = parse_strategy(run.description.strategy)
     if degree_of(strategy, Trait.SHARDS_LAYERS) > 1:
         seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, layers_s(case.ledger))
+    calls = calls_of(run, case.ledger)
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
     return msgspec.structs.replace(
         diagnosis,
         iteration_s=run.median_s,
         findings=by_weight(findings),
         run=str(run.path),
-        notes=(*_slower_compute(measured, case), *diagnosis.notes),
+        notes=(*_slower_compute(measured, case), *(calls.lines() if calls else ()), *diagnosis.notes),
     )
 
 

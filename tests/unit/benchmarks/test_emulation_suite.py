@@ -18,7 +18,7 @@ from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.recorder import planned_collectives
+from paradl_bench.measure.training.calls.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy

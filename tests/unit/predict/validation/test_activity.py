@@ -20,7 +20,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.simulation.prepared import price
 from predict.timeline.timeline import timeline_of
-from predict.validation.activity import Activity, Unit, simulated_units
+from predict.validation.ranks.activity import Activity, Unit, simulated_units
 from predict.validation.shown.report import markdown
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Report

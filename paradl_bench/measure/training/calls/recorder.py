@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ When = Literal["setup", "first", "rebuild", "iteration"]
 
 # Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
 # contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
-_OPERATORS = {
+OPERATORS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "broadcast_": ("broadcast", 0),
@@ -70,11 +70,8 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
     def _record(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        operator: str = function._schema.name.rpartition("::")[2]
-        operation, position = _OPERATORS.get(operator, (operator, 0))
-        values = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
-        message_bytes = _bytes(args[position]) if len(args) > position else 0
-        self.counts[operation, message_bytes, _group(values.values())] += 1
+        call = issued_call(function, args, kwargs)
+        self.counts[call.operation, call.message_bytes, call.group] += 1
 
     def issued(self, when: When) -> tuple[IssuedCollective, ...]:
         """What was counted, in the order of first occurrence."""
@@ -82,6 +79,28 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
             for (operation, size, group), count in self.counts.items()
         )
+
+
+class IssuedCall(NamedTuple):
+    """What one call of an operator does.
+
+    Attributes:
+        arguments: of the operator, by name.
+    """
+
+    operation: str
+    message_bytes: int
+    group: tuple[int, ...]
+    arguments: Mapping[str, Any]
+
+
+def issued_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> IssuedCall:
+    """What a call of one of torch's operators for collectives does."""
+    operator: str = function._schema.name.rpartition("::")[2]
+    operation, position = OPERATORS.get(operator, (operator, 0))
+    values = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | dict(kwargs)
+    message_bytes = _bytes(args[position]) if len(args) > position else 0
+    return IssuedCall(operation, message_bytes, _group(values.values()), values)
 
 
 def _bytes(value: Any) -> int:

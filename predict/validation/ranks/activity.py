@@ -30,7 +30,7 @@ from paradl_bench.plan.tasks import Phase, Stream
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
-from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, without_timed_calls
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats
@@ -97,7 +97,7 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
         timeline = timeline_of(priced, schedule, model.slow_rank)
     except UserError as error:
         return str(error)
-    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
+    records = without_timed_calls(read_records(run.path, TRAINING_FILE, TrainingIterations))
     ordered = sorted(records, key=lambda record: record.first_iteration)
     measured = {rank: [record for record in ordered if record.rank == rank] for rank in range(about.ranks)}
     roles = [_role_of(timeline, rank) for rank in measured]

@@ -1,0 +1,173 @@
+"""Every collective and message of an iteration timed by itself, from its issue to its end.
+
+torch's collectives are operators. While the timer is active, a kernel in front of them stamps when each is issued,
+wherever from: Python, DDP's reducer in C++, a thread. All other operators run as ever. A collective ends when its
+future completes, which the communication thread stamps. Messages between two ranks have no future in gloo; they end
+when the wait for them returns.
+
+What a call computes stays the same. Its issue takes a few Python calls longer, and so does its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+
+from paradl_bench.core.errors import WorkError
+from paradl_bench.measure.training.calls.recorder import OPERATORS, issued_call
+from paradl_bench.records.training.timed_call import TimedCall
+
+_IN_FRONT = "AutogradCPU"
+"""The dispatch key whose kernels run before those that communicate on a CPU."""
+_DIGITS = 7
+"""Of seconds that are kept: a tenth of a microsecond."""
+_SETTLED_WITHIN_S, _LOOK_EVERY_S = 5.0, 1e-3
+
+
+class _What(NamedTuple):
+    """What calls of unlike iterations share; ``place`` counts those that are otherwise alike."""
+
+    operation: str
+    message_bytes: int
+    group: tuple[int, ...]
+    sender: int | None = None
+    receiver: int | None = None
+    place: int = 0
+
+
+@dataclass(slots=True)
+class _Call:
+    what: _What
+    begin: float
+    end: float | None = None
+
+
+class CallTimer:
+    """Times calls between entering and leaving it.
+
+    Args:
+        stamp: of the clock that iterations are timed by.
+    """
+
+    def __init__(self, stamp: Callable[[], float]) -> None:
+        self._stamp = stamp
+        self._iterations: list[list[_Call]] = []
+        self._now: list[_Call] = []
+        # Whoever waits for a message holds another object of Python's, unless this one lives.
+        self._messages: dict[int, tuple[Any, _Call]] = {}
+        self._library: Any = None
+        self._untimed_wait: Any = None
+
+    def __enter__(self) -> Self:
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name in OPERATORS:
+            if hasattr(torch.ops.c10d, name):
+                self._library.impl(name, self._timed(getattr(torch.ops.c10d, name).default), _IN_FRONT)
+        untimed, ended = dist.Work.wait, self._message_ended
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = untimed(work, *args, **kwargs)
+            ended(work)
+            return result
+
+        self._untimed_wait = untimed
+        dist.Work.wait = wait  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.Work.wait = self._untimed_wait  # type: ignore[method-assign]
+        self._library._destroy()
+
+    def begin_iteration(self) -> None:
+        """What is issued from now on belongs to the next iteration."""
+        self._now = []
+        self._iterations.append(self._now)
+
+    def _timed(self, operator: Any) -> Callable[..., Any]:
+        def issue(*args: Any, **kwargs: Any) -> Any:
+            call = _Call(self._what(operator, args, kwargs), self._stamp())
+            with torch._C._AutoDispatchBelowAutograd():
+                result = operator(*args, **kwargs)
+            self._now.append(call)
+            self._follow(result[-1] if isinstance(result, (tuple, list)) else result, call)
+            return result
+
+        return issue
+
+    def _what(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _What:
+        issued = issued_call(operator, args, kwargs)
+        what = _What(issued.operation, issued.message_bytes, issued.group)
+        own = dist.get_rank()
+        if "dst" in issued.arguments:
+            return what._replace(sender=own, receiver=issued.group[issued.arguments["dst"]])
+        if "src" in issued.arguments:
+            return what._replace(sender=issued.group[issued.arguments["src"]], receiver=own)
+        return what
+
+    def _follow(self, boxed: Any, call: _Call) -> None:
+        """Stamp the end of a call that is under way."""
+        work, stamp = dist.Work.unbox(boxed), self._stamp  # type: ignore[attr-defined]
+
+        def ended(_: Any) -> None:
+            call.end = stamp()
+
+        if call.what.sender is None:
+            work.get_future().add_done_callback(ended)
+        else:
+            self._messages[id(work)] = (work, call)
+
+    def _message_ended(self, work: Any) -> None:
+        _, call = self._messages.pop(id(work), (None, None))
+        if call is not None:
+            call.end = self._stamp()
+
+    def calls(self, begins: Sequence[float]) -> tuple[TimedCall, ...]:
+        """The calls of all iterations, in the order of issue; none where iterations issued unlike ones.
+
+        Args:
+            begins: when each iteration began.
+
+        Raises:
+            WorkError: a call that did not end.
+        """
+        self._settle()
+        iterations = [_placed(calls) for calls in self._iterations]
+        if any(calls.keys() != iterations[0].keys() for calls in iterations):
+            return ()
+        return tuple(
+            TimedCall(
+                **{name: value for name, value in what._asdict().items() if name != "place"},
+                begin_s=_since(begins, [calls[what].begin for calls in iterations]),
+                end_s=_since(begins, [calls[what].end or 0.0 for calls in iterations]),
+            )
+            for what in (iterations[0] if iterations else ())
+        )
+
+    def _settle(self) -> None:
+        """Communication threads stamp an end a moment after it lets go whoever waits."""
+        limit = time.monotonic() + _SETTLED_WITHIN_S
+        for call in (call for calls in self._iterations for call in calls):
+            while call.end is None:
+                if time.monotonic() > limit:
+                    raise WorkError(f"{call.what.operation} of {call.what.message_bytes} bytes was issued and not done")
+                time.sleep(_LOOK_EVERY_S)
+
+
+def _placed(calls: Sequence[_Call]) -> dict[_What, _Call]:
+    """Calls of an iteration by what they are; threads may issue them in another order in the next one."""
+    seen: Counter[_What] = Counter()
+    placed = {}
+    for call in calls:
+        placed[call.what._replace(place=seen[call.what])] = call
+        seen[call.what] += 1
+    return placed
+
+
+def _since(begins: Sequence[float], stamps: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(max(stamp - begin, 0.0), _DIGITS) for begin, stamp in zip(begins, stamps, strict=True))
