@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from timed_calls import Samples, TimedRun
 
+from paradl_bench.core.files.storage import read_json
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 
@@ -118,6 +119,11 @@ def chosen(runs: Sequence[TimedRun], *names: str) -> list[TimedRun]:
     """Runs by their names, in this order."""
     by_name = {run.name: run for run in runs}
     return [by_name[name] for name in names]
+
+
+def read_calls(path: Path) -> list[TimedRun]:
+    """Runs as `timed_calls.py` writes them."""
+    return read_json(path, list[TimedRun])
 
 
 def draw_calls(runs: Sequence[TimedRun], output: Path) -> None:

@@ -41,7 +41,7 @@ class CallKey(NamedTuple):
 class CallTimes(NamedTuple):
     """One call over a run: arrays of shape (ranks that take part, iterations), seconds on rank 0's clock.
 
-    A message's ranks are its sender and its receiver.
+    A message's ranks are its sender and its receiver; it ends for both when it was received, or before.
     """
 
     key: CallKey
@@ -142,6 +142,9 @@ def _of_chunk(chunk: Mapping[int, TrainingIterations], clocks: HostClocks) -> di
     for key, of_ranks in sides.items():
         if of_ranks.keys() == set(members[key]):
             begin_s, end_s = (np.array([of_ranks[rank][side] for rank in members[key]]) for side in (0, 1))
+            if key.sender is not None:
+                # Whoever sends may wait for that long after; the message is there when it was received.
+                end_s = np.maximum(np.minimum(end_s, end_s[-1]), begin_s)
             found[key] = _Part(members[key], begin_s, end_s)
     return found
 

@@ -70,7 +70,7 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
     def _record(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        call = issued_call(function, args, kwargs)
+        call = OperatorReader(function).read(args, kwargs)
         self.counts[call.operation, call.message_bytes, call.group] += 1
 
     def issued(self, when: When) -> tuple[IssuedCollective, ...]:
@@ -85,22 +85,35 @@ class IssuedCall(NamedTuple):
     """What one call of an operator does.
 
     Attributes:
-        arguments: of the operator, by name.
+        peer: place in the group of whom a message goes to or comes from; None of a collective.
     """
 
     operation: str
     message_bytes: int
     group: tuple[int, ...]
-    arguments: Mapping[str, Any]
+    peer: int | None
 
 
-def issued_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> IssuedCall:
-    """What a call of one of torch's operators for collectives does."""
-    operator: str = function._schema.name.rpartition("::")[2]
-    operation, position = OPERATORS.get(operator, (operator, 0))
-    values = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | dict(kwargs)
-    message_bytes = _bytes(args[position]) if len(args) > position else 0
-    return IssuedCall(operation, message_bytes, _group(values.values()), values)
+class OperatorReader:
+    """Reads off its arguments what a call of one of torch's operators for collectives does.
+
+    Attributes:
+        sends, receives: whether the operator does, to or from one rank.
+    """
+
+    def __init__(self, function: Any) -> None:
+        # Schemas are made anew whenever they are asked for, which takes longer than a call.
+        names = [argument.name for argument in function._schema.arguments]
+        operator: str = function._schema.name.rpartition("::")[2]
+        self._operation, self._position = OPERATORS.get(operator, (operator, 0))
+        self.sends, self.receives = "dst" in names, "src" in names
+        self._peer = names.index("dst" if self.sends else "src") if self.sends or self.receives else None
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> IssuedCall:
+        """What a call with these arguments does."""
+        message_bytes = _bytes(args[self._position]) if len(args) > self._position else 0
+        peer = None if self._peer is None else int(args[self._peer])
+        return IssuedCall(self._operation, message_bytes, _group((*args, *kwargs.values())), peer)
 
 
 def _bytes(value: Any) -> int:

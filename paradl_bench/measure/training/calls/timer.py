@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.measure.training.calls.recorder import OPERATORS, issued_call
+from paradl_bench.measure.training.calls.recorder import OPERATORS, OperatorReader
 from paradl_bench.records.training.timed_call import TimedCall
 
 _IN_FRONT = "AutogradCPU"
@@ -90,25 +90,19 @@ class CallTimer:
         self._iterations.append(self._now)
 
     def _timed(self, operator: Any) -> Callable[..., Any]:
+        reader = OperatorReader(operator)
+
         def issue(*args: Any, **kwargs: Any) -> Any:
-            call = _Call(self._what(operator, args, kwargs), self._stamp())
+            begin = self._stamp()
             with torch._C._AutoDispatchBelowAutograd():
                 result = operator(*args, **kwargs)
+            # All else, once it is under way.
+            call = _Call(_what(reader, args, kwargs), begin)
             self._now.append(call)
             self._follow(result[-1] if isinstance(result, (tuple, list)) else result, call)
             return result
 
         return issue
-
-    def _what(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _What:
-        issued = issued_call(operator, args, kwargs)
-        what = _What(issued.operation, issued.message_bytes, issued.group)
-        own = dist.get_rank()
-        if "dst" in issued.arguments:
-            return what._replace(sender=own, receiver=issued.group[issued.arguments["dst"]])
-        if "src" in issued.arguments:
-            return what._replace(sender=issued.group[issued.arguments["src"]], receiver=own)
-        return what
 
     def _follow(self, boxed: Any, call: _Call) -> None:
         """Stamp the end of a call that is under way."""
@@ -157,6 +151,15 @@ class CallTimer:
                 if time.monotonic() > limit:
                     raise WorkError(f"{call.what.operation} of {call.what.message_bytes} bytes was issued and not done")
                 time.sleep(_LOOK_EVERY_S)
+
+
+def _what(reader: OperatorReader, args: Sequence[Any], kwargs: dict[str, Any]) -> _What:
+    issued = reader.read(args, kwargs)
+    what = _What(issued.operation, issued.message_bytes, issued.group)
+    if issued.peer is None or issued.operation != "send_recv":
+        return what
+    own, peer = dist.get_rank(), issued.group[issued.peer]
+    return what._replace(sender=own, receiver=peer) if reader.sends else what._replace(sender=peer, receiver=own)
 
 
 def _placed(calls: Sequence[_Call]) -> dict[_What, _Call]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
-from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import decode_json
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import RankHost
 from paradl_bench.records.training.call_times import call_times, spent_by_rank
@@ -61,14 +61,22 @@ def test_waits_end_when_the_last_rank_came() -> None:
     ]
     (times,) = call_times(records, CLOCKS)
     assert times.ranks == (0, 1)
-    assert times.waits_s == pytest.approx([[1.5, 0.0], [0.0, 1.0]])
+    assert times.waits_s == pytest.approx(np.array([[1.5, 0.0], [0.0, 1.0]]))
     assert times.transfers_s == pytest.approx([2.0, 2.0])
 
 
 def test_a_sender_that_is_done_early_waits_for_nobody_later() -> None:
     records = [iterations(0, call((1.0, 1.5), message=True)), iterations(1, call((3.0, 4.0), message=True))]
     (times,) = call_times(records, CLOCKS)
-    assert times.waits_s == pytest.approx([[0.5], [0.0]])
+    assert times.waits_s == pytest.approx(np.array([[0.5], [0.0]]))
+    assert times.transfers_s == pytest.approx([1.0])
+
+
+def test_a_message_ends_when_it_was_received() -> None:
+    # Its sender waits for it much later, as in a pipeline.
+    records = [iterations(0, call((1.0, 9.0), message=True)), iterations(1, call((3.0, 4.0), message=True))]
+    (times,) = call_times(records, CLOCKS)
+    assert times.waits_s == pytest.approx(np.array([[2.0], [0.0]]))
     assert times.transfers_s == pytest.approx([1.0])
 
 
@@ -132,5 +140,5 @@ def test_the_line_says_what_timing_cost() -> None:
 )
 def test_calls_that_cannot_be_are_refused(changes: str, said: str) -> None:
     content = f'{{"operation":"all_reduce","message_bytes":8,"group":[0,1],{changes}}}'.encode()
-    with pytest.raises(UserError, match=said):
-        decode_json(content, TimedCall, "calls")
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.json.decode(content, type=TimedCall)
