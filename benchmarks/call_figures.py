@@ -36,7 +36,7 @@ def draw_outliers(runs: Sequence[TimedRun], target: str) -> None:
     panels = figure.subplots(len(runs), 1, squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):
         _draw_transfers(axes, run)
-    panels[0].legend(fontsize=8, loc="upper left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=8)
     panels[-1].set_xlabel("message [bytes]")
     write_figure(figure, target, title="outliers", shows="transfers of single calls by size", force=True)
 

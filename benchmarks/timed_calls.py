@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from repetitions import validate
 
 from calibrate.profile.profile import Profile, read_profile
-from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.files.storage import write_bytes_atomically
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
@@ -42,17 +43,17 @@ FUSIONS: Mapping[str, Sequence[str]] = {
 }
 ITERATIONS = 20
 """Timed in a run; the calls of half of them."""
-_DIGITS = 7
+_DIGITS = 6
 """Of seconds."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a run, a value an iteration: the mean rank's wait for the last one, and the transfer."""
+    """One call of a run: how long the mean rank waits for the last one, the median; its transfer in every iteration."""
 
     operation: str
     message_bytes: int
     ranks: tuple[int, ...]
-    waits_s: tuple[float, ...]
+    wait_s: float
     transfers_s: tuple[float, ...]
 
 
@@ -95,7 +96,7 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
         return ["train", model, *options.split(), *timed, "--no-verify", *more], directory
 
     def sweep(ranks: int, operations: str, contexts: str) -> tuple[list[str], Path]:
-        options = f"--ranks {ranks} --backend gloo --ops {operations} --sizes 128:64M:8 --blocks 2"
+        options = f"--ranks {ranks} --backend gloo --ops {operations} --sizes 1K:64M:16 --blocks 2"
         return ["collectives", *options.split(), "--contexts", contexts], base / f"collectives-{ranks}"
 
     yield layers("cosmoflow", VOLUMES, "2", 1)
@@ -154,7 +155,7 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
                 operation=call.key.operation,
                 message_bytes=call.key.message_bytes,
                 ranks=call.ranks,
-                waits_s=tuple(round(float(value), _DIGITS) for value in call.waits_s.mean(axis=0)),
+                wait_s=round(float(np.median(call.waits_s.mean(axis=0))), _DIGITS),
                 transfers_s=tuple(round(float(value), _DIGITS) for value in call.transfers_s),
             )
             for call in call_times(records, clocks)
@@ -173,7 +174,7 @@ def main() -> None:
     profile = read_profile(path)
     runs = [timed_run(directory, profile, path) for directory in sorted(options.output.glob("r*/train-*"))]
     found = [run for run in runs if run is not None]
-    write_bytes_atomically(options.output / "calls.json", encode_pretty(found))
+    write_bytes_atomically(options.output / "calls.json", msgspec.json.encode(found) + b"\n")
 
 
 if __name__ == "__main__":
