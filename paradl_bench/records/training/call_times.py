@@ -91,9 +91,9 @@ def call_times(records: Iterable[TrainingIterations], clocks: HostClocks) -> tup
     None where they were not timed, where ranks share no clock, or where chunks hold unlike calls.
     """
     parts: dict[CallKey, list[_Part]] = defaultdict(list)
-    chunks = _timed_chunks(records)
+    chunks = _timed_chunks(records, clocks)
     for chunk in chunks:
-        for key, part in _of_chunk(chunk, clocks).items():
+        for key, part in _of_chunk(chunk).items():
             parts[key].append(part)
     return tuple(
         CallTimes(key, of_key[0].ranks, *(np.concatenate([part[side] for part in of_key], axis=1) for side in (1, 2)))
@@ -105,9 +105,9 @@ def call_times(records: Iterable[TrainingIterations], clocks: HostClocks) -> tup
 def spent_by_rank(records: Sequence[TrainingIterations], clocks: HostClocks) -> tuple[RankSpent, ...]:
     """What each rank of a run spent its iterations with; none where :func:`call_times` has none."""
     calls = call_times(records, clocks)
-    chunks = _timed_chunks(records) if calls else []
+    chunks = _timed_chunks(records, clocks) if calls else []
     return tuple(
-        _spent(rank, [chunk[rank] for chunk in chunks], calls, clocks) for rank in (sorted(chunks[0]) if chunks else ())
+        _spent(rank, [chunk[rank] for chunk in chunks], calls) for rank in (sorted(chunks[0]) if chunks else ())
     )
 
 
@@ -119,25 +119,37 @@ class _Part(NamedTuple):
     end_s: Floats
 
 
-def _timed_chunks(records: Iterable[TrainingIterations]) -> list[Mapping[int, TrainingIterations]]:
-    """Records of the same iterations by rank, where calls were timed on all of them."""
-    chunks: dict[tuple[int, int], dict[int, TrainingIterations]] = defaultdict(dict)
+class _Timed(NamedTuple):
+    """Iterations of one rank whose calls were timed, and when each began on rank 0's clock."""
+
+    record: TrainingIterations
+    starts_s: Floats
+
+
+def _timed_chunks(records: Iterable[TrainingIterations], clocks: HostClocks) -> list[Mapping[int, _Timed]]:
+    """The same iterations of all ranks, by rank, where calls were timed on all and have one clock."""
+    chunks: dict[tuple[int, int], dict[int, _Timed]] = defaultdict(dict)
     for record in records:
-        if record.calls and record.host_begin_s:
-            chunks[record.attempt, record.first_iteration][record.rank] = record
+        aligned = clocks.on_one_clock(record.attempt, record.rank, record.host_begin_s)
+        if record.calls and record.host_begin_s and aligned is not None:
+            chunks[record.attempt, record.first_iteration][record.rank] = _Timed(record, aligned.stamps_s)
     ranks = max((len(chunk) for chunk in chunks.values()), default=0)
-    return [chunks[key] for key in sorted(chunks) if len(chunks[key]) == ranks]
+    whole = [chunks[key] for key in sorted(chunks) if len(chunks[key]) == ranks]
+    return [
+        chunk
+        for chunk in whole
+        if chunk.keys() == whole[0].keys() and len({len(timed.starts_s) for timed in chunk.values()}) == 1
+    ]
 
 
-def _of_chunk(chunk: Mapping[int, TrainingIterations], clocks: HostClocks) -> dict[CallKey, _Part]:
+def _of_chunk(chunk: Mapping[int, _Timed]) -> dict[CallKey, _Part]:
     """The calls of a chunk, from the ranks that take part in each."""
     sides: dict[CallKey, dict[int, tuple[Floats, Floats]]] = defaultdict(dict)
     members: dict[CallKey, tuple[int, ...]] = {}
-    for rank, record in sorted(chunk.items()):
-        starts = clocks.on_one_clock(record.attempt, rank, record.host_begin_s)
-        for key, call in _keyed(record.calls) if starts is not None else ():
+    for rank, (record, starts_s) in sorted(chunk.items()):
+        for key, call in _keyed(record.calls):
             members[key] = call.ranks
-            sides[key][rank] = starts.stamps_s + np.array(call.begin_s), starts.stamps_s + np.array(call.end_s)
+            sides[key][rank] = starts_s + np.array(call.begin_s), starts_s + np.array(call.end_s)
     found = {}
     for key, of_ranks in sides.items():
         if of_ranks.keys() == set(members[key]):
@@ -157,20 +169,19 @@ def _keyed(calls: Sequence[TimedCall]) -> Iterator[tuple[CallKey, TimedCall]]:
         seen[alike] += 1
 
 
-def _spent(
-    rank: int, records: Sequence[TrainingIterations], calls: Sequence[CallTimes], clocks: HostClocks
-) -> RankSpent:
+def _spent(rank: int, timed: Sequence[_Timed], calls: Sequence[CallTimes]) -> RankSpent:
+    records = [record for record, _ in timed]
+
     def column(of: Callable[[TrainingIterations], Sequence[float] | Floats]) -> Floats:
         return np.concatenate([np.asarray(of(record), float) for record in records])
 
-    aligned = [clocks.on_one_clock(record.attempt, rank, record.host_begin_s) for record in records]
-    starts_s = np.concatenate([part.stamps_s for part in aligned if part is not None])
-    forward_s = starts_s + column(lambda record: record.fw_s)
+    forward_s = np.concatenate([starts_s for _, starts_s in timed]) + column(lambda record: record.fw_s)
     backward_s = forward_s + column(lambda record: np.add(record.bw_s, record.exposed_ge_s))
     own = [(call, call.ranks.index(rank)) for call in calls if rank in call.ranks]
-    begin_s = np.array([call.begin_s[place] for call, place in own])
-    end_s = np.array([call.end_s[place] for call, place in own])
-    ready_s = np.array([call.begin_s[place] + call.waits_s[place] for call, place in own])
+    shape = len(own), len(forward_s)
+    begin_s = np.reshape([call.begin_s[place] for call, place in own], shape)
+    end_s = np.reshape([call.end_s[place] for call, place in own], shape)
+    ready_s = begin_s + np.reshape([call.waits_s[place] for call, place in own], shape)
     in_layers = any(record.fw_communication_s or record.bw_communication_s or record.turns for record in records)
     rows = []
     for index, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):

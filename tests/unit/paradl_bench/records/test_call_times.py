@@ -119,6 +119,19 @@ def test_without_calls_or_a_clock_nothing_is_said() -> None:
     assert spent_by_rank(timed, HostClocks([])) == ()
 
 
+def test_chunks_that_do_not_match_are_left_out() -> None:
+    spans = (3.0, 4.0)
+    unlike = [iterations(0, call(spans, spans), count=2), iterations(1, call(spans))]
+    assert call_times(unlike, CLOCKS) == ()
+    # A rank that takes part in no call spends everything with the rest.
+    alone, unmet = (
+        TimedCall(operation="all_reduce", message_bytes=8, group=group, begin_s=(3.0,), end_s=(4.0,))
+        for group in ((0,), (1, 2))
+    )
+    spent = spent_by_rank([iterations(0, alone), iterations(1, unmet)], CLOCKS)
+    assert [(one.transferring_s, one.copying_s, one.rest_s) for one in spent] == [(1.0, 5.0, 4.0), (0.0, 0.0, 10.0)]
+
+
 def test_times_are_taken_where_no_call_was_timed() -> None:
     timed, other = iterations(0, call((3.0, 4.0))), iterations(0, first_iteration=1)
     assert without_timed_calls([timed, other]) == [other]
