@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from timed_calls import Samples, TimedRun
+from timed_calls import TimedRun
 
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.core.statistics import grouped
+from paradl_bench.core.statistics import Floats, grouped
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ Stack = tuple[str, Mapping[str, float]]
 _MS = 1e3
 _OUTLIER = 1.5
 """Times its median, from which on a transfer is drawn as an outlier."""
+_SHORTEST_S = 1e-6
 _OSF_PARTS = {
     "waiting_s": "waits for the last rank (NEGOTIATE)",
     "transferring_s": "transfers (ALLREDUCE)",
@@ -42,29 +43,32 @@ def draw_outliers(runs: Sequence[TimedRun], target: str) -> None:
 
 
 def _draw_transfers(axes: Axes, run: TimedRun) -> None:
-    alike = grouped(run.calls, lambda call: (call.operation, call.message_bytes))
-    sizes, medians, far = [], [], 0
-    for (_, message_bytes), calls in sorted(alike.items(), key=lambda item: item[0][1]):
-        seconds = np.concatenate([_seconds(call) for call in calls])
-        median = float(np.median(seconds))
-        outlying = seconds > _OUTLIER * median
-        far += int(outlying.sum())
-        for chosen, colour in ((~outlying, COLOURS[0]), (outlying, COLOURS[1])):
-            axes.plot([message_bytes] * int(chosen.sum()), _MS * seconds[chosen], ".", color=colour, markersize=4)
-        sizes.append(message_bytes)
-        medians.append(_MS * median)
-    axes.plot(sizes, medians, "_", color="black", markersize=11, label="median of a size")
+    of_sizes, outliers = transfers_by_size(run), 0
+    for message_bytes, _, near, far in of_sizes:
+        outliers += len(far)
+        for seconds, colour in ((near, COLOURS[0]), (far, COLOURS[1])):
+            axes.plot([message_bytes] * len(seconds), _MS * seconds, ".", color=colour, markersize=4)
+    medians = [_MS * median_s for _, median_s, _, _ in of_sizes]
+    axes.plot([size for size, *_ in of_sizes], medians, "k_", markersize=11, label="median of an operation and size")
     axes.plot([], [], ".", color=COLOURS[1], label=f"over {_OUTLIER:g} times it")
     total = sum(len(call.transfers_s) for call in run.calls)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_title(f"{run.model} {run.strategy}: {far} of {total} calls are outliers", fontsize=10)
+    axes.set_title(f"{run.model} {run.strategy}: {outliers} of {total} calls are outliers", fontsize=10)
     axes.set_ylabel("transfer [ms]")
 
 
-def _seconds(call: Samples) -> np.ndarray:
-    # A transfer that was over before all ranks had come took no time that could be drawn.
-    return np.maximum(np.array(call.transfers_s), 1e-6)
+def transfers_by_size(run: TimedRun) -> list[tuple[int, float, Floats, Floats]]:
+    """By operation and size: its bytes, the median transfer, the transfers near it and those far above it; seconds."""
+    alike = grouped(run.calls, lambda call: (call.message_bytes, call.operation))
+    found = []
+    for (message_bytes, _), calls in sorted(alike.items()):
+        # A transfer that was over before all ranks had come took no time that could be drawn.
+        seconds = np.maximum(np.concatenate([call.transfers_s for call in calls]), _SHORTEST_S)
+        median_s = float(np.median(seconds))
+        far = seconds > _OUTLIER * median_s
+        found.append((message_bytes, median_s, seconds[~far], seconds[far]))
+    return found
 
 
 def draw_compute(runs: Sequence[TimedRun], target: str) -> None:

@@ -65,7 +65,7 @@ class CallTimer:
         self._untimed_wait: Any = None
 
     def __enter__(self) -> Self:
-        self._library = torch.library.Library("c10d", "IMPL")
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for name in OPERATORS:
             if hasattr(torch.ops.c10d, name):
                 self._library.impl(name, self._timed(getattr(torch.ops.c10d, name).default), _IN_FRONT)
@@ -77,7 +77,7 @@ class CallTimer:
             return result
 
         self._untimed_wait = untimed
-        dist.Work.wait = wait  # type: ignore[method-assign]
+        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +106,7 @@ class CallTimer:
 
     def _follow(self, boxed: Any, call: _Call) -> None:
         """Stamp the end of a call that is under way."""
-        work, stamp = dist.Work.unbox(boxed), self._stamp  # type: ignore[attr-defined]
+        work, stamp = dist.Work.unbox(boxed), self._stamp
 
         def ended(_: Any) -> None:
             call.end = stamp()
