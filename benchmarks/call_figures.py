@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from timed_calls import TimedRun
+from timed_calls import EXCHANGED, TimedRun
 
 from paradl_bench.core.files.storage import read_json
 from paradl_bench.core.statistics import Floats, grouped
@@ -120,9 +120,9 @@ def _draw_stacks(stacks: Sequence[Stack], target: str, label: str, *, title: str
 
 
 def chosen(runs: Sequence[TimedRun], *names: str) -> list[TimedRun]:
-    """Runs by their names, in this order."""
+    """Those of these names that are there, in this order."""
     by_name = {run.name: run for run in runs}
-    return [by_name[name] for name in names]
+    return [by_name[name] for name in names if name in by_name]
 
 
 def read_calls(path: Path) -> list[TimedRun]:
@@ -131,12 +131,12 @@ def read_calls(path: Path) -> list[TimedRun]:
 
 
 def draw_calls(runs: Sequence[TimedRun], output: Path) -> None:
-    """All pictures of calls."""
-    models = ("resnet18", "mobilenet_v2")
-    merged = [f"train-{model}-d2-{name}" for model in models for name in ("none", "buffer", "ddp")]
-    draw_outliers(chosen(runs, "train-resnet18-d2-none", "train-resnet18-f2"), str(output / "figure-6-outliers.png"))
-    shared = chosen(runs, "train-resnet18-f2", "train-resnet18-c2")
-    draw_compute(shared, str(output / "figure-8-split-and-concatenation.png"))
-    ddp = chosen(runs, *(f"train-{model}-d2-ddp" for model in models))
+    """The pictures of calls, each of the runs that are there."""
+    single = chosen(runs, "train-resnet18-d2-none", "train-resnet18-f2", "train-cosmoflow-s2")
+    draw_outliers(single, str(output / "figure-6-outliers.png"))
+    if shared := chosen(runs, "train-resnet18-f2", "train-resnet18-c2"):
+        draw_compute(shared, str(output / "figure-8-split-and-concatenation.png"))
+    ddp = chosen(runs, *(f"train-{model}-d2-ddp" for model in EXCHANGED))
     draw_communication(ddp, str(output / "osf-figure-5-ranks.png"), by_rank=True)
+    merged = (f"train-{model}-d2-{name}" for model in EXCHANGED for name in ("none", "buffer", "ddp"))
     draw_communication(chosen(runs, *merged), str(output / "osf-figure-7-fusion.png"), by_rank=False)

@@ -1,6 +1,6 @@
 """Runs whose collectives and messages are timed one by one, beside their prediction: what figures.py draws of calls.
 
-    python benchmarks/timed_calls.py -o DIR [--repetitions 1]
+    python benchmarks/timed_calls.py -o DIR
 
 Small runs on two ranks, and on four that share two cores: data parallelism of two models by DDP's buckets and by merged
 gradients; filter and channel parallelism of one; CosmoFlow by spatial and by data and spatial parallelism, at the same
@@ -27,7 +27,13 @@ from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.call_times import RankSpent, call_times, spent_by_rank
-from paradl_bench.records.training.training_record import TRAINING_FILE, CallTiming, TrainingIterations, read_run
+from paradl_bench.records.training.training_record import (
+    RUN_NAME,
+    TRAINING_FILE,
+    CallTiming,
+    TrainingIterations,
+    read_run,
+)
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from predict.ledger.ledger import Ledger
 from predict.validation.run_predictors import RunPredictors
@@ -163,18 +169,22 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
     )
 
 
+def write_calls(output: Path) -> None:
+    """Write `calls.json` beside the profile and the runs."""
+    path = output / "profile.json"
+    profile = read_profile(path)
+    runs = [timed_run(directory.parent, profile, path) for directory in sorted(output.glob(f"r*/train-*/{RUN_NAME}"))]
+    found = [run for run in runs if run is not None]
+    write_bytes_atomically(output / "calls.json", msgspec.json.encode(found) + b"\n")
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args()
-    validate(options.output, commands, options.repetitions)
-    path = options.output / "profile.json"
-    profile = read_profile(path)
-    runs = [timed_run(directory, profile, path) for directory in sorted(options.output.glob("r*/train-*"))]
-    found = [run for run in runs if run is not None]
-    write_bytes_atomically(options.output / "calls.json", msgspec.json.encode(found) + b"\n")
+    validate(options.output, commands, repetitions=1)
+    write_calls(options.output)
 
 
 if __name__ == "__main__":
