@@ -79,7 +79,7 @@ def draw_scaling(configurations: Sequence[Bars], target: str) -> None:
     axes.set_ylabel("samples per second")
     axes.set_title(first.model, fontsize=10)
     axes.margins(y=0.15)
-    axes.legend(fontsize=8, loc="upper left")
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8)
     write_figure(figure, target, title="scaling", shows="samples a second by strategy", force=True)
 
 
@@ -103,7 +103,8 @@ def main() -> None:
     draw_bars(breakdown, str(output / "figure-3-breakdown.png"), force=True)
     serial = [bars for bars in breakdown if bars.configuration.startswith("serial")]
     draw_compute(serial, str(output / "figure-7-compute.png"), force=True)
-    cosmoflow = [bars for bars in bars_of(read_rows(TIMED_CALLS / "pairs.csv")) if bars.model.startswith("cosmoflow")]
+    rows = [row for row in read_rows(TIMED_CALLS / "pairs.csv") if row["model"] == "cosmoflow"]
+    cosmoflow = bars_of(sorted(rows, key=lambda row: int(row["ranks"])))
     draw_bars(cosmoflow, str(output / "figure-4-cosmoflow.png"), force=True)
     spatial = [bars for bars in cosmoflow if not bars.configuration.startswith("serial")]
     draw_scaling(spatial, str(output / "figure-5-scaling.png"))

@@ -130,8 +130,9 @@ def layers_by_kind(ledger: Ledger) -> dict[str, float]:
     for role in ledger.roles:
         for entry in role.entries:
             if entry.phase in ("FW", "BW") and "group" not in entry.details:
-                seconds[str(entry.details.get("operation", entry.name))] += entry.base_s * role.ranks / ledger.ranks
-    return dict(seconds)
+                kind = str(entry.details.get("operation", "between operations")).partition("(")[0]
+                seconds[kind] += entry.base_s * role.ranks / ledger.ranks
+    return {kind: round(of_kind, _DIGITS) for kind, of_kind in seconds.items()}
 
 
 def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun | None:
