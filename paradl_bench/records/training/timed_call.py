@@ -14,8 +14,8 @@ class TimedCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         operation, message_bytes, group: as of :class:`~paradl_bench.records.training.training_record.IssuedCollective`.
         sender, receiver: of a message between two ranks; None of a collective.
-        begin_s: when it was issued. end_s: when a collective was complete on this rank, or the wait for a message
-            returned. Both from the start of the iteration on its rank, one value an iteration.
+        begin_s: when it was issued. end_s: when it was complete on this rank, or the wait for it returned.
+            Both from the start of the iteration on its rank, one value an iteration.
     """
 
     operation: str

@@ -1,15 +1,16 @@
 """Every collective and message of an iteration timed by itself, from its issue to its end.
 
 torch's collectives are operators. While the timer is active, a kernel in front of them stamps when each is issued,
-wherever from: Python, DDP's reducer in C++, a thread. All other operators run as ever. A collective ends when its
-future completes, which the communication thread stamps. Messages between two ranks have no future in gloo; they end
-when the wait for them returns.
+wherever from: Python, DDP's reducer in C++, a thread. All other operators run as ever. A call ends when its future
+completes, which the communication thread stamps, or when the wait for it returns, whichever comes first. Messages
+between two ranks have no future in gloo.
 
 What a call computes stays the same. Its issue takes a few Python calls longer, and so does its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ class _What(NamedTuple):
     place: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
     what: _What
     begin: float
@@ -59,8 +60,8 @@ class CallTimer:
         self._stamp = stamp
         self._iterations: list[list[_Call]] = []
         self._now: list[_Call] = []
-        # Whoever waits for a message holds another object of Python's, unless this one lives.
-        self._messages: dict[int, tuple[Any, _Call]] = {}
+        # Whoever waits for a call holds another object of Python's, unless this one lives.
+        self._under_way: dict[int, tuple[Any, _Call]] = {}
         self._library: Any = None
         self._untimed_wait: Any = None
 
@@ -69,11 +70,11 @@ class CallTimer:
         for name in OPERATORS:
             if hasattr(torch.ops.c10d, name):
                 self._library.impl(name, self._timed(getattr(torch.ops.c10d, name).default), _IN_FRONT)
-        untimed, ended = dist.Work.wait, self._message_ended
+        untimed, ended = dist.Work.wait, self._ended
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             result = untimed(work, *args, **kwargs)
-            ended(work)
+            ended(id(work))
             return result
 
         self._untimed_wait = untimed
@@ -105,21 +106,20 @@ class CallTimer:
         return issue
 
     def _follow(self, boxed: Any, call: _Call) -> None:
-        """Stamp the end of a call that is under way."""
-        work, stamp = dist.Work.unbox(boxed), self._stamp
+        """Stamp the end of a call that is under way: when its future completes or the wait for it returns."""
+        work = dist.Work.unbox(boxed)
+        key, ended = id(work), self._ended
+        self._under_way[key] = (work, call)
+        # Messages have no future in gloo, nor have some collectives.
+        with contextlib.suppress(RuntimeError):
+            work.get_future().add_done_callback(lambda _: ended(key, call))
 
-        def ended(_: Any) -> None:
-            call.end = stamp()
-
-        if call.what.sender is None:
-            work.get_future().add_done_callback(ended)
-        else:
-            self._messages[id(work)] = (work, call)
-
-    def _message_ended(self, work: Any) -> None:
-        _, call = self._messages.pop(id(work), (None, None))
-        if call is not None:
+    def _ended(self, key: int, of: _Call | None = None) -> None:
+        """Says the thread that communicates, or the one that waited; the later one finds another call, or none."""
+        _, call = self._under_way.get(key, (None, None))
+        if call is not None and of in (None, call):
             call.end = self._stamp()
+            self._under_way.pop(key, None)
 
     def calls(self, begins: Sequence[float]) -> tuple[TimedCall, ...]:
         """The calls of all iterations, in the order of issue; none where iterations issued unlike ones.
