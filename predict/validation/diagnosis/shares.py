@@ -92,6 +92,19 @@ def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) 
     return {name: Seconds.around(total.seconds, total.sd_s) for name, total in there.items()}
 
 
+def contended_s(ledger: Ledger) -> dict[str, float]:
+    """What groups that communicate at once add, by the limitation that the calls are of; the mean over ranks."""
+    strategy = parse_strategy(ledger.strategy)
+    found: dict[str, float] = {}
+    for role in ledger.roles:
+        for entry in role.entries:
+            added_s = sum(change.added_s for change in entry.adjustments if change.effect == CONTENTION)
+            if added_s > 0:
+                name, exposed = _limitation_of(entry, strategy), entry.exposed_s / entry.total_s
+                found[name] = found.get(name, 0.0) + role.ranks / ledger.ranks * added_s * exposed
+    return found
+
+
 def computed_s(ledger: Ledger) -> float:
     """Forward and backward of layers, without what effects on the whole rank add; the mean over ranks."""
     return _mean_of_layers(ledger, _computed_s)
