@@ -72,20 +72,24 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(output: Path) -> None:
-    """Measure what profiles are fitted from, fit them, make all runs; what is complete is left as it is."""
-    steps = [(name, layers_arguments(name)) for name in LAYERS]
-    steps += [(name, ["collectives", *options.split()]) for name, options in SWEEPS.items()]
-    for name, arguments in steps:
-        if not is_complete(output / name):
-            run("paradl_bench", [*arguments, "-o", str(output / name)])
-    for name, sweeps in PROFILES.items():
-        if not _profile(output, name).exists():
+    """Measure layers, then of each link its collectives and its runs; what is complete is left as it is."""
+    for name in LAYERS:
+        _measure_missing(output / name, layers_arguments(name))
+    for profile, sweeps in PROFILES.items():
+        for name in sweeps:
+            _measure_missing(output / name, ["collectives", *SWEEPS[name].split()])
+        if not _profile(output, profile).exists():
             measured = [str(output / directory) for directory in (*LAYERS, *sweeps)]
             # By force: layers are of this host, and links of emulated nodes.
-            run("calibrate", ["fit", *measured, "--force", "-o", str(_profile(output, name))])
-    for case in (*CAUSES, *CLEAN):
-        if not is_complete(output / case.name):
-            train(case, output)
+            run("calibrate", ["fit", *measured, "--force", "-o", str(_profile(output, profile))])
+        for case in (*CAUSES, *CLEAN):
+            if case.profile == profile and not is_complete(output / case.name):
+                train(case, output)
+
+
+def _measure_missing(directory: Path, arguments: list[str]) -> None:
+    if not is_complete(directory):
+        run("paradl_bench", [*arguments, "-o", str(directory)])
 
 
 def train(case: Case, output: Path) -> None:

@@ -61,7 +61,7 @@ LAYERS = {
 SWEEPS = {
     "sweep-host": f"--ranks 2 {_BETWEEN} --sizes 1K:64M:8 --contexts after-compute,with-compute {_SWEEP}",
     "sweep-slow-link": f"{SLOW_LINK} --ranks-per-node 1 {_BETWEEN} --sizes 1K:4M:8 {_SWEEP}",
-    "sweep-uplink": f"{UPLINK} --ranks-per-node 1 --ops all_reduce,broadcast --sizes 1K:4M:8 {_SWEEP}",
+    "sweep-uplink": f"{UPLINK} --ranks-per-node 1 --ops all_reduce,broadcast --sizes 1K:64M:16 {_SWEEP}",
     "sweep-inside": f"{NODES_OF_FOUR} --side-by-side 4 --ops all_gather,all_reduce --sizes 1K:2M:8 {_SWEEP}",
     "sweep-across": f"{NODES_OF_FOUR} --ops all_reduce,broadcast --sizes 1K,64K,1M,8M {_SWEEP}",
     "sweep-at-once": f"{NODES_OF_FOUR} --ranks 2 --contexts groups=4 --ops all_reduce --sizes 1K,64K,1M,8M {_SWEEP}",
@@ -98,9 +98,11 @@ CAUSES = (
     Case(
         name="many-parameters",
         cause=of.GRADIENT_EXCHANGE,
-        made="67 MB of gradients, 4 samples a rank",
+        made="67 MB of gradients, 4 samples a rank, a link of 1 Gbit/s",
         model="wide_linear",
-        train="--strategy d2 --batch 8",
+        train=f"--strategy d2 --batch 8 {UPLINK}",
+        profile="uplink",
+        iterations=10,
     ),
     Case(
         name="slow-link-d2",

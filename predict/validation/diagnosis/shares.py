@@ -67,11 +67,14 @@ class _Sum(NamedTuple):
         return _Sum(self.seconds + seconds, self.sd_s + sd_s)
 
 
-def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) -> dict[str, Seconds]:
+def seconds_of_limitations(
+    ledger: Ledger, serial: Ledger, free: Ledger | None, *, crowding: float = 1.0
+) -> dict[str, Seconds]:
     """Seconds of an iteration that each limitation takes; those that it cannot have are left out.
 
     Args:
         serial: of one rank that trains alone on what a replica does; tells what sharing makes computed again.
+        crowding: what the serial rank would take longer if as many ranks computed on its host, which is no computation.
         free: of a pipeline, the same with links that take no time; tells what stages wait for messages.
     """
     strategy = parse_strategy(ledger.strategy)
@@ -85,7 +88,7 @@ def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) 
         _part_waiting(sums, ledger, free)
     shards = stages * degree_of(strategy, Trait.SHARDS_LAYERS)
     if shards > 1:
-        again_s = computed_s(ledger) - computed_s(serial) / shards
+        again_s = computed_s(ledger) - crowding * computed_s(serial) / shards
         sums[of.REDUNDANT_COMPUTE] = _Sum(max(again_s, 0.0), _compute_sd_s(ledger))
     least_s = _ROUNDING * ledger.iteration_s
     there = {name: total for name, total in sums.items() if total.seconds > least_s or name in _WITHOUT_SECONDS}

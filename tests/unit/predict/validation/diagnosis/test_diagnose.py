@@ -122,6 +122,17 @@ def test_what_is_made_worse_is_named_first(tmp_path: Path, name: str) -> None:
     assert present(diagnosed(tmp_path, made, *options, "--no-remedies"))[:1] == [name]
 
 
+def test_ranks_that_slow_each_other_compute_nothing_again(tmp_path: Path) -> None:
+    """Two ranks at once take 1.5 times as long for a layer as one alone, as where they share memory's bandwidth."""
+    slowed = {
+        "layer_times": layer_times(NETWORK, batches=BATCHES, ranks_on_host={1: 1.0, 2: 1.5}, seconds=even_seconds)
+    }
+    options = ["--strategy", "p2", "--batch", "16", "--micro-batches", "16", "--no-remedies"]
+    findings = diagnosed(tmp_path, profile(**slowed), *options)
+    (again,) = (own for own in findings if own["limitation"]["name"] == "redundant computation")
+    assert again["share"] < 0.01
+
+
 def test_contention_of_groups_is_named(tmp_path: Path) -> None:
     made = profile(slow="all_gather", contention=4.0)
     names = present(diagnosed(tmp_path, made, "--strategy", "d4f2", "--batch", "8", "--no-remedies"))
