@@ -14,6 +14,9 @@ SHAPES = {
     "depthwise": "8x256x256",
 }
 """Of one sample, by network of :mod:`diagnosis_networks`."""
+FAST_LINK = "--nodes 2 --link-bandwidth 10Gbit/s"
+"""That limits nothing here. On emulated nodes ranks come before all else on their cores, so that the host's other
+processes disturb none but those runs that are to be disturbed."""
 SLOW_LINK = "--nodes 2 --link-bandwidth 100Mbit/s"
 UPLINK = "--nodes 2 --link-bandwidth 1Gbit/s"
 NODES_OF_FOUR = "--nodes 2 --ranks-per-node 4 --link-bandwidth 200Mbit/s"
@@ -41,7 +44,7 @@ class Case:
     cause: str = ""
     made: str = ""
     beside: Beside = ""
-    profile: str = "host"
+    profile: str = "fast-link"
     diagnose: str = ""
     iterations: int = 24
     emulated: bool = False
@@ -59,19 +62,21 @@ LAYERS = {
 }
 """Networks and what is measured of them, by directory."""
 SWEEPS = {
-    "sweep-host": f"--ranks 2 {_BETWEEN} --sizes 1K:64M:8 --contexts after-compute,with-compute {_SWEEP}",
+    "sweep-fast-link": f"{FAST_LINK} --ranks-per-node 1 {_BETWEEN} --sizes 1K:64M:16 --contexts after-compute {_SWEEP}",
     "sweep-slow-link": f"{SLOW_LINK} --ranks-per-node 1 {_BETWEEN} --sizes 1K:4M:8 {_SWEEP}",
     "sweep-uplink": f"{UPLINK} --ranks-per-node 1 --ops all_reduce,broadcast --sizes 1K:64M:16 {_SWEEP}",
     "sweep-inside": f"{NODES_OF_FOUR} --side-by-side 4 --ops all_gather,all_reduce --sizes 1K:2M:8 {_SWEEP}",
     "sweep-across": f"{NODES_OF_FOUR} --ops all_reduce,broadcast --sizes 1K,64K,1M,8M {_SWEEP}",
     "sweep-at-once": f"{NODES_OF_FOUR} --ranks 2 --contexts groups=4 --ops all_reduce --sizes 1K,64K,1M,8M {_SWEEP}",
+    "sweep-host": f"--ranks 2 --ops all_reduce,all_gather,broadcast --sizes 1K:16M:16 {_SWEEP}",
 }
 """Collectives and where, by directory."""
 PROFILES = {
-    "host": ("sweep-host",),
+    "fast-link": ("sweep-fast-link",),
     "slow-link": ("sweep-slow-link",),
     "uplink": ("sweep-uplink",),
     "nodes-of-four": ("sweep-inside", "sweep-across", "sweep-at-once"),
+    "host": ("sweep-host",),
 }
 """Sweeps that a profile is fitted from, beside all layers."""
 
@@ -152,14 +157,14 @@ CAUSES = (
         cause=of.BUBBLES,
         made="one micro-batch",
         model="convolutions",
-        train="--strategy p2 --batch 8 --micro-batches 1",
+        train=f"--strategy p2 --batch 8 --micro-batches 1 {FAST_LINK}",
     ),
     Case(
         name="uneven-stages",
         cause=of.IMBALANCE,
         made="one layer on the first stage, 16 micro-batches",
         model="convolutions",
-        train="--strategy p2 --batch 16 --micro-batches 16 --stages 4",
+        train=f"--strategy p2 --batch 16 --micro-batches 16 --stages 4 {FAST_LINK}",
         iterations=12,
     ),
     Case(
@@ -168,6 +173,7 @@ CAUSES = (
         made="a busy process on the core of rank 1",
         model="convolutions",
         train="--strategy d2 --batch 8",
+        profile="host",
         beside="process beside rank 1",
     ),
     Case(
@@ -176,6 +182,7 @@ CAUSES = (
         made="a busy process on the core of rank 1",
         model="many_channels",
         train="--strategy f2 --batch 8",
+        profile="host",
         beside="process beside rank 1",
         iterations=10,
     ),
@@ -204,7 +211,7 @@ CAUSES = (
         cause=of.REDUNDANT_MEMORY,
         made="--memory 64MiB a rank",
         model="many_channels",
-        train="--strategy d2 --batch 32",
+        train=f"--strategy d2 --batch 32 {FAST_LINK}",
         diagnose="--memory 64MiB",
         iterations=8,
     ),
@@ -213,14 +220,14 @@ CAUSES = (
         cause=of.WEIGHT_UPDATE,
         made="Adam on 67 MB of parameters, 4 samples",
         model="wide_linear",
-        train="--strategy f2 --batch 4 --optimizer adam",
+        train=f"--strategy f2 --batch 4 --optimizer adam {FAST_LINK}",
     ),
     Case(
         name="small-micro-batches",
         cause=of.REDUNDANT_COMPUTE,
         made="16 micro-batches of a sample, which take as long as all at once",
         model="wide_linear",
-        train="--strategy p2 --batch 16 --micro-batches 16",
+        train=f"--strategy p2 --batch 16 --micro-batches 16 {FAST_LINK}",
         iterations=12,
     ),
     Case(
@@ -228,14 +235,14 @@ CAUSES = (
         cause=of.SPLIT_AND_CONCATENATE,
         made="convolutions of one channel, whose images are cut and padded",
         model="depthwise",
-        train="--strategy s2 --batch 4",
+        train=f"--strategy s2 --batch 4 {FAST_LINK}",
     ),
     Case(
         name="few-samples",
         cause=of.RANKS,
         made="two samples for two ranks",
         model="convolutions",
-        train="--strategy d2 --batch 2",
+        train=f"--strategy d2 --batch 2 {FAST_LINK}",
     ),
     Case(
         name="busy-host",
@@ -243,21 +250,30 @@ CAUSES = (
         made="a busy process on each core",
         model="convolutions",
         train="--strategy d2 --batch 8",
+        profile="host",
         beside="processes beside all ranks",
     ),
 )
 
 CLEAN = (
-    Case(name="clean-d2", model="convolutions", train="--strategy d2 --batch 8"),
-    Case(name="clean-d2-large", model="convolutions", train="--strategy d2 --batch 16", iterations=12),
+    Case(name="clean-d2", model="convolutions", train=f"--strategy d2 --batch 8 {FAST_LINK}"),
+    Case(name="clean-d2-large", model="convolutions", train=f"--strategy d2 --batch 16 {FAST_LINK}", iterations=12),
     Case(
-        name="clean-d2-accumulate", model="convolutions", train="--strategy d2 --batch 16 --accumulate 2", iterations=12
+        name="clean-d2-accumulate",
+        model="convolutions",
+        train=f"--strategy d2 --batch 16 --accumulate 2 {FAST_LINK}",
+        iterations=12,
     ),
-    Case(name="clean-z1d2", model="convolutions", train="--strategy z1d2 --batch 8"),
-    Case(name="clean-z3d2", model="convolutions", train="--strategy z3d2 --batch 8"),
-    Case(name="clean-many-d2", model="many_channels", train="--strategy d2 --batch 32", iterations=8),
-    Case(name="clean-f2", model="many_channels", train="--strategy f2 --batch 8", iterations=12),
-    Case(name="clean-c2", model="many_channels", train="--strategy c2 --batch 8", iterations=12),
-    Case(name="clean-s2", model="convolutions", train="--strategy s2 --batch 8"),
-    Case(name="clean-p2", model="convolutions", train="--strategy p2 --batch 32 --micro-batches 32", iterations=10),
+    Case(name="clean-z1d2", model="convolutions", train=f"--strategy z1d2 --batch 8 {FAST_LINK}"),
+    Case(name="clean-z3d2", model="convolutions", train=f"--strategy z3d2 --batch 8 {FAST_LINK}"),
+    Case(name="clean-many-d2", model="many_channels", train=f"--strategy d2 --batch 32 {FAST_LINK}", iterations=8),
+    Case(name="clean-f2", model="many_channels", train=f"--strategy f2 --batch 8 {FAST_LINK}", iterations=12),
+    Case(name="clean-c2", model="many_channels", train=f"--strategy c2 --batch 8 {FAST_LINK}", iterations=12),
+    Case(name="clean-s2", model="convolutions", train=f"--strategy s2 --batch 8 {FAST_LINK}"),
+    Case(
+        name="clean-p2",
+        model="convolutions",
+        train=f"--strategy p2 --batch 32 --micro-batches 32 {FAST_LINK}",
+        iterations=10,
+    ),
 )
