@@ -1,10 +1,35 @@
-"""Networks of the emulation suite that torchvision does not have: ``emulated_networks:small_vgg``."""
+"""Networks of the emulation suites that no library has: ``emulated_networks:small_vgg``, ``:bert``, ``:gpt2``, ``:t5``.
+
+The last three are the networks of DistSim's figures 8 to 10 at a sixth of their depth and half of their width, so that
+a host of few cores can carry their messages; ``:tiny_bert`` and so on are as small as it takes to train them on such a
+host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would only add calls.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch import nn
 
+from paradl_bench.network.models.language_models import build_language_model
+from paradl_bench.network.models.language_sizes import Family
 from paradl_bench.network.models.torchvision_import import import_torchvision_models
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a language model; T5 has half of the blocks in its encoder, and half in its decoder."""
+
+    tokens: int
+    width: int
+    heads: int
+    blocks: int
+    vocabulary: int
+
+
+SMALL = Size(tokens=128, width=512, heads=8, blocks=4, vocabulary=8192)
+TINY = Size(tokens=64, width=128, heads=4, blocks=2, vocabulary=1024)
 
 
 def small_vgg() -> nn.Module:
@@ -12,3 +37,44 @@ def small_vgg() -> nn.Module:
     features = import_torchvision_models().vgg11().features
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 256), nn.Linear(256, 10))
     return nn.Sequential(features, head)
+
+
+def bert(size: Size = SMALL) -> nn.Module:
+    """A masked language model."""
+    sizes = {"hidden_size": size.width, "intermediate_size": 4 * size.width, "num_attention_heads": size.heads}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return _untied("bert", size, **sizes, **dropout, num_hidden_layers=size.blocks)
+
+
+def gpt2(size: Size = SMALL) -> nn.Module:
+    """A causal language model."""
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return _untied("gpt2", size, n_embd=size.width, n_layer=size.blocks, n_head=size.heads, **dropout, **ends)
+
+
+def t5(size: Size = SMALL) -> nn.Module:
+    """An encoder and a decoder."""
+    sizes = {"d_model": size.width, "d_ff": 4 * size.width, "d_kv": size.width // size.heads, "num_heads": size.heads}
+    return _untied("t5", size, **sizes, num_layers=size.blocks // 2, dropout_rate=0.0)
+
+
+def tiny_bert() -> nn.Module:
+    """See :func:`bert`."""
+    return bert(TINY)
+
+
+def tiny_gpt2() -> nn.Module:
+    """See :func:`gpt2`."""
+    return gpt2(TINY)
+
+
+def tiny_t5() -> nn.Module:
+    """See :func:`t5`."""
+    return t5(TINY)
+
+
+def _untied(family: Family, size: Size, **settings: Any) -> nn.Module:
+    model = build_language_model(family, tied=False, vocab_size=size.vocabulary, **settings)
+    model.input_shape = (size.tokens,)  # type: ignore[assignment]
+    return model

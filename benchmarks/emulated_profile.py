@@ -23,12 +23,12 @@ from paradl_bench.records.measurement import is_complete
 BATCH = 16
 """Global, at every size: strategies of a size are ranked."""
 BLOCKS = 2
-_LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
+LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
 """Of messages between layers, stages and parts of images, which the models send 1 MiB of at most."""
-_CROSSED_SIZES = (64 * 1024, 1024**2)
+CROSSED_SIZES = (64 * 1024, 1024**2)
 """Likewise, of what is inside of a node while gradients go over all nodes: an all-reduce of those takes a second."""
 _SEGMENT_SIZE = 8 * 1024**2
-_BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 16 * 1024**2, 32 * 1024**2)
+BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 16 * 1024**2, 32 * 1024**2)
 """Of gradients: 8 to 35 MB at DDP's bucket size, 4 MB and more at the small one, and statistics of images."""
 FEW_RANKS = 8
 """That train by every strategy: more do not exchange gradients by leaders, and share no layers over nodes."""
@@ -64,50 +64,54 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     lone = layout.nodes == 1
     between = ("all_gather", "broadcast", "send_recv", "exchange")
     of_node = (*between, "reduce_scatter")
-    to_segments = (*_LAYER_SIZES, _SEGMENT_SIZE)
+    to_segments = (*LAYER_SIZES, _SEGMENT_SIZE)
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // 2 if lone and layout.ranks > 2 else layout.ranks_per_node
     # Over more nodes buffers are broadcast, and layers' messages stay inside of them.
     over_nodes = between if layout.ranks <= FEW_RANKS else ("broadcast",)
     found = {
-        "layers": _asked(layout, of_node if lone else over_nodes, to_segments if lone else _LAYER_SIZES, waited=True),
-        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
-        "beside": _asked(layout, ("all_reduce",), _LAYER_SIZES[:1], beside=True, blocks=1),
+        "layers": asked(layout, of_node if lone else over_nodes, to_segments if lone else LAYER_SIZES, waited=True),
+        "buckets": asked(layout, ("all_reduce",), BUCKET_SIZES, waited=True),
+        "beside": asked(layout, ("all_reduce",), LAYER_SIZES[:1], beside=True, blocks=1),
     }
     if not lone:
+        on_node = layout.ranks_per_node
         # What layers send inside of nodes while gradients are reduced over all of them.
-        found["crossed"] = _asked(layout, ("all_gather", "exchange"), _CROSSED_SIZES, inside=True, crossed=True)
+        found["crossed"] = asked(layout, ("all_gather", "exchange"), CROSSED_SIZES, side_by_side=on_node, crossed=True)
         exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
-        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
-        found["beside-inside"] = _asked(layout, ("all_reduce",), _LAYER_SIZES[:1], inside=True, beside=True, blocks=1)
+        found["inside"] = asked(layout, exchanged, to_segments, side_by_side=on_node, waited=True)
+        found["beside-inside"] = asked(
+            layout, ("all_reduce",), LAYER_SIZES[:1], side_by_side=on_node, beside=True, blocks=1
+        )
         # What leaders send, by whole buckets: on more nodes no run has them.
         if layout.ranks <= FEW_RANKS:
-            found["inside-buckets"] = _asked(layout, ("reduce", "broadcast"), _BUCKET_SIZES, inside=True)
+            found["inside-buckets"] = asked(layout, ("reduce", "broadcast"), BUCKET_SIZES, side_by_side=on_node)
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("broadcast", "all_gather", "send_recv", "exchange") if lone else ()))
-        found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)
+        found["at-once"] = asked(layout, at_once, to_segments, concurrent=groups)
     return [
         Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request) for name, request in found.items()
     ]
 
 
-def _asked(
+def asked(
     layout: NodeLayout,
     operations: tuple[str, ...],
     sizes: tuple[int, ...],
     *,
     concurrent: int = 1,
-    inside: bool = False,
+    side_by_side: int | None = None,
     waited: bool = False,
     crossed: bool = False,
     beside: bool = False,
     blocks: int = BLOCKS,
 ) -> CollectivesRequest:
-    """A sweep.
+    """A sweep of a layout.
 
     Args:
-        inside: among the ranks of every node. waited: measure calls also as layers wait for them: behind ghosts, and
-            where there is one node beside gradients in flight. crossed: beside such that are in flight over all nodes.
+        side_by_side: among so many ranks each, of all nodes at once. waited: measure calls also as layers wait for
+            them: behind ghosts, and where there is one node beside gradients in flight. crossed: beside such that are
+            in flight over all nodes.
         beside: measure what ghosts and all-reduces side by side cost each other.
     """
     contexts: dict[OfGroup, bool] = {
@@ -119,7 +123,7 @@ def _asked(
     return CollectivesRequest(
         ranks=layout.ranks // concurrent,
         concurrent=concurrent,
-        side_by_side=layout.ranks_per_node if inside else None,
+        side_by_side=side_by_side,
         layout=layout,
         operations=operations,
         sizes=sizes,
@@ -132,13 +136,13 @@ def _asked(
     )
 
 
-def measure_copies(base: Path, layout: NodeLayout) -> Path:
+def measure_copies(host: Path, layout: NodeLayout) -> None:
     """Copies of gradients, which ghosts' ranks make for real, all ranks at once; what layers take is not used."""
-    host = base / f"{layout}" / "host"
-    asked = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {layout.ranks} --isolated none --blocks 2"
+    command = (
+        f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {layout.ranks} --isolated none --blocks 2"
+    )
     if not is_complete(host):
-        run("paradl_bench", [*asked.split(), "-o", str(host)])
-    return host
+        run("paradl_bench", [*command.split(), "-o", str(host)])
 
 
 def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[ModelGraph]) -> None:

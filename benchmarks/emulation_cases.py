@@ -1,12 +1,14 @@
-"""Cases of the emulation suite: models, clusters, configurations of runs, and their requests."""
+"""What the emulation suites have in common, and the suite of strategies: clusters, runs and their requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import msgspec
-from emulated_profile import BATCH, FEW_RANKS, phase_seconds
+from emulated_profile import BATCH, FEW_RANKS, Sweep, phase_seconds, sweeps_of
 
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
@@ -19,7 +21,26 @@ from paradl_bench.records.slow_rank import parse_slow_rank
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
-MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
+Configured = tuple[str, dict[str, object]]
+"""A strategy, and what of a :class:`Case` is not its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Runs that are calibrated and predicted together.
+
+    Attributes:
+        models: and the shape of a sample. configurations: of a model on a layout. sweeps: that calibrate a layout.
+    """
+
+    models: Mapping[str, tuple[int, ...]]
+    configurations: Callable[[NodeLayout, str], list[Configured]]
+    sweeps: Callable[[Path, NodeLayout], list[Sweep]]
+
+    def traced(self, model: str) -> ModelGraph:
+        """One of its models."""
+        return _traced(model, self.models[model])
+
 
 BRIEF = frozenset({"emulated_networks:small_vgg"})
 """Models that train by a strategy of each kind alone."""
@@ -100,16 +121,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return is_complete(Path(self.directory))
 
 
-def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str, dict[str, object]]]:
-    """Strategies of so many ranks, and their settings.
-
-    Args:
-        brief: one of each kind.
-    """
+def configurations(layout: NodeLayout, model: str) -> list[Configured]:
+    """Strategies of so many ranks, and their settings: of a model among :data:`BRIEF` one of each kind."""
     ranks, half = layout.ranks, layout.ranks // 2
     one_forward: dict[str, object] = {"schedule": "1f1b", "micro_batches": 2 * ranks}
-    found: list[tuple[str, dict[str, object]]]
-    if brief:
+    found: list[Configured]
+    if model in BRIEF:
         if ranks > FEW_RANKS:
             return [(f"d{ranks}", {}), (f"d{layout.nodes}f{layout.ranks_per_node}", {})]
         found = [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {})]
@@ -144,13 +161,21 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
     return found
 
 
-def cases_of(base: Path, model: str, layout: NodeLayout) -> list[Case]:
+STRATEGIES = Suite(
+    models={"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)},
+    configurations=configurations,
+    sweeps=sweeps_of,
+)
+"""Every strategy that trains convolutional networks."""
+
+
+def cases_of(base: Path, suite: Suite, model: str, layout: NodeLayout) -> list[Case]:
     """Runs of one model on one layout, below ``base``."""
     found = []
-    of_model = {"model": model, "input_shape": MODELS[model], "layout": layout, "iterations": ITERATIONS}
+    of_model = {"model": model, "input_shape": suite.models[model], "layout": layout, "iterations": ITERATIONS}
     serial_s = max(SERIAL_S, SERIAL_S_A_RANK * layout.ranks)
-    of_model["dilate"] = round(serial_s / sum(phase_seconds(traced(model)).values()), 3)
-    for strategy, settings in configurations(layout, brief=model in BRIEF):
+    of_model["dilate"] = round(serial_s / sum(phase_seconds(suite.traced(model)).values()), 3)
+    for strategy, settings in suite.configurations(layout, model):
         words = "-".join([strategy, *(f"{name}={value}" for name, value in settings.items())])
         directory = base / f"{layout}" / f"{model.rpartition(':')[2]}-{words}"
         files = {"directory": str(directory), "profile": str(profile_of(base, layout))}
@@ -165,6 +190,5 @@ def profile_of(base: Path, layout: NodeLayout) -> Path:
 
 
 @cache
-def traced(model: str) -> ModelGraph:
-    """A model of the suite."""
-    return trace_network(load_model(model, MODELS[model]))
+def _traced(model: str, input_shape: tuple[int, ...]) -> ModelGraph:
+    return trace_network(load_model(model, input_shape))

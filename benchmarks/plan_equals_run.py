@@ -26,7 +26,7 @@ from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.units import format_bytes, parse_size
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.network.graph import ModelGraph

@@ -140,6 +140,18 @@ def io_seconds(
     return InputTime(samples * seconds, spread / seconds if seconds else 0.0, words, beyond, per_sample.in_process)
 
 
+def process_seconds(side: InputSide, samples: int) -> float:
+    """What reading so many samples takes one process on cores that ranks compute on as well.
+
+    Returns:
+        0 where no loader was measured, or where ranks compute on devices of their own.
+    """
+    fewest = min(side.loader, key=lambda rate: (rate.workers, rate.sample_s), default=None)
+    if fewest is None or not side.copies or any(copy.how != "memcpy" for copy in side.copies):
+        return 0.0
+    return samples * fewest.sample_s * max(fewest.workers, 1)
+
+
 def _of_trace(batches: Sequence[BatchInput], samples: int) -> InputTime:
     near = min(batches, key=lambda entry: (abs(math.log(entry.batch / samples)), entry.batch))
     words = f"input as the trace has it, of {near.batch} samples"

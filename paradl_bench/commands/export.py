@@ -20,6 +20,9 @@ from paradl_bench.network.graph import ModelGraph, read_network
 @click.option("--batch", type=click.IntRange(1), help="Which local batch, where DIR holds several.")
 @click.option("--sweep", metavar="DIR", type=click.Path(path_type=Path), help="All-reduce times for the exchanges.")
 @click.option("--io-seconds", default=0.0, type=float, help="Reading one mini-batch.")
+@click.option(
+    "--run", metavar="DIR", type=click.Path(path_type=Path), help="A training run that read images, for what it took."
+)
 @click.option("-o", "--output", required=True, metavar="FILE", help="- for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def COMMAND(  # noqa: N802
@@ -29,16 +32,20 @@ def COMMAND(  # noqa: N802
     batch: int | None,
     sweep: Path | None,
     io_seconds: float,
+    run: Path | None,
     output: str,
     force: bool,
 ) -> None:
-    """Write layer times that DIR holds as an S-SGD trace: forward, backward and exchange of every layer."""
+    """Write layer times that DIR holds as an S-SGD trace: forward, backward and exchange of every layer.
+
+    Reading a mini-batch is that of every iteration of --run, or --io-seconds.
+    """
     from paradl_bench.measure.layers.ssgd_writing import trace_lines
 
     check_bounds(io_seconds, "--io-seconds", "seconds are a finite number", most=LONGEST_S)
     refuse_overwrite(output, force=force)
     network = _network(directory, model)
-    lines, notes = trace_lines(directory, network, batch=batch, sweep=sweep, io_s=io_seconds)
+    lines, notes = trace_lines(directory, network, batch=batch, sweep=sweep, io_s=io_seconds, run=run)
     write_output(output, ("\n".join(lines) + "\n").encode(), force=force)
     for note in notes:
         say(f"note: {note}")

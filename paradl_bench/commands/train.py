@@ -49,6 +49,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     verify: bool | None
+    time_collectives: bool
+
+
+class InputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Images that are trained on, and how reading them and the exchange overlap."""
+
+    input: str | None
+    io_workers: int | None
+    preset: str | None
 
 
 class EmulationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,11 +120,33 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     " predict --fusion-out wrote. Default: DDP's buckets.",
 )
 @click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer. Default: 64 MiB.")
+@click.option(
+    "--input",
+    metavar="FOLDER|synthetic",
+    help="Read, decode and collate images in every iteration; synthetic makes some, of ImageNet's sizes. Default:"
+    " samples that are drawn in memory once.",
+)
+@click.option(
+    "--io-workers",
+    type=click.IntRange(0, 1024),
+    help="Of --input: processes that read for each rank. Default: 0, it reads by itself.",
+)
+@click.option(
+    "--preset",
+    metavar="P",
+    help="Of --input: how a framework overlaps input and exchange: naive, caffe-mpi, mxnet, tensorflow, cntk, pytorch"
+    " (the default). All but pytorch exchange each layer by itself; naive and cntk do so behind backward.",
+)
 @emulation_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
 @kernel_options
 @verify_option
+@click.option(
+    "--time-collectives",
+    is_flag=True,
+    help="Time each collective and message by itself on every rank, in half of the iterations; CPU alone.",
+)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
 @click.option(
@@ -129,7 +160,14 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@collected(run=RunOptions, sample=SampleOptions, kernels=KernelFlags, emulation=EmulationOptions, launch=LaunchOptions)
+@collected(
+    run=RunOptions,
+    sample=SampleOptions,
+    kernels=KernelFlags,
+    reading=InputOptions,
+    emulation=EmulationOptions,
+    launch=LaunchOptions,
+)
 def COMMAND(  # noqa: N802
     model: str,
     strategy: str,
@@ -137,13 +175,14 @@ def COMMAND(  # noqa: N802
     sample: SampleOptions,
     recompute: str | None,
     kernels: KernelFlags,
+    reading: InputOptions,
     emulation: EmulationOptions,
     launch: LaunchOptions,
     output: Path,
     as_json: bool,
     **of_axes: Any,
 ) -> None:
-    """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
+    """Train MODEL on synthetic data or images, and time forward, backward, exposed gradient exchange, weight update.
 
     Strategies: d data (z1d, z2d, z3d with a stage of ZeRO), s spatial (s2x2 over two dims), f filter, c channel,
     t tensor, p pipeline parallelism, nested from the outermost.
@@ -185,6 +224,7 @@ def COMMAND(  # noqa: N802
         layout=layout,
         **{name: value for name, value in settings.items() if value is not None},
         **slept,
+        **msgspec.structs.asdict(reading),
     )
     request.check()
     if not _run(request, launch, output):

@@ -36,6 +36,8 @@ Attribute = AnyInt | AnyFloat | bool | str | tuple[AnyInt, ...] | None
 # Text that reads as nothing but text; numbers, JSON's constants and anything with a separator are quoted in a key.
 _PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z0-9_.:-]*", re.ASCII)
 
+TARGET_DTYPE = "int64"
+"""Of targets, as of token ids."""
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32"}
@@ -320,6 +322,11 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Bytes of a mini-batch's input, trained in ``dtype``."""
         own = dtype if self.input_dtype == "fp32" else self.input_dtype
         return batch * math.prod(self.input_shape) * DTYPE_BYTES[own]
+
+    def target_bytes(self, batch: int) -> int:
+        """Bytes of a mini-batch's targets: a class of each sample, or a token at each position of one sequence."""
+        each = self.input_shape[-1] if self.input_dtype == TARGET_DTYPE else 1
+        return batch * each * DTYPE_BYTES[TARGET_DTYPE]
 
     @property
     def fw_flops(self) -> int:

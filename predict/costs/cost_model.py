@@ -7,13 +7,14 @@ what they read.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from calibrate.profile.profile import Profile
+from calibrate.profile.profile import ModelTime, Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -39,7 +40,14 @@ from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.costs.kinds.catalog import costs_of, demand_of
 from predict.costs.kinds.kind_costs import KnownCosts, PricingContext
-from predict.costs.kinds.work_costs import computing_parts_of, counts_between, parts_of, relative_spreads
+from predict.costs.kinds.work_costs import (
+    computing_parts_of,
+    counts_between,
+    in_parts,
+    parts_of,
+    relative_spreads,
+    shard_of,
+)
 from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
@@ -91,7 +99,7 @@ class CostModel:
     _serial: Plan = field(init=False)
     _known: KnownCosts = field(init=False)
     _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
-    _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
+    _remainders: dict[tuple[int, int, str], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
     _by_flops: CostModel | None = field(init=False, default=None)
@@ -184,7 +192,7 @@ class CostModel:
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         rank_spread = self.rank_spread(place)
         remarks.add(*(Remark(note, False) for note in plan.notes))
-        spread = self._spread(place)
+        spread = self._spread(place, plan)
         costs = assemble(priced, spread.common_relative_sd)
         return PricedPlan(
             plan=plan,
@@ -343,20 +351,34 @@ class CostModel:
         """Whether what compute and collectives side by side cost each other is not known of these devices."""
         return self.device.computes and not self.communication.interferes
 
-    def _spread(self, place: PricingContext) -> Spread:
-        """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
+    def _spread(self, place: PricingContext, plan: Plan | None = None) -> Spread:
+        """The model's spread, with what its parts' medians leave of the median iteration where that was measured.
+
+        Args:
+            plan: whose ranks' own iterations tell more than the whole model's, where they were measured.
+        """
         if not self.device.computes:
             return NO_SPREAD
-        spread = self._model.spread(*place)
-        measured = self._model.nearest(*place) if self.layers_from.measured else None
-        if measured is None or not measured.iteration.median_s:
+        as_measured = plan is not None and self.layers_from.measured and not self.proportional
+        shard = shard_of(plan) if plan is not None and as_measured and not in_parts(plan) else ""
+        spread = self._model.spread(*place, shard)
+        measured = self._model.nearest_shard(*place, shard)
+        if measured is None or plan is None:
+            plan, measured = self._serial, self._model.nearest(*place)
+        if measured is None or not self.layers_from.measured:
             return spread
-        key = measured.batch, measured.ranks_on_host
+        key = measured.batch, measured.ranks_on_host, measured.shard
         if key not in self._remainders:
-            parts = parts_of(self._known, self._serial, PricingContext(measured.batch, measured.ranks_on_host))
-            added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
-            self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
+            self._remainders[key] = 1 - self._added_up_s(plan, measured) / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
+
+    def _added_up_s(self, plan: Plan, measured: ModelTime) -> float:
+        """Seconds of what a rank of a plan computes, in the mean over ranks, at the place of a measurement."""
+        parts = computing_parts_of(self._known, plan, PricingContext(measured.batch, measured.ranks_on_host))
+        counts = [np.bincount(role.work, minlength=len(plan.works)).tolist() for role in plan.roles]
+        of_roles = [sum(part.cost.seconds * count[index] for index, part in parts.items()) for count in counts]
+        ranks = [role.multiplicity for role in plan.roles]
+        return sum(math.prod(pair) for pair in zip(of_roles, ranks, strict=True)) / sum(ranks)
 
 
 def _shares(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:

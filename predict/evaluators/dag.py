@@ -12,6 +12,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
@@ -22,8 +23,9 @@ from predict.closed_forms.closed_form_evaluation import (
 from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
 from predict.closed_forms.osf import LayerwisePhases
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, exposed_exchange_seconds, input_wait
+from predict.costs.input.input_closed_form import exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
+from predict.costs.input.shared_cores import on_shared_cores
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats, Remark
 from predict.costs.spread.assembly import join
@@ -43,11 +45,12 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     priced = costs.price(plan)
     batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
     terms = input_terms(costs.profile, costs.network, costs.dtype, batch, options)
-    priced.remarks.add(*terms.remarks, *flat_exchange(point.settings))
     if point.strategy.ranks > 1:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False))
     form = ClosedForm(plan, terms.fetch, wait_free=PRESETS[options.preset].wait_free)
+    terms = on_shared_cores(terms, costs.profile, form.rest_s(priced.costs.seconds), batch.ranks_on_host)
+    priced.remarks.add(*terms.remarks, *flat_exchange(point.settings))
     return PreparedEvaluation(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
@@ -70,6 +73,10 @@ class ClosedForm:
     def __init__(self, plan: Plan, fetch: Fetch, *, wait_free: bool) -> None:
         self._phases, self._works = LayerwisePhases(plan), len(plan.works)
         self._fetch, self._wait_free = fetch, wait_free
+
+    def rest_s(self, seconds: Floats) -> float:
+        """An iteration without its input, from seconds per work of the plan."""
+        return self.timing(np.concatenate([seconds, [0.0, 0.0]])).iteration_s
 
     def timing(self, seconds: Floats) -> Timing:
         """Seconds per work, then of reading and of copying, to where they stand in an iteration."""

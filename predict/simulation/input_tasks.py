@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan
+from paradl_bench.strategies.passes.input_presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES, readers_on_host
 from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, InputWait
+from predict.costs.input.input_closed_form import InputWait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms, refuse_unknown
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
@@ -22,17 +23,21 @@ from predict.workload import Configuration
 
 def input_of(costs: CostModel, point: Configuration) -> InputTerms | None:
     """What reading and copying take, where that was measured or stated and takes any time."""
-    terms = terms_of(costs, point.strategy, point.local_batch, _on_host(costs, point))
+    terms = terms_of(costs, point.strategy, point.local_batch, ranks_on_host(costs, point))
     if not terms.known:
         refuse_unknown(costs.input_options)
         return None
     return terms if terms.costs.seconds.any() else None
 
 
-def fed(priced: PricedPlan, plan: Plan, terms: InputTerms, preset: str) -> PricedPlan:
-    """A plan with its input, priced: the costs of the plan without, then those of reading and copying."""
+def fed(priced: PricedPlan, plan: Plan, terms: InputTerms, preset: str, *, after_backward: bool = False) -> PricedPlan:
+    """A plan with its input, priced: the costs of the plan without, then those of reading and copying.
+
+    Args:
+        after_backward: whether the plan exchanges gradients behind backward, as presets without overlap do.
+    """
     priced.remarks.add(*terms.remarks)
-    if not PRESETS[preset].wait_free:
+    if not PRESETS[preset].wait_free and not after_backward:
         text = f"--preset {preset} is of the input alone: gradients are exchanged as the plan has it"
         priced.remarks.add(Remark(text, False))
     return dataclasses.replace(
@@ -53,10 +58,11 @@ def terms_of(costs: CostModel, strategy: Strategy, local_batch: int, ranks_on_ho
 
 def ahead_bytes(costs: CostModel, point: Configuration) -> int:
     """Bytes of the mini-batches that are copied to a device before the iteration that computes them."""
-    return terms_of(costs, point.strategy, point.local_batch, _on_host(costs, point)).ahead_bytes
+    return terms_of(costs, point.strategy, point.local_batch, ranks_on_host(costs, point)).ahead_bytes
 
 
-def _on_host(costs: CostModel, point: Configuration) -> int:
+def ranks_on_host(costs: CostModel, point: Configuration) -> int:
+    """How many ranks of a point share a host."""
     return costs.place(point.strategy, point.local_batch).ranks_on_host
 
 

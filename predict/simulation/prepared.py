@@ -19,13 +19,15 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Plan, Sort
 from paradl_bench.strategies.data.fusion.buffers import describe
 from paradl_bench.strategies.data.fusion.fused_plan import check_fusion, fused_plan
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.input_tasks import with_input
 from predict.costs.cost_model import CostModel
+from predict.costs.input.shared_cores import on_shared_cores
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
-from predict.simulation.input_tasks import fed, input_of
+from predict.simulation.input_tasks import fed, input_of, ranks_on_host
 from predict.simulation.pipelines.host_sharing import on_shared_host
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
@@ -44,10 +46,16 @@ def price(costs: CostModel, point: Configuration) -> PricedPlan:
     """The plan of a point, priced, with the tasks of its input where that is known."""
     computing, notes = _planned(costs, point)
     terms = input_of(costs, point)
-    plan = computing if terms is None else with_input(computing, terms.fetched)
     # What ranks are late by, and take from each other on a host, is of what they compute alone.
     priced = _priced(costs, point, computing, notes)
-    return priced if terms is None else fed(priced, plan, terms, costs.input_options.preset)
+    if terms is None:
+        return priced
+    if terms.process_s:
+        rest_s = workload_of(costs, point, priced).timing().iteration_s
+        terms = on_shared_cores(terms, costs.profile, rest_s, ranks_on_host(costs, point))
+    after_backward = point.settings.of(ExchangeOptions).after_backward
+    plan = with_input(computing, terms.fetched)
+    return fed(priced, plan, terms, costs.input_options.preset, after_backward=after_backward)
 
 
 def _priced(costs: CostModel, point: Configuration, plan: Plan, notes: Sequence[Remark]) -> PricedPlan:

@@ -14,15 +14,19 @@ from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.emulation import words_of_emulation
+from paradl_bench.records.training.input_times import RunInput
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_presets import preset_named
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_network
-from predict.costs.input.input_terms import NO_INPUT
+from predict.costs.input.input_terms import KNOWN_BY, NO_INPUT, InputOptions
 from predict.emulation.ghost import slept_seconds
+from predict.ledger.ledger import Ledger
 from predict.prediction.prediction import Prediction, Predictor
-from predict.validation.activity import Activity, activity_of
+from predict.validation.ranks.activity import Activity, activity_of
+from predict.validation.ranks.calls import Calls, calls_of
 from predict.validation.runs import Run
 from predict.validation.validation_report import PREDICTOR
 from predict.workload import Configuration, evaluators
@@ -57,6 +61,22 @@ def _own_network(profile: Profile, run: Run) -> Path | None:
     if run.description.ghost is None or run.description.model in profile.network:
         return None
     return next(iter(sorted(run.path.glob("network-*.json"))), None)
+
+
+def _input_options(profile: Profile, about: RunInput | None) -> InputOptions:
+    """As the run read; nothing, whatever the profile knows of reading, where it drew its samples in memory."""
+    if about is None:
+        return NO_INPUT
+    same = (
+        side.source for side in profile.input_side if about.source in (side.source, str(Path(side.source).resolve()))
+    )
+    return InputOptions(
+        preset=about.preset,
+        rank_workers=about.workers,
+        # Where one mini-batch is copied ahead, workers have read another one.
+        prefetch=2 if about.workers and preset_named(about.preset).copies_ahead else None,
+        source=next(same, None),
+    )
 
 
 @contextmanager
@@ -95,6 +115,8 @@ class RunPredictors:
         if ghost is not None and ghost.slow_rank is not None and evaluator != PREDICTOR:
             # The closed forms take all ranks as equally fast.
             return False
+        if run.description.input is not None and evaluator not in KNOWN_BY:
+            return False
         applies = asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
         return applies and not self.lacks(run, evaluator)
 
@@ -120,6 +142,24 @@ class RunPredictors:
         """
         with _named(run):
             return activity_of(run, self.costs_of(run))
+
+    def calls(self, run: Run) -> Calls | None:
+        """What ranks spent in calls, beside its prediction; None where the run did not time them.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        return None if run.description.call_timing is None else calls_of(run, self.ledger(run))
+
+    def ledger(self, run: Run) -> Ledger:
+        """What every second of a run's prediction is made of.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        with _named(run):
+            point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+            return Predictor(self.costs_of(run), self._evaluators[PREDICTOR]).explain(point)
 
     def differences(self, run: Run) -> list[str]:
         """What makes a run unlike the profile, in lines: its environment, its network, or what its layers slept."""
@@ -156,7 +196,7 @@ class RunPredictors:
         drawn = about.ghost is not None and about.ghost.drawn is not None
         of_ghosts = dilate, drawn, "" if slow is None else str(slow)
         computed_in = about.optimizer, about.dtype, about.kernel_settings, about.backend
-        key = (about.model, about.network_digest, *computed_in, *of_ghosts, str(layers_from))
+        key = (about.model, about.network_digest, *computed_in, *of_ghosts, str(layers_from), repr(about.input))
         if key not in self._known:
             own = _own_network(self._profile, run)
             self._known[key] = CostModel(
@@ -167,8 +207,7 @@ class RunPredictors:
                 kernel_settings=about.kernel_settings,
                 cluster=self._cluster,
                 backend=None if about.backend == _NO_BACKEND else about.backend,
-                # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
-                input_options=NO_INPUT,
+                input_options=_input_options(self._profile, about.input),
                 # It exchanges DDP's buckets, whatever an evaluator would group its gradients by.
                 fusion=Fusion(rule="ddp"),
                 slow_rank=slow,

@@ -28,6 +28,7 @@ from paradl_bench.records.training.training_record import (
     TrainingIterations,
     TrainingRun,
     read_run,
+    without_timed_calls,
 )
 from predict.costs.sourced import Floats
 
@@ -59,7 +60,8 @@ class Run:
         run = self.description
         emulated = kind_of_emulation(self.manifest.environment.emulated)
         of_model = run.model, run.input_shape, run.network_digest
-        return *of_model, run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
+        computed = run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
+        return *of_model, *computed, run.input
 
     @property
     def median_s(self) -> float:
@@ -79,6 +81,14 @@ class Run:
         times = self._of_last(stage)
         idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
         return idle_s if idle_s > _ROUNDING * self.median_s else None
+
+    @property
+    def input_s(self) -> float | None:
+        """Median of what the ranks of the phases wait for their input; None where nothing is read, or in a pipeline."""
+        if self.description.input is None or group_axes(parse_strategy(self.description.strategy), Trait.STAGES):
+            return None
+        times = self._of_last(None)
+        return max(float(np.median(times[:, 0] - times[:, 1:].sum(axis=1))), 0.0)
 
     def _of_last(self, stage: int | None) -> Floats:
         """Times of the rank of a stage that finishes backward last, of shape (iterations, 5)."""
@@ -106,7 +116,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         manifest = read_manifest(path)
         if manifest.kind != "training":
             raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
-        records = read_records(path, TRAINING_FILE, TrainingIterations)
+        records = without_timed_calls(read_records(path, TRAINING_FILE, TrainingIterations))
         times = _by_iteration(records, _phases)
         if len(times) < MIN_ITERATIONS:
             lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
@@ -122,10 +132,19 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
         if times.shape[1] != about.ranks:
             raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {about.ranks}")
-        runs.append(Run(path=path, manifest=manifest, description=about, rank_times_s=times))
+        runs.append(Run(path=path, manifest=manifest, description=about, rank_times_s=_in_rounds(about, times)))
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)
+
+
+def _in_rounds(about: TrainingRun, times: Floats) -> Floats:
+    """Times of iterations; where several workers read, which deliver in bursts, means over rounds of as many."""
+    workers = about.input.workers if about.input is not None else 0
+    if workers < 2 or len(times) < MIN_ITERATIONS * workers:
+        return times
+    rounds = len(times) // workers
+    return np.asarray(times[: rounds * workers].reshape(rounds, workers, *times.shape[1:]).mean(axis=1))
 
 
 def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
@@ -146,12 +165,15 @@ def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
 
 def has_iterations(path: Path) -> bool:
     """Whether a run has enough iterations on all ranks to be compared."""
-    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations), _phases)) >= MIN_ITERATIONS
+    return (
+        len(_by_iteration(without_timed_calls(read_records(path, TRAINING_FILE, TrainingIterations)), _phases))
+        >= MIN_ITERATIONS
+    )
 
 
 def communication_of(run: Run) -> dict[str, Floats]:
     """What communication for layers took in forward and backward, by kind: each of shape (iterations, ranks)."""
-    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
+    records = without_timed_calls(read_records(run.path, TRAINING_FILE, TrainingIterations))
     kinds = sorted({kind for record in records for kind in (*record.fw_communication_s, *record.bw_communication_s)})
 
     def columns(record: TrainingIterations) -> list[Floats]:
@@ -159,7 +181,7 @@ def communication_of(run: Run) -> dict[str, Floats]:
         ways = record.fw_communication_s, record.bw_communication_s
         return [none + sum(np.asarray(way.get(kind, none)) for way in ways) for kind in kinds]
 
-    times = _by_iteration(records, columns) if kinds else np.empty((0, 0, 0))
+    times = _in_rounds(run.description, _by_iteration(records, columns)) if kinds else np.empty((0, 0, 0))
     return {kind: times[:, :, index] for index, kind in enumerate(kinds)}
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile, read_profile
@@ -16,8 +17,9 @@ from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.files import read_cluster
 from predict.prediction.interval import WORST_OVERLAP
 from predict.prediction.prediction import Prediction
-from predict.validation.activity import Activity
 from predict.validation.memory_validation import memory_pair
+from predict.validation.ranks.activity import Activity
+from predict.validation.ranks.calls import Calls
 from predict.validation.run_predictors import RunPredictors
 from predict.validation.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
 from predict.validation.scaling_factors import scaling_factors, serial_runs_wanted
@@ -25,6 +27,7 @@ from predict.validation.validation_report import (
     EVALUATORS,
     FAR_OFF,
     IN_ORDER_OF_PAIRS,
+    INPUT,
     PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
@@ -75,8 +78,9 @@ def validate_runs(
     if differences and not force:
         raise _of_another_environment(differences, profile_path)
     activities = {run.path: predictors.activity(run) for run in runs}
+    calls = {run.path: predictors.calls(run) for run in runs}
     pairs = tuple(
-        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
+        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path], calls[run.path])
         for names in IN_ORDER_OF_PAIRS
         for run in runs
         for evaluator in names
@@ -128,6 +132,7 @@ def _in_words(run: Run) -> str:
     """Strategy, and what no closed form knows of its settings."""
     about = run.description
     options = [f"{name} {text}" for name, text in about.settings.simulated_alone.items()]
+    options += [f"input {about.input.source}"] if about.input is not None else []
     slow = [f"slow rank {about.ghost.slow_rank}"] if about.ghost and about.ghost.slow_rank else []
     return about.strategy + (f" ({'; '.join([*options, *slow])})" if options or slow else "")
 
@@ -175,16 +180,21 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
+def _pair(
+    run: Run,
+    runs: Sequence[Run],
+    profile: Profile,
+    prediction: Prediction,
+    activity: Activity | str,
+    calls: Calls | None,
+) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = _interval(run, prediction)
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.time.pipeline_stage)
     phases = {name: _phase(prediction.time.phases_s[name], measured_phases_s[name]) for name in PHASES}
-    idle = _idle(run, prediction)
-    parts = phases if idle is None else {**phases, PIPELINE_IDLE: idle}
-    return Pair(
+    pair = Pair(
         run=str(run.path),
         complete=run.manifest.complete,
         evaluator=prediction.evaluator,
@@ -201,14 +211,19 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         accuracy=1 - abs(error),
         covered=low <= measured_s <= high,
         phases=phases,
-        explained_by=max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name])),
+        explained_by="",
         memory=memory_pair(profile, run, prediction),
         sources=prediction.provenance.sources,
         extrapolated=prediction.provenance.extrapolated,
         emulated=words_of_emulation(run.manifest.environment.emulated),
         activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
-        idle=idle,
+        idle=_idle(run, prediction),
+        input=_input(run, prediction),
+        calls=calls if prediction.evaluator == PREDICTOR else None,
     )
+    parts = pair.parts
+    worst = max(parts, key=lambda name: (1 if error > 0 else -1) * _difference_s(parts[name]))
+    return msgspec.structs.replace(pair, explained_by=worst)
 
 
 def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
@@ -228,6 +243,14 @@ def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
     return None if measured_s is None else _phase(prediction.time.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
 
 
+def _input(run: Run, prediction: Prediction) -> PhasePair | None:
+    """Waiting for the mini-batch."""
+    measured_s, parts = run.input_s, prediction.time.breakdown_s
+    if measured_s is None:
+        return None
+    return _phase(parts.get(INPUT, 0.0) + parts.get("h2d", 0.0), measured_s)
+
+
 def _difference_s(pair: PhasePair) -> float:
     return pair.predicted_s - pair.measured_s
 
@@ -238,7 +261,7 @@ def _phase(predicted_s: float, measured_s: float) -> PhasePair:
 
 
 def _outlier(pair: Pair) -> Outlier:
-    phase = pair.idle if pair.explained_by == PIPELINE_IDLE and pair.idle else pair.phases[pair.explained_by]
+    phase = pair.parts[pair.explained_by]
     shared = ("run", "model", "strategy", "batch", "error", "noise_floor")
     return Outlier(
         **{field: getattr(pair, field) for field in shared},

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from predict.validation.activity import Activity
 from predict.validation.memory_validation import MemoryPair, MemoryScore
+from predict.validation.ranks.activity import Activity
+from predict.validation.ranks.calls import Calls
 
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
@@ -16,6 +17,7 @@ EVALUATORS = (*_FIRST, *_LATER)
 IN_ORDER_OF_PAIRS = (_FIRST, _LATER)
 """A report's pairs are of all runs by the former, then by those that reports did not have from the beginning."""
 PIPELINE_IDLE = "pipeline_idle"
+INPUT = "input"
 """What explains an error where it is no phase, by the name of ``breakdown_s``."""
 FAR_OFF = 0.1
 """Errors from which on a run's worst phase is told even where its interval, being wide, holds."""
@@ -39,11 +41,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         interval_s: of an emulated run, with what its ranks take the host for besides communication at its upper end.
         covered: whether the interval holds the measured median.
         idle: of a pipeline, waiting of the stage that the phases are of for others; None where it is not known.
-        explained_by: the phase, or ``pipeline_idle``, whose difference has the error's sign and is largest.
+        input: waiting for the mini-batch to be read and copied; None of runs that read none, and of pipelines.
+        explained_by: the phase, ``pipeline_idle`` or ``input``, whose difference has the error's sign and is largest.
         issued_equals_plan: whether the run issued the plan's collectives.
         memory: None where the run did not track it.
         emulated: what of the run was not real, in words; empty for a real one.
         activity: of the evaluator under test alone; None where begins and ends are not known, which a note says.
+        calls: of the evaluator under test alone; None where the run did not time its calls one by one.
     """
 
     run: str
@@ -80,6 +84,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     activity: Activity | None = None
     idle: PhasePair | None = None
+    input: PhasePair | None = None
+
+    @property
+    def parts(self) -> dict[str, PhasePair]:
+        """All that an iteration is made of, as far as it is known."""
+        others = {PIPELINE_IDLE: self.idle, INPUT: self.input}
+        return self.phases | {name: part for name, part in others.items() if part is not None}
+
+    calls: Calls | None = None
 
 
 def pairs_of(pairs: Iterable[Pair], evaluator: str) -> list[Pair]:
@@ -197,7 +210,7 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     """A run that is far off, or whose median lies outside the interval, and what explains most of the error.
 
     Attributes:
-        phase: one of those of the run, or ``pipeline_idle``.
+        phase: one of those of the run, ``pipeline_idle`` or ``input``.
         shares_memory: whether several ranks computed on CPUs, and so from one host's memory.
     """
 

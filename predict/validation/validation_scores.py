@@ -64,7 +64,7 @@ def rank(pairs: Sequence[Pair]) -> Ranking:
             continue
         measured = np.array([np.median([p.measured_median_s for p in repeated]) for repeated in strategies.values()])
         predicted = np.array([repeated[0].predicted_s for repeated in strategies.values()])
-        correlations.append(_spearman(predicted, measured))
+        correlations.append(spearman(predicted, measured))
         regrets.append(float(measured[int(np.argmin(predicted))] / measured.min() - 1))
     known = [value for value in correlations if value is not None]
     return Ranking(
@@ -114,7 +114,7 @@ def _of_repeated(pair: Pair, measured_s: float) -> RepeatedPrediction:
     )
 
 
-def _spearman(first: Floats, second: Floats) -> float | None:
+def spearman(first: Floats, second: Floats) -> float | None:
     """Correlation of ranks, ties sharing their mean rank; None where one side does not vary."""
     one, other = _ranks(first), _ranks(second)
     if min(np.ptp(one), np.ptp(other)) == 0:

@@ -59,6 +59,8 @@ VALUES = (
         "system",
         "gloo",
         "nccl",
+        "cntk",
+        "synthetic",
         "fp32",
         "bf16",
         "adam",

@@ -15,6 +15,7 @@ from in_process import run_in_process
 
 from paradl_bench.records.measurement import LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import LayerSamples
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 
 GPUS = torch.cuda.device_count()
 REQUIRED = os.environ.get("PARADL_TEST_GPU") == "required"
@@ -45,6 +46,18 @@ def test_layers_of_a_gpu_are_measured_on_it(tmp_path: Path) -> None:
     assert {layer.phase for layer in layers} >= {"FW", "BW"}
     assert all(min(layer.samples_s) >= 0 for layer in layers)
     assert sum(max(layer.samples_s) for layer in layers if layer.operation.startswith("conv")) > 0
+
+
+def test_copying_ahead_feeds_the_same_samples(tmp_path: Path) -> None:
+    losses = []
+    for preset in ("mxnet", "caffe-mpi"):
+        (tmp_path / preset).mkdir()
+        reading = ("--input", "synthetic", "--io-workers", "1", "--preset", preset)
+        record = trained(tmp_path / preset, "--batch", "4", "--strategy", "serial", *reading)
+        losses.append(record["losses"])
+        rows = read_records(tmp_path / preset / "out", TRAINING_FILE, TrainingIterations)
+        assert all(row.input is not None and row.input.copied_s for row in rows)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_a_serial_run_knows_the_allocators_peak(tmp_path: Path) -> None:

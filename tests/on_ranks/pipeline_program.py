@@ -22,7 +22,7 @@ from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.recorder import CollectiveRecorder, When, differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait

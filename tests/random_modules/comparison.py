@@ -8,7 +8,7 @@ from equality_program import TOLERANCE
 from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.copies import Trial, runs
 from paradl_bench.measure.proof.reference import JoinedRanks
-from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model

@@ -1,6 +1,7 @@
 """Ranks that train in given messages beside the serial model in float64. Arguments: where to write, then cases.
 
-A case is NETWORK:RULE[:BUFFER]:ACCUMULATE, its answer the largest differences from serial and what was sent, in order.
+A case is NETWORK:RULE[:BUFFER]:ACCUMULATE[:after], the last one of messages behind backward; its
+answer the largest differences from serial and what was sent, in order.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
 
 _ITERATIONS = 3
+_AFTER = ":after"
 
 
 class Chain(nn.Module):
@@ -94,13 +96,15 @@ def _largest(found: list[Any], exact: list[Any]) -> float:
 
 def run(case: str, context: RankContext) -> dict[str, Any]:
     """The largest differences of gradients and parameters, and bytes of what was sent and what was planned."""
-    name, rule, *buffer, accumulate = case.split(":")
+    name, rule, *buffer, accumulate = case.removesuffix(_AFTER).split(":")
     model, serial = (load_model(f"fused_program:{name}") for _ in range(2))
     network, strategy, count = trace_network(model), parse_strategy("d2"), int(accumulate)
     asked = parse_fusion(rule, buffer[0] if buffer else None)
     assert asked is not None
     messages = asked.messages(network)
-    exchange = ExchangeOptions(fused_bytes=messages, fused_by=asked.words(len(messages)))
+    exchange = ExchangeOptions(
+        fused_bytes=messages, fused_by=asked.words(len(messages)), after_backward=case.endswith(_AFTER)
+    )
     settings = PlanSettings(batch=8, accumulate=count, axes=(exchange,))
     plan = planner_for(strategy).plan(network, strategy, settings)
     (role,) = plan.roles

@@ -145,7 +145,7 @@ import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.ranks.groups.process_groups import join_ranks
-from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.fused_messages import with_messages
 from paradl_bench.measure.training.trainer import Trainer

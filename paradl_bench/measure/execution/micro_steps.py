@@ -36,7 +36,11 @@ class MicroSteps:
         entered: Entered = contextlib.nullcontext,
     ) -> None:
         self._parallel, self._loss, self._count, self._entered = parallel, loss, count, entered
-        self._batches = list(zip(inputs.chunk(count), targets.chunk(count), strict=True))
+        self.feed(inputs, targets)
+
+    def feed(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Take these samples from now on."""
+        self._batches = list(zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True))
 
     def run(self, begin: Any, stamp: Callable[[], Any], rows: list[Row], enter: Callable[[str], None]) -> torch.Tensor:
         """Run all of them; returns the loss over all samples.

@@ -14,6 +14,9 @@ from PIL import Image, UnidentifiedImageError
 from paradl_bench.measure.input.images import decode, drop_from_cache, read_file, transform
 from paradl_bench.records.input_record import Condition, FileSamples
 
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What reading and decoding a file raise where it is broken."""
+
 
 @dataclass(slots=True)
 class TimedFiles:
@@ -56,15 +59,15 @@ def time_files(paths: Sequence[Path], *, cold: bool, crop: int, seed: int) -> Ti
             decoded = clock()
             transform(image, crop, generator)
             end = clock()
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            timed.unreadable[path] = _reason(error, content)
+        except UNREADABLE as error:
+            timed.unreadable[path] = why_unreadable(error, content)
             continue
         pixels = image.width * image.height
         timed.times.append((len(content), pixels, read - begin, decoded - read, end - decoded))
     return timed
 
 
-def _reason(error: Exception, content: bytes | None) -> str:
+def why_unreadable(error: Exception, content: bytes | None) -> str:
     """Why a file can't be read or decoded, in one line; ``content`` None where it was not read."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

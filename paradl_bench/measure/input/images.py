@@ -1,4 +1,6 @@
-"""Images on disk: a folder of them, or a synthetic one; read past the page cache where the kernel allows it.
+"""Images on disk: a synthetic folder of them; reading, decoding and transforming one.
+
+Files are read past the page cache where the kernel allows it.
 
 Decoding and transforms are Pillow's and torch's own calls, those that torchvision's ImageNet pipeline makes
 (``RandomResizedCrop``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize``), with its defaults.
@@ -19,30 +21,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import MOST_BYTES, open_regular, write_bytes_atomically
 from paradl_bench.records.input_record import Condition
 
-EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif"))
 _MEAN, _SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CROP_AREA, _CROP_RATIO, _CROP_TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 _SYNTHETIC_CLASSES = 10
 _PAGE = 4096
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Every image below a folder, classes nested however deep, by name; sorted, so that a seed means the same again.
-
-    Raises:
-        UserError: no folder, or no image in it.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; give a folder of images, or the word synthetic")
-    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
-    images = sorted(path for path in files if path.suffix.lower() in EXTENSIONS)
-    if not images:
-        raise UserError(f"{folder} holds no image; files of images end in {', '.join(sorted(EXTENSIONS))}")
-    return images
 
 
 def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
@@ -135,22 +120,6 @@ def _random_box(image: Image.Image, generator: random.Random) -> tuple[int, int,
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
     return left, top, left + side, top + side
-
-
-class ImageDataset(torch.utils.data.Dataset[torch.Tensor]):
-    """Images of a list of files as tensors; goes round the list, so that a loader has as many samples as it wants."""
-
-    def __init__(self, paths: list[Path], crop: int, samples: int, seed: int) -> None:
-        self._paths, self._crop, self._samples, self._seed = paths, crop, samples, seed
-
-    def __len__(self) -> int:
-        """Samples of an epoch."""
-        return self._samples
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """One sample, with the crop that the seed and its index give."""
-        image = decode(read_file(self._paths[index % len(self._paths)]))
-        return transform(image, self._crop, random.Random(self._seed * 1_000_003 + index))
 
 
 def remove_images(paths: list[Path], folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.measure.input.images import ImageDataset
+from paradl_bench.measure.input.image_batches import ImageBatches, readable
 from paradl_bench.records.input_record import LoaderSamples
 
 
@@ -27,7 +27,7 @@ def measure_loader(
     block: int,
     seed: int,
 ) -> LoaderSamples:
-    """Take batches as fast as they come; raises WorkError where a worker died.
+    """Take batches as fast as they come; raises WorkError where a worker died, UserError where a file is broken.
 
     With w workers, batches come in rounds of w. Behind the first batch whole rounds are taken, so that the time from
     the first batch to the last is that of as many rounds.
@@ -35,8 +35,9 @@ def measure_loader(
     rounds = -(-least_batches // max(workers, 1))
     count = 1 + rounds * max(workers, 1)
     loader = torch.utils.data.DataLoader(
-        ImageDataset(list(paths), crop, count * batch, seed + block),
-        batch_size=batch,
+        ImageBatches(paths, crop, seed + block),
+        batch_size=None,
+        sampler=[range(first, first + batch) for first in range(0, count * batch, batch)],
         num_workers=workers,
         pin_memory=pinned,
         multiprocessing_context=start if workers else None,
@@ -44,7 +45,8 @@ def measure_loader(
     begin = time.perf_counter()
     arrivals = []
     try:
-        for _ in loader:
+        for item in loader:
+            readable(item)
             arrivals.append(time.perf_counter())
     except RuntimeError as error:
         raise WorkError(f"the loader with {workers} workers failed: {' '.join(str(error).split())}") from error

@@ -6,10 +6,7 @@ core, as ranks are. The loader gets every core that the command was allowed, sin
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,8 +16,10 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import Progress, progress, say
 from paradl_bench.measure.input.batches import measure_batches
+from paradl_bench.measure.input.cores import on_cores
 from paradl_bench.measure.input.files import TimedFiles, time_files
-from paradl_bench.measure.input.images import find_images, make_images, remove_images
+from paradl_bench.measure.input.folder import IMAGES_FOLDER, SYNTHETIC, find_images
+from paradl_bench.measure.input.images import make_images, remove_images
 from paradl_bench.measure.input.loader import measure_loader
 from paradl_bench.measure.opening import open_directory
 from paradl_bench.ranks.clocks import Clock, clock_for
@@ -37,9 +36,6 @@ from paradl_bench.records.input_record import (
     UnreadableFile,
 )
 from paradl_bench.records.measurement import argument_texts
-
-SYNTHETIC = "synthetic"
-_IMAGES_FOLDER = ".images"
 
 
 class InputRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +102,7 @@ def measure_input(
         if images or not steps:
             paths = random.Random(request.seed).sample(images, min(request.samples, len(images)))
         else:
-            paths = _made(request, output / _IMAGES_FOLDER, bar)
+            paths = _made(request, output / IMAGES_FOLDER, bar)
         run = _Run(request, context, cores, directory, clock_for(context.device), paths)
         run.unreadable = {Path(item.path): item.why for item in directory.records(UNREADABLE_FILE, UnreadableFile)}
         for step in steps:
@@ -115,7 +111,7 @@ def measure_input(
             bar.advance()
     directory.finish()
     if not images and not request.keep:
-        remove_images(paths, output / _IMAGES_FOLDER)
+        remove_images(paths, output / IMAGES_FOLDER)
 
 
 def _made(request: InputRequest, folder: Path, bar: Progress) -> list[Path]:
@@ -160,7 +156,7 @@ def _measure(run: _Run, step: _Step) -> None:
         records = measure_batches(run.readable, request.batches, request.crop, device, clock, block, request.seed)
         run.directory.append(BATCHES_FILE, records)
     else:
-        with _on_all_cores(run.cores):
+        with on_cores(run.cores):
             record = measure_loader(
                 run.readable,
                 workers=workers,
@@ -191,20 +187,3 @@ def _measure_files(run: _Run, block: int) -> None:
         path, why = next(iter(run.unreadable.items()))
         raise UserError(f"none of {len(run.paths)} files can be decoded, the first being {path}: {why}")
     run.directory.append(FILES_FILE, [timed.record(block) for timed in passes])
-
-
-@contextlib.contextmanager
-def _on_all_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Let this process and those that it starts use all cores, under the default scheduling; then pin it again."""
-    pinned, policy = os.sched_getaffinity(0), os.sched_getscheduler(0)
-    _settle(cores, os.SCHED_OTHER)
-    try:
-        yield
-    finally:
-        _settle(pinned, policy)
-
-
-def _settle(cores: frozenset[int] | set[int], policy: int) -> None:
-    os.sched_setaffinity(0, cores)
-    if os.sched_getscheduler(0) != policy:
-        os.sched_setscheduler(0, policy, os.sched_param(0))

@@ -26,7 +26,7 @@ from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.layers.subjects import Subject, make_subjects
 from paradl_bench.measure.opening import open_directory
-from paradl_bench.network.graph import Layer
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -36,8 +36,17 @@ from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSam
 from paradl_bench.records.training.verification import VERIFICATION_FILE, VerifiedShards
 
 
-def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> None:
+def measure_layers(
+    request: LayersRequest,
+    context: RankContext,
+    output: Path,
+    command_line: tuple[str, ...],
+    network: ModelGraph | None = None,
+) -> None:
     """Measure together with the other ranks of the host, as many at once as a block asks for; rank 0 writes.
+
+    Args:
+        network: of the request's one model, where ranks that measure it several times have traced it before.
 
     Raises:
         UserError: a model or batch that does not run, or a directory of something else.
@@ -47,7 +56,11 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     set_up_compiler(context.device)
     # An interrupted measurement was proved when it began.
     proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
-    subjects = [subject for name in request.models for subject in make_subjects(request, name, context, clock, proofs)]
+    subjects = [
+        subject
+        for name in request.models
+        for subject in make_subjects(request, name, context, clock, proofs, network=network)
+    ]
     directory = None
     if context.rank == 0:
         compiling_settings = compiler_settings(request.kernel_settings, request.device)

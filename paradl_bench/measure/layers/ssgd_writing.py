@@ -16,9 +16,13 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.records.measurement import COLLECTIVES_FILE, LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, read_run
 
 _MICRO = 1e6
 Times = dict[tuple[str, str], NDArray[np.float64]]
@@ -26,7 +30,7 @@ Times = dict[tuple[str, str], NDArray[np.float64]]
 
 
 def trace_lines(
-    directory: Path, network: ModelGraph, *, batch: int | None, sweep: Path | None, io_s: float
+    directory: Path, network: ModelGraph, *, batch: int | None, sweep: Path | None, io_s: float, run: Path | None = None
 ) -> tuple[list[str], list[str]]:
     """The lines of a trace of a layers directory, in situ and on one rank, and notes on what it can't hold.
 
@@ -35,15 +39,19 @@ def trace_lines(
         sweep: a measurement of all_reduce, which gives the exchanges; without it they are what the directory's own
             trace had, else 0, as on one device.
         io_s: reading a mini-batch, the forward time of the layer ``data``; 0: what the directory's own trace had.
+        run: a training run of the model and local batch that read images, whose iterations say that; None for ``io_s``.
 
     Raises:
-        UserError: no such times, several batches, or a gradient outside the sizes that were swept.
+        UserError: no such times, several batches, a gradient outside the sizes that were swept, or another run.
     """
     records = _records(directory, network.name, batch)
     times = _times(records)
     exchange = _Exchange(sweep, directory)
     rows, iterations = _rows(network, times, exchange)
-    reading = _reading(directory, network.name, records[0].batch, io_s)
+    if run is not None and io_s:
+        raise UserError("--run and --io-seconds both say what reading takes: give one of them")
+    local = records[0].batch
+    reading = _reading(directory, network.name, local, io_s) if run is None else _of_run(run, network, local)
     lines = [HEADER]
     for iteration in range(iterations):
         lines.append(f"0\t{DATA_LAYER}\t{reading[iteration % len(reading)] * _MICRO:.9g}\t0\t0\t0")
@@ -66,6 +74,25 @@ def _reading(directory: Path, model: str, batch: int, io_s: float) -> list[float
         if (record.stage, record.model, record.batch) == ("io", model, batch)
     ]
     return [value for record in sorted(held, key=lambda record: record.block) for value in record.samples_s] or [io_s]
+
+
+def _of_run(run: Path, network: ModelGraph, batch: int) -> list[float]:
+    """Seconds that reading, decoding, transforms and collation took rank 0 of a run, one an iteration."""
+    if read_manifest(run).kind != "training":
+        raise UserError(f"--run {run} holds no training run")
+    about = read_run(run)
+    local = about.batch // degree_of(parse_strategy(about.strategy), Trait.DIVIDES_BATCH)
+    if (about.network_digest, local) != (network.digest, batch):
+        raise UserError(
+            f"--run {run} trained {about.model} on {local} samples a rank; the layers are of {network.name} on {batch}"
+        )
+    records = read_records(run, TRAINING_FILE, TrainingIterations)
+    ordered = sorted(records, key=lambda record: record.first_iteration)
+    read = [record.input for record in ordered if record.rank == 0 and record.input is not None]
+    if not read:
+        raise UserError(f"--run {run} read no images: measure it with paradl-bench train --input")
+    parts = ((item.read_s, item.decode_s, item.transform_s, item.collate_s) for item in read)
+    return [sum(iteration) for of_chunk in parts for iteration in zip(*of_chunk, strict=True)]
 
 
 def _records(directory: Path, model: str, batch: int | None) -> list[LayerSamples]:

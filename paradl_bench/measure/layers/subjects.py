@@ -75,11 +75,17 @@ class Subject:
 
 
 def make_subjects(
-    request: LayersRequest, name: str, context: RankContext, clock: Clock, proofs: list[VerifiedShards] | None
+    request: LayersRequest,
+    name: str,
+    context: RankContext,
+    clock: Clock,
+    proofs: list[VerifiedShards] | None,
+    *,
+    network: ModelGraph | None = None,
 ) -> Iterator[Subject]:
     """The model at every batch, then the shards that were asked for; each is made when it is its turn."""
     model = load_model(name, request.input_shape)
-    network = trace_network(model)
+    network = network or trace_network(model)
     refuse_without_channels(name, model.input_shape, request.kernel_settings)
     refuse_changed_input(network)
     model.module.to(context.device)

@@ -35,6 +35,8 @@ class TracedCall:
         changed_part: of what tensor the first argument is a part that was changed; None where it was no view, or was
             not changed.
         activations: tensors among them that are neither parameters nor buffers, in order.
+        is_wide: whether it reads or makes complex or double numbers, which are no dtype that networks are trained in.
+        views_parameter: whether it is a view of a parameter.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class TracedCall:
         self.arguments = tree_map_only(torch.Tensor, likeness, (args, kwargs))
         self.activations = [likenesses[id(tensor)] for tensor in tensor_leaves((args, kwargs)) if not held(tensor)]
         self.changed_part = _part_of(args[0], likenesses[id(args[0])]) if in_place else None
+        self.is_wide = any(_is_wide(tensor) for tensor in (*self.activations, *outputs))
+        self.views_parameter = not self.activations and outputs[0].requires_grad and outputs[0]._is_view()
         self._arrived: list[GradientLayout] = []
         if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:
             arrived = self._arrived
@@ -84,6 +88,10 @@ class TracedCall:
     def is_mixed(self) -> bool:
         """Whether some activations that it reads get a gradient and others, as a mask or a constant, do not."""
         return len({tensor.requires_grad for tensor in self.activations}) > 1
+
+
+def _is_wide(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float64 or tensor.dtype.is_complex
 
 
 def _part_of(tensor: torch.Tensor, like: torch.Tensor) -> PartOf | None:

@@ -69,10 +69,10 @@ class MemoryWatch:
         return None if memory is None or memory.kept == memory.backward == (0, 0) else memory
 
     def watch_exception(self, call: TracedCall) -> LayerMemory | None:
-        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
-        usual.
+        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, is laid out
+        and as wide as usual, and is more than a view of a parameter.
         """
-        if call.is_mixed:
+        if call.is_mixed or call.is_wide or call.views_parameter:
             return self.watch(call)
         if call.is_plain:
             return None
@@ -155,8 +155,22 @@ class _Moments(TorchDispatchMode):
 
     def size_of(self, storage: torch.UntypedStorage) -> BatchBytes:
         """Bytes a sample of what holds the batch, bytes in all of what does not."""
-        each, rest = divmod(storage.nbytes(), self._batch)
-        return (0, storage.nbytes()) if rest else (each, 0)
+        return self.parted(storage.nbytes())
+
+    def parted(self, size: int) -> BatchBytes:
+        """Likewise, of so many bytes."""
+        each, rest = divmod(size, self._batch)
+        return (0, size) if rest else (each, 0)
+
+    def beyond(self, gradients: Iterable[torch.Tensor]) -> BatchBytes:
+        """Bytes of storages that gradients do not fill, as the real part of complex numbers."""
+        left = {storage._cdata: storage.nbytes() for storage in storages_of(gradients)}
+        for gradient in gradients:
+            left[gradient.untyped_storage()._cdata] -= gradient.nbytes
+        total: BatchBytes = (0, 0)
+        for size in left.values():
+            total = _sum(total, self.parted(max(size, 0)))
+        return total
 
     def _freed(self, address: int) -> None:
         size = self._sizes.pop(address)
@@ -243,7 +257,8 @@ def _watch_on(
     # What nobody keeps of the others is let go by who called.
     passing = [output for output in outputs[1:] if not addresses_of(output) & (saved | addresses_of(outputs[:1]))]
     kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
-    backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
+    layout = None if plain else call.gradient
+    backward = _watch_backward(moments, outputs, leaves, layout, views_parameter=call.views_parameter)
     aliases = bool(addresses_of(outputs[:1]) & addresses_of(list(own.values())))
     return LayerMemory(
         inputs=tuple(i for i, t in enumerate(call.activations) if addresses_of(own[id(t)]) & saved),
@@ -274,7 +289,12 @@ class _Backward(NamedTuple):
 
 
 def _watch_backward(
-    moments: _Moments, outputs: list[torch.Tensor], leaves: list[torch.Tensor], layout: GradientLayout | None
+    moments: _Moments,
+    outputs: list[torch.Tensor],
+    leaves: list[torch.Tensor],
+    layout: GradientLayout | None,
+    *,
+    views_parameter: bool,
 ) -> _Backward:
     """What backward holds beside all that is there when it begins, and the gradients that it makes."""
     differentiable = next((output for output in outputs if output.requires_grad), None)
@@ -307,5 +327,8 @@ def _watch_backward(
     ((alive, given, addresses),) = arrived
     passes = alive() is not None and bool(gradients) and addresses_of(gradients) == addresses
     there = _sum(given, (0, 0) if passes else moments.made(gradients))
-    there = _sum(there, before)
+    there = _sum(_sum(there, before), moments.beyond(gradients), -1)
+    if views_parameter and passes:
+        # Autograd copies what does not lie in memory as the parameter does, to keep it.
+        passes = gradients[0].stride() == leaves[0].stride()
     return _Backward(_sum(moments.peak, there, -1), _sum(moments.peak_if_held, there, -1), passes)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
+from paradl_bench.measure.input.folder import SYNTHETIC, find_images
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.options import AxisOptions
@@ -23,6 +24,7 @@ from paradl_bench.strategies.data.fusion.fusion_file import AskedFusion
 from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, Preset, preset_named
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
@@ -45,6 +47,9 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         slow_rank: one rank that sleeps longer still by a factor; None for none.
         spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
         verify: whether the strategy is proved on the model first; None for where that is quick.
+        input: folder of images that are trained on, or ``synthetic``; None for samples that are drawn in memory.
+        io_workers: that read for each rank. preset: how input and exchange overlap; None for the default of either.
+        time_collectives: whether each collective and message is timed by itself, in every second chunk of iterations.
     """
 
     model: str
@@ -65,6 +70,15 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     spread: bool = False
     seed: int | None = None
     verify: bool | None = None
+    input: str | None = None
+    io_workers: int | None = None
+    preset: str | None = None
+    time_collectives: bool = False
+
+    @property
+    def overlap(self) -> Preset:
+        """How input and exchange overlap."""
+        return preset_named(self.preset or DEFAULT_PRESET)
 
     @property
     def settings(self) -> PlanSettings:
@@ -73,9 +87,9 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
 
     @property
     def shares_layers(self) -> bool:
-        """Whether the model's layers or parameters limit what is asked for, beside its mini-batch."""
+        """Whether the model's layers, parameters or samples limit what is asked for, beside its mini-batch."""
         shares = any(not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1 for axis in self.strategy.axes)
-        return shares or zero_stage(self.strategy) > 1 or self.fusion is not None
+        return shares or zero_stage(self.strategy) > 1 or self.fusion is not None or self.input is not None
 
     def check(self) -> None:
         """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.
@@ -90,10 +104,12 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         self.kernel_settings.check(self.device)
         check_kernel_settings(self.strategy, self.settings, self.kernel_settings.label)
         self._check_balance()
+        self._check_input()
         self._check_fusion()
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
         self._check_emulation()
+        self._check_timing()
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
@@ -107,13 +123,44 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             raise UserError("--balance finds the stages that --stages gives: give one of them")
 
     def _check_fusion(self) -> None:
-        if self.fusion is None:
+        if self.fusion is None and not self.exchanges_by_preset:
             return
-        check_messages(self.strategy, self.settings)
+        flag = f"--preset {self.preset}" if self.fusion is None else "--fusion"
+        check_messages(self.strategy, self.settings, flag)
         if self.kernel_settings.compile:
             raise UserError(
-                "--fusion with --compile: a compiled backward hands on all gradients at its end, and nothing is sent"
+                f"{flag} with --compile: a compiled backward hands on all gradients at its end, and nothing is sent"
                 " beside it; leave one of them out"
+            )
+
+    def _check_input(self) -> None:
+        of_input = {"--io-workers": self.io_workers, "--preset": self.preset}
+        flag = next((flag for flag, given in of_input.items() if given is not None), None)
+        if self.input is None and flag is not None:
+            raise UserError(f"{flag} is of samples that are read: give it with --input FOLDER or --input synthetic")
+        if self.input is None:
+            return
+        preset = self.overlap
+        if not preset.reads_ahead and self.io_workers:
+            raise UserError(f"--preset {self.preset} reads in the process that trains: give --io-workers 0")
+        if self.emulate is not None:
+            raise UserError("--emulate computes on no samples: leave out --input")
+        if self.input != SYNTHETIC:
+            find_images(Path(self.input))
+
+    @property
+    def exchanges_by_preset(self) -> bool:
+        """Whether gradients are exchanged layer by layer, as the preset has it, and not as the library does."""
+        return self.input is not None and bool(self.strategy.axes) and self.overlap.layerwise
+
+    def _check_timing(self) -> None:
+        if self.time_collectives and self.strategy.ranks == 1:
+            raise UserError(
+                f"--time-collectives: strategy {self.strategy} issues no collectives; give one of several ranks"
+            )
+        if self.time_collectives and self.device != "cpu":
+            raise UserError(
+                "--time-collectives is for --device cpu: it stamps by the host's clock, and a GPU's streams don't"
             )
 
     def _check_emulation(self) -> None:
@@ -178,8 +225,18 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             **self._settled,
             **({"emulated_nodes": str(self.layout)} if self.layout else {}),
             **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
+            **({"time_collectives": "yes"} if self.time_collectives else {}),
             **({"spread": f"seed {self.seed or 0}"} if self.spread else {}),
+            **self.input_arguments,
         }
+
+    @property
+    def input_arguments(self) -> dict[str, str]:
+        """What is read and how, in words; nothing where samples are drawn."""
+        if self.input is None:
+            return {}
+        source = self.input if self.input == SYNTHETIC else str(Path(self.input).resolve())
+        return {"input": source, "io_workers": str(self.io_workers or 0), "preset": self.preset or DEFAULT_PRESET}
 
     @property
     def _settled(self) -> dict[str, str]:

@@ -16,13 +16,16 @@ from paradl_bench.emulation.layers import hold_in_common
 from paradl_bench.emulation.table import TableMaker, made_by_registered
 from paradl_bench.measure.execution.compiled import Compiling
 from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
+from paradl_bench.measure.input.feed import RunImages
+from paradl_bench.measure.input.run_images import check_images, check_samples, close_images, open_images
 from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.tracing import refuse_single_sample, trace_network
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.training.fused_messages import with_messages
 from paradl_bench.measure.training.ghosts import Ghost, awake_iterations, describe_run, emulate
 from paradl_bench.measure.training.proof import verify_training
-from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.measure.training.trainer import Trainer
@@ -39,7 +42,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
 
 CHUNK_ITERATIONS = 10
-"""Timed iterations between two writes: what an interruption loses at most."""
+"""Timed iterations between two writes: what an interruption loses at most. Half as many where calls are timed."""
 _HOST_ITERATIONS = 9
 """Of an emulated run's ranks, in which nothing is slept or moved: some ten milliseconds each."""
 
@@ -54,7 +57,7 @@ def check_limits(request: TrainingRequest) -> None:
     network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    request = with_messages(with_measured_stages(request, network), network)
+    request = _settled(request, model, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     if samples_at_once(request.strategy, request.settings) == 1:
         try:
@@ -64,6 +67,13 @@ def check_limits(request: TrainingRequest) -> None:
                 f"{error}; {request.strategy} on batch {request.batch} computes one at a time: give a larger --batch"
             ) from error
     rehearse(model.module, network, request.strategy, request.settings)
+
+
+def _settled(request: TrainingRequest, model: LoadedModel, network: ModelGraph) -> TrainingRequest:
+    """The request with what follows from its network; a UserError of images that the model can't be fed with."""
+    if request.input is not None:
+        check_images(request.input, model)
+    return with_messages(with_measured_stages(request, network), network)
 
 
 def measure_training(
@@ -92,7 +102,7 @@ def measure_training(
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    request = with_messages(with_measured_stages(request, network), network)
+    request = _settled(request, model, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context, make_table)
@@ -126,7 +136,10 @@ def _measure(trainer: Trainer, model: LoadedModel, run: RankTraining, network: M
     hosts_noted = note_places(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
     host = (trainer.host_time(network), _host_seconds(ghost, request, context, network)) if ghost else None
-    issued = trainer.prepare(network)
+    images = _open_images(model, run)
+    issued = trainer.prepare(network, images)
+    if images is not None and trainer.feed is not None:
+        check_samples(images, trainer.feed.first_samples, context)
     planned = planned_collectives(plan, context.rank)
     own_unplanned = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
     unplanned = _of_all_ranks(context, own_unplanned)
@@ -139,14 +152,32 @@ def _measure(trainer: Trainer, model: LoadedModel, run: RankTraining, network: M
     about = describe_run(ghost, trainer.iterate, context, *host) if ghost and host else None
     if writer is not None:
         whole = tuple(record for of_rank in compiled for record in of_rank)
-        writer.describe(network, context, cores, issued, planned, tuple(peaks), about, whole, verified)
+        writer.describe(network, context, cores, issued, planned, tuple(peaks), about, whole, verified, images)
         if ghost:
             writer.keep_table(ghost.table)
         writer.write(unplanned)
     _run_timed(trainer, request, context, writer, done, unplanned)
     hosts_noted.again()
+    if images is not None and request.input is not None:
+        close_images(images, request.input, context, run.output)
     if writer is not None:
         writer.directory.finish()
+
+
+def _open_images(model: LoadedModel, run: RankTraining) -> RunImages | None:
+    request, context = run.request, run.context
+    if request.input is None:
+        return None
+    return open_images(
+        request.input,
+        model,
+        context,
+        run.output,
+        batch=request.batch,
+        own=place_of(request.strategy, request.settings, context.rank).own,
+        workers=request.io_workers or 0,
+        copies_ahead=request.overlap.copies_ahead,
+    )
 
 
 def _host_seconds(
@@ -191,10 +222,13 @@ def _run_timed(
         bar.advance(done)
         for _ in range(request.warmup - len(RECORDED)):
             trainer.iterate()
+        at_once = CHUNK_ITERATIONS // 2 if request.time_collectives else CHUNK_ITERATIONS
         while done < request.iterations:
-            count = min(CHUNK_ITERATIONS, request.iterations - done)
+            count = min(at_once, request.iterations - done)
+            # In turn, so that what timing calls costs is seen, and is in half of the iterations alone.
+            each_call = request.time_collectives and done // at_once % 2 == 0
             with compiling.nothing_more(request.model):
-                chunk = trainer.run_chunk(done, count)
+                chunk = trainer.run_chunk(done, count, each_call=each_call)
             unplanned += _count_differences(context, chunk, trainer.recorded_count)
             chunks = context.gather(chunk, TrainingIterations)
             if writer is not None:

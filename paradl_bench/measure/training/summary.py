@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from paradl_bench.core.statistics import Summary, summarise
+from paradl_bench.core.statistics import Summary, grouped, summarise
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import TrainingPace, training_pace
 from paradl_bench.ranks.directories.directory import emulation_noted
+from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
+from paradl_bench.records.training.call_times import PARTS, CallTimes, RankSpent, call_times, spent_by_rank
 from paradl_bench.records.training.ghost_record import GhostRun
 from paradl_bench.records.training.training_record import (
     TRAINING_FILE,
@@ -26,6 +29,7 @@ from paradl_bench.records.training.training_record import (
     TrainingIterations,
     TrainingRun,
     read_run,
+    without_timed_calls,
 )
 
 if TYPE_CHECKING:
@@ -49,11 +53,27 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     communication: dict[str, Summary] = {}
 
 
+class CallSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operation, size and group, each timed by itself.
+
+    Attributes:
+        count: in an iteration. wait: of each rank for the last one. transfer: from then on, until all are done.
+    """
+
+    operation: str
+    message_bytes: int
+    ranks: tuple[int, ...]
+    count: int
+    wait: Summary
+    transfer: Summary
+
+
 class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run and its statistics.
 
     Attributes:
         emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
+        calls: of every kind, where they were timed one by one. spent: what ranks spent with them.
     """
 
     run: TrainingRun
@@ -61,6 +81,8 @@ class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
     pace: TrainingPace
     emulated: str = ""
     nodes: tuple[str, ...] = ()
+    calls: tuple[CallSummary, ...] = ()
+    spent: tuple[RankSpent, ...] = ()
 
 
 def summarise_training(directory: Path) -> TrainingSummary:
@@ -70,7 +92,9 @@ def summarise_training(directory: Path) -> TrainingSummary:
         UserError: the directory holds none, or a damaged one.
     """
     run = read_run(directory)
-    records = read_records(directory, TRAINING_FILE, TrainingIterations)
+    all_records = read_records(directory, TRAINING_FILE, TrainingIterations)
+    records, noted = without_timed_calls(all_records), read_host_records(directory)
+    clocks = HostClocks(noted)
     summaries = []
     for rank in sorted({record.rank for record in records}):
         of_rank = [record for record in records if record.rank == rank]
@@ -82,9 +106,26 @@ def summarise_training(directory: Path) -> TrainingSummary:
     return TrainingSummary(
         run=run,
         ranks=tuple(summaries),
-        pace=training_pace(run, records, read_host_records(directory)),
+        pace=training_pace(run, records, noted),
         emulated=emulation_noted(directory),
         nodes=tuple(lines_of_nodes(directory)),
+        calls=_calls(call_times(all_records, clocks)),
+        spent=spent_by_rank(all_records, clocks),
+    )
+
+
+def _calls(calls: Iterable[CallTimes]) -> tuple[CallSummary, ...]:
+    alike = grouped(calls, lambda call: (call.key.operation, call.key.message_bytes, call.ranks))
+    return tuple(
+        CallSummary(
+            operation=operation,
+            message_bytes=message_bytes,
+            ranks=ranks,
+            count=len(of_kind),
+            wait=summarise(np.concatenate([call.waits_s for call in of_kind], axis=None)),
+            transfer=summarise(np.concatenate([call.transfers_s for call in of_kind])),
+        )
+        for (operation, message_bytes, ranks), of_kind in alike.items()
     )
 
 
@@ -110,6 +151,11 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     console.print(_phase_table(summary))
     if any(rank.communication for rank in summary.ranks):
         console.print(_communication_table(summary.ranks))
+    if summary.calls:
+        console.print(_call_table(summary.calls))
+        console.print(_spent_table(summary.spent))
+    if summary.run.call_timing is not None:
+        console.print(summary.run.call_timing.line(), soft_wrap=True)
     for line in (*summary.nodes, *summary.pace.lines()):
         console.print(line, style="yellow", soft_wrap=True)
     run = summary.run
@@ -170,6 +216,28 @@ def _communication_table(ranks: Sequence[RankSummary]) -> Table:
     rows = [(str(rank.rank), *(_cell(rank.communication.get(name)) for name in columns)) for rank in ranks]
     title = "layer-wise communication within FW and BW, waiting for other ranks included"
     return table(("rank", *columns), rows, title=title)
+
+
+def _call_table(calls: Sequence[CallSummary]) -> Table:
+    rows = [
+        (
+            call.operation,
+            format_bytes(call.message_bytes),
+            ",".join(map(str, call.ranks)),
+            str(call.count),
+            _cell(call.wait),
+            _cell(call.transfer),
+        )
+        for call in calls
+    ]
+    columns = ("operation", "bytes", "ranks", "calls", "wait for the last rank", "transfer")
+    return table(columns, rows, title="calls timed one by one: median (interquartile range)")
+
+
+def _spent_table(spent: Sequence[RankSpent]) -> Table:
+    rows = [(str(one.rank), *(format_seconds(getattr(one, part)) for part in PARTS)) for one in spent]
+    columns = ("rank", *(part.removesuffix("_s") for part in PARTS))
+    return table(columns, rows, title="what ranks spent these iterations with")
 
 
 def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:

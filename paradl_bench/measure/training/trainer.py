@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -17,12 +20,15 @@ from paradl_bench.measure.execution.compiled import Compiling, compile_errors, c
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.execution.optimizers import optimizer_of
+from paradl_bench.measure.input.feed import Fed, ImageFeed, RunImages, input_times
 from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, SequenceCounter
+from paradl_bench.measure.training.calls.timer import CallTimer
 from paradl_bench.measure.training.ghosts import HostTime, measure_host_time
 from paradl_bench.measure.training.memory_tracking import track_memory
-from paradl_bench.measure.training.recorder import CollectiveRecorder, SequenceCounter
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
+from paradl_bench.measure.training.stamps import Stamps, communication_of, turns_of
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
@@ -33,28 +39,11 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import ran_out
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.compile_record import CompileRecord
-from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations, Turn
+from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import StagedModule
-
-
-class Stamps(NamedTuple):
-    """One iteration: stamps at its start and end and at the end of backward, and the loss, still on the device.
-
-    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
-    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
-    """
-
-    begin: Any
-    last_gradient: Any
-    backward_end: Any
-    end: Any
-    loss: torch.Tensor | None
-    fw_communication: list[Row]
-    bw_communication: list[Row]
-    turns: list[Row]
 
 
 @dataclass(slots=True)
@@ -72,6 +61,7 @@ class Trainer:
             backend does not count.
         compiled: what was compiled in the recorded iterations; nothing where nothing was.
         sample_s: seconds that forward and backward of one sample took alone, the first time.
+        feed: of iterations, where samples are read; None where they are drawn.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -108,12 +98,16 @@ class Trainer:
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
+        self.feed: ImageFeed | None = None
 
-    def prepare(self, network: ModelGraph) -> tuple[IssuedCollective, ...]:
+    def prepare(self, network: ModelGraph, images: RunImages | None = None) -> tuple[IssuedCollective, ...]:
         """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that.
 
+        Args:
+            images: that are read for every iteration; None for samples as they are.
+
         Raises:
-            UserError: nothing in the model is trained.
+            UserError: nothing in the model is trained, or an image can't be read.
         """
         request, model = self._request, self._model.module
         self.phase = "building the parallel module"
@@ -131,21 +125,29 @@ class Trainer:
         self._groups = built.groups
         if built.pipeline is None:
             self._steps = MicroSteps(built, self._loss, self._inputs, self._targets, request.accumulate, self._entered)
-        elif built.pipeline.stages[0].receives:
+        receives = built.pipeline is not None and built.pipeline.stages[0].receives
+        if receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
+        if images is not None:
+            lay = partial(laid_out, settings=request.kernel_settings)
+            self.feed = ImageFeed(images, self._context.device, lay, reads=not receives)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
         self._optimizer = optimizer_of(request.settings, model.parameters(), built.optimizer_group, self._twin)
         if self._twin:
             self._twin.follow(built.spans, model.parameters())
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
-        if not request.kernel_settings.compile:
-            return (*issued, *self._run_recorded())
+        recorded = self._run_compiled() if request.kernel_settings.compile else self._run_recorded()
+        return (*issued, *recorded)
+
+    def _run_compiled(self) -> tuple[IssuedCollective, ...]:
+        """The recorded iterations of a model that is compiled in them; returns what this rank issued."""
+        request = self._request
         # Inside of the wrapper that exchanges gradients, which torch parts the graph at the buckets of.
-        compile_in_place(model)
+        compile_in_place(self._model.module)
         with Compiling() as compiling, compile_errors(request.model):
-            issued += self._run_recorded()
+            issued = self._run_recorded()
             # Hooks of those iterations are gone, and one is there that stays.
             self.iterate()
         local = len(self._inputs) // request.accumulate
@@ -177,6 +179,8 @@ class Trainer:
 
         No more iterations after it.
         """
+        if self.feed is not None:
+            self.feed.close()
         self._context.barrier()
         if not self._groups:
             return  # nothing was built, or on this rank alone
@@ -187,10 +191,12 @@ class Trainer:
         end_groups(groups)
 
     def track_memory(self) -> MemoryPeak:
-        """Peak of one more iteration, on every rank at once."""
-        return track_memory(
-            self.iterate, self._parallel, self._optimizer, (self._inputs, self._targets), rank=self._context.rank
-        )
+        """Peak of one more iteration, on every rank at once, on the samples of the one before."""
+        feed, self.feed = self.feed, None
+        batch = self._inputs, self._targets
+        peak = track_memory(self.iterate, self._parallel, self._optimizer, batch, rank=self._context.rank)
+        self.feed = feed
+        return peak
 
     def try_alone(self, network: ModelGraph) -> ModelGraph:
         """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
@@ -257,27 +263,42 @@ class Trainer:
         self._spans.rows = rows
         loss: torch.Tensor | None
         begin = stamp()
+        fed = self._take(stamp)
         if self._pipeline is not None:
             self.phase = "forward and backward of a pipeline"
             loss, backward_end = self._pipeline.step(self._inputs, self._targets), stamp()
         else:
             assert self._steps is not None
-            loss = self._steps.run(begin, stamp, rows, self._enter)
+            loss = self._steps.run(begin if fed is None else fed.copied, stamp, rows, self._enter)
             backward_end = rows[-1][2]
         self._enter("weight update")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        return Stamps(begin, last, backward_end, end, loss, *by_turn(rows))
+        return Stamps(begin, last, backward_end, end, loss, *by_turn(rows), fed)
+
+    def _take(self, stamp: Callable[[], Any]) -> Fed | None:
+        """Have the samples of an iteration, where they are read."""
+        if self.feed is None:
+            return None
+        self.phase = "waiting for its input"
+        fed = self.feed.take(stamp)
+        self._inputs, self._targets = fed.inputs, fed.targets
+        if self._steps is not None:
+            self._steps.feed(fed.inputs, fed.targets)
+        return fed
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
         if self._twin:
             self._twin.sleeper.begin_turn()
 
-    def run_chunk(self, first: int, count: int) -> TrainingIterations:
+    def run_chunk(self, first: int, count: int, *, each_call: bool = False) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
+
+        Args:
+            each_call: also time each collective and message by itself.
 
         Raises:
             WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
@@ -288,15 +309,21 @@ class Trainer:
         self._counter.since_last()
         stamps, counts = [], []
         self._spans.stamp = self._clock.stamp
-        for index in range(first + 1, first + 1 + count):
-            stamps.append(self._iterate_as(index))
-            counts.append(self._counter.since_last())
+        with CallTimer(self._clock.stamp) if each_call else contextlib.nullcontext() as timer:
+            for index in range(first + 1, first + 1 + count):
+                if timer is not None:
+                    timer.begin_iteration()
+                stamps.append(self._iterate_as(index))
+                counts.append(self._counter.since_last())
         self._spans.stamp = None
         self._clock.synchronise()
         losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
         for index, item in enumerate(stamps, start=first):
             self._check(index, item)
-        return self._record(first, stamps, counts, losses)
+        record = self._record(first, stamps, counts, losses)
+        if timer is None:
+            return record
+        return msgspec.structs.replace(record, calls=timer.calls([item.begin for item in stamps]))
 
     def _iterate_as(self, number: int) -> Stamps:
         """An iteration, in which ghosts sleep what they draw for this number."""
@@ -328,27 +355,14 @@ class Trainer:
             exposed_ge_s=exchange,
             pipeline_idle_s=idle if self._pipeline is not None else (),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
-            fw_communication_s=self._communication([item.fw_communication for item in stamps]),
-            bw_communication_s=self._communication([item.bw_communication[:before_exchange] for item in stamps]),
+            fw_communication_s=communication_of([item.fw_communication for item in stamps], seconds),
+            bw_communication_s=communication_of([item.bw_communication[:before_exchange] for item in stamps], seconds),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
             attempt=self.attempt,
-            turns=self._turns(stamps),
-        )
-
-    def _turns(self, stamps: list[Stamps]) -> tuple[Turn, ...]:
-        """Turns at forward and backward, where there is more than one of either and they alternate alike."""
-        seconds = self._clock.seconds
-        if len(stamps[0].turns) <= 2 or len({len(item.turns) for item in stamps}) > 1:
-            return ()
-        return tuple(
-            Turn(
-                way="FW" if several[0][0] == "FW" else "BW",
-                begin_s=tuple(seconds(item.begin, turn[1]) for item, turn in zip(stamps, several, strict=True)),
-                end_s=tuple(seconds(item.begin, turn[2]) for item, turn in zip(stamps, several, strict=True)),
-            )
-            for several in zip(*(item.turns for item in stamps), strict=True)
+            turns=turns_of(stamps, seconds),
+            input=input_times([(item.begin, item.fed) for item in stamps], seconds, self._context.device),
         )
 
     def _phases(self, item: Stamps) -> tuple[float, float, float, float]:
@@ -366,14 +380,6 @@ class Trainer:
             return spent["FW"], spent["BW"] - exchange, exchange, 0.0
         # The exchange ends inside the last backward, which waits for it.
         exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
-        idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
+        begin = item.begin if item.fed is None else item.fed.copied
+        idle = seconds(begin, item.backward_end) - spent["FW"] - spent["BW"]
         return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
-
-    def _communication(self, iterations: list[list[Row]]) -> dict[str, tuple[float, ...]]:
-        """Seconds of each kind of layer-wise communication, one value an iteration."""
-        sums: dict[str, list[float]] = {}
-        for index, rows in enumerate(iterations):
-            for what, begin, end in rows:
-                of_iterations = sums.setdefault(what, [0.0] * len(iterations))
-                of_iterations[index] += self._clock.seconds(begin, end)
-        return {what: tuple(of_iterations) for what, of_iterations in sums.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomicall
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiler import compiler_settings
+from paradl_bench.measure.input.feed import RunImages
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import staging_axis
@@ -23,9 +25,11 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.emulation import EmulatedLayers
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GHOST_FILE, GhostRun, GhostTable
+from paradl_bench.records.training.input_times import RunInput
 from paradl_bench.records.training.training_record import (
     RUN_NAME,
     TRAINING_FILE,
+    CallTiming,
     IssuedCollective,
     MemoryPeak,
     MemoryShortage,
@@ -56,13 +60,19 @@ class RankTraining(NamedTuple):
 
 @dataclass(slots=True)
 class TrainingWriter:
-    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
+    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured.
+
+    Attributes:
+        timed_s, others_s: iterations of rank 0 whose calls were timed one by one, and all others.
+    """
 
     directory: MeasurementDirectory
     request: TrainingRequest
     done: int
     run: TrainingRun | None = None
     losses: list[float] = field(default_factory=list)
+    timed_s: list[float] = field(default_factory=list)
+    others_s: list[float] = field(default_factory=list)
 
     @classmethod
     def open(cls, run: RankTraining, *, alone: bool = True) -> TrainingWriter:
@@ -105,6 +115,7 @@ class TrainingWriter:
         whole = [record for record in records if record.first_iteration < self.done]
         first = min((record.rank for record in whole if record.losses), default=0)
         self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
+        self._keep_times(whole)
         if len(whole) < len(records):
             # The last chunk was written for some ranks only: it is measured again for all.
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
@@ -126,6 +137,7 @@ class TrainingWriter:
         ghost: GhostRun | None = None,
         compiled: tuple[CompileRecord, ...] = (),
         verified: Verification | None = None,
+        images: RunImages | None = None,
     ) -> None:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
@@ -153,6 +165,7 @@ class TrainingWriter:
             kernel_settings=request.kernel_settings.label,
             compiled=compiled,
             verified=verified,
+            input=None if images is None else _run_input(request, images),
         )
 
     def keep_table(self, table: GhostTable) -> None:
@@ -163,6 +176,23 @@ class TrainingWriter:
         """Keep a chunk of every rank."""
         self.directory.append(TRAINING_FILE, chunks)
         self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
+        self._keep_times(chunks)
+
+    def _keep_times(self, records: list[TrainingIterations]) -> None:
+        for record in records:
+            if record.rank == 0:
+                (self.timed_s if record.calls else self.others_s).extend(record.iteration_s)
+
+    def _call_timing(self) -> CallTiming | None:
+        if not self.timed_s or not self.others_s:
+            return CallTiming(timed=len(self.timed_s), others=0) if self.timed_s else None
+        low, median, high = statistics.quantiles(self.others_s, n=4, method="inclusive")
+        return CallTiming(
+            timed=len(self.timed_s),
+            others=len(self.others_s),
+            disturbance=statistics.median(self.timed_s) / median - 1,
+            spread=(high - low) / median,
+        )
 
     def write(self, unplanned: list[str]) -> None:
         """Replace the run's description by what is known now.
@@ -172,9 +202,24 @@ class TrainingWriter:
         """
         assert self.run is not None
         run = msgspec.structs.replace(
-            self.run, losses=tuple(self.losses), issued_equals_plan=not unplanned, differences=tuple(unplanned)
+            self.run,
+            losses=tuple(self.losses),
+            issued_equals_plan=not unplanned,
+            differences=tuple(unplanned),
+            call_timing=self._call_timing(),
         )
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
+
+
+def _run_input(request: TrainingRequest, images: RunImages) -> RunInput:
+    arguments = request.input_arguments
+    return RunInput(
+        source=arguments["input"],
+        files=len(images.paths),
+        crop=images.crop,
+        workers=images.workers,
+        preset=arguments["preset"],
+    )
 
 
 def keep_shortage(lacked: MemoryShortage, network: ModelGraph, run: RankTraining) -> None:

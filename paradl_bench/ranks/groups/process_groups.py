@@ -57,6 +57,7 @@ class RankContext:
         device: of this rank (``cpu``, ``cuda:1``).
         backend: of the default process group; ``none`` where there is none.
         core: the core that this rank is pinned to; None on a GPU.
+        cores: that the rank was allowed before it was pinned, for what it starts beside itself.
         group: of the ranks that this is about; None for all.
     """
 
@@ -67,6 +68,7 @@ class RankContext:
     backend: str
     launcher: Launcher
     core: int | None
+    cores: frozenset[int] = frozenset()
     group: torch.distributed.ProcessGroup | None = None
 
     @property
@@ -192,7 +194,7 @@ def join_ranks(
         _check_backend_built(backend)
     elif place.ranks != 1:
         raise UserError(f"{place.ranks} ranks were started, but this run takes one")
-    core = _settle(place, device)
+    cores, core = frozenset(os.sched_getaffinity(0)), _settle(place, device)
     context = RankContext(
         rank=place.rank,
         ranks=place.ranks,
@@ -201,6 +203,7 @@ def join_ranks(
         backend=backend,
         launcher=place.launcher,
         core=core,
+        cores=cores,
     )
     if backend == NO_BACKEND:
         beat()

@@ -5,6 +5,7 @@ The format's version and history are those of :mod:`paradl_bench.records.measure
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from paradl_bench.plan.settings import ChosenSettings, PlanSettings, library_blo
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.input_times import InputTimes, RunInput
+from paradl_bench.records.training.timed_call import TimedCall
 from paradl_bench.records.training.verification import Verification
 
 TRAINING_FILE = "training.jsonl"
@@ -72,7 +75,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     Attributes:
         first_iteration: index, within the run, of the first one here.
-        iteration_s: from the start of forward to the end of the weight update; the sum of the phases.
+        iteration_s: from the start of forward, or of waiting for its input, to the end of the weight update; the sum of
+            the phases and of that waiting.
         fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
         bw_s: to the readiness of the last gradient.
         exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
@@ -89,6 +93,9 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         attempt: at the run, as ``hosts.jsonl`` counts them.
         turns: where there are several at forward or backward, in their order; a loss that a stage computes is one by
             itself, behind its forward. Empty where phases tell as much, and in runs of before.
+        input: of ranks that read samples; None where samples are drawn in memory, and on later stages of a pipeline.
+        calls: each collective and message of these iterations, timed by itself, in the order of issue. Empty where
+            that was not asked for, and where iterations issued unlike calls.
     """
 
     rank: RankIndex
@@ -106,6 +113,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     host_begin_s: tuple[ClockSeconds, ...] = ()
     attempt: Index = 0
     turns: tuple[Turn, ...] = ()
+    input: InputTimes | None = None
+    calls: tuple[TimedCall, ...] = ()
 
     def __post_init__(self) -> None:
         lists = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s", "pipeline_idle_s", "host_begin_s")
@@ -113,8 +122,45 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
             if len(values) != len(self.iteration_s):
                 raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
-        if any(len(turn.begin_s) != len(self.iteration_s) for turn in self.turns):
-            raise ValueError(f"turns have to have a begin and an end for each of {len(self.iteration_s)} iterations")
+        if self.input is not None and len(self.input.waited_s) != len(self.iteration_s):
+            raise ValueError(f"input has {len(self.input.waited_s)} values for {len(self.iteration_s)} iterations")
+        for what, parts in (("turns", self.turns), ("calls", self.calls)):
+            if any(len(part.begin_s) != len(self.iteration_s) for part in parts):
+                raise ValueError(
+                    f"{what} have to have a begin and an end for each of {len(self.iteration_s)} iterations"
+                )
+
+
+def without_timed_calls(records: Iterable[TrainingIterations]) -> list[TrainingIterations]:
+    """Those whose calls were not timed one by one, which takes time; all of them where none is such."""
+    known = list(records)
+    return [record for record in known if not record.calls] or known
+
+
+class CallTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many iterations of a run had each call timed, and what that cost; of rank 0.
+
+    Attributes:
+        timed, others: iterations.
+        disturbance: the timed ones' median over that of the others, less 1; None where there are no others.
+        spread: interquartile range of the others' times over their median; None likewise.
+    """
+
+    timed: Count
+    others: Count
+    disturbance: AnyFloat | None = None
+    spread: AnyFloat | None = None
+
+    def line(self) -> str:
+        """What to know of the calls' times."""
+        timed = f"calls were timed one by one in {self.timed} of {self.timed + self.others} iterations"
+        if self.disturbance is None or self.spread is None:
+            return f"{timed}: their times are disturbed by that, nobody knows how much; more --iterations tell"
+        change = "longer" if self.disturbance >= 0 else "shorter"
+        return (
+            f"{timed}, which took {abs(self.disturbance):.1%} {change} than the others (median of rank 0; quartiles of"
+            f" the others lie {self.spread:.1%} apart)"
+        )
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +230,8 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
         verified: whether the strategy was proved on the model before anything was timed; None for serial training, for
             layers that slept, and in runs of before.
+        input: images that were read; None for samples that are drawn in memory.
+        call_timing: of a run whose calls were timed one by one; None elsewhere.
     """
 
     model: str
@@ -221,6 +269,8 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     kernel_settings: str = ""
     compiled: tuple[CompileRecord, ...] = ()
     verified: Verification | None = None
+    input: RunInput | None = None
+    call_timing: CallTiming | None = None
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)

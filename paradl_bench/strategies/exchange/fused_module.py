@@ -2,8 +2,9 @@
 
 A gradient, as it arrives, is divided by the number of ranks into its place in a flat buffer. A message is all-reduced
 when its last gradient is there and the message before it was sent, so that all ranks send in one order. When the last
-one is sent, what follows backward waits for each in turn and copies it back into its gradients. Parameters and buffers
-are the first rank's at the start, buffers also before each forward that follows an exchange.
+one is sent, what follows backward waits for each in turn and copies it back into its gradients. Where the settings say
+so all messages are sent only then. Parameters and buffers are the first rank's at the start, buffers also before each
+forward that follows an exchange.
 
 Hooks stand on the nodes that accumulate gradients, where DDP has its own: what watches a gradient sees it before it is
 copied. Parameters keep them where Python's collector does not look, so they hold the exchange weakly.
@@ -28,6 +29,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.exchange.buckets import BROADCAST_BYTES
 from paradl_bench.strategies.exchange.gradients import GradientBuckets
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 
 
 def exchange_messages(
@@ -50,18 +52,26 @@ def exchange_messages(
     _sync_module_states(
         module, process_group, BROADCAST_BYTES, src=0, params_and_buffers_to_ignore=(), broadcast_buffers=True
     )
-    return FusedModule(module, [_Message(message, process_group) for message in messages], process_group)
+    held = [_Message(message, process_group) for message in messages]
+    return FusedModule(module, held, process_group, after_backward=settings.of(ExchangeOptions).after_backward)
 
 
 class FusedModule(torch.nn.Module):
-    """Runs a module, and exchanges its gradients message by message during backward."""
+    """Runs a module, and exchanges its gradients message by message during backward, or when it is over."""
 
-    def __init__(self, module: torch.nn.Module, messages: Sequence[_Message], process_group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        messages: Sequence[_Message],
+        process_group: dist.ProcessGroup,
+        *,
+        after_backward: bool = False,
+    ) -> None:
         super().__init__()
         self.module = module
         self._group = process_group
         self._buffers_due = True
-        self._exchange = _Exchange(messages)
+        self._exchange = _Exchange(messages, after_backward=after_backward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives.
@@ -128,15 +138,15 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 class _Exchange:
-    """Sends messages in their order as gradients arrive.
+    """Sends messages in their order as gradients arrive, or all of them behind backward.
 
     Attributes:
         active: whether gradients that arrive are exchanged.
     """
 
-    def __init__(self, messages: Sequence[_Message]) -> None:
+    def __init__(self, messages: Sequence[_Message], *, after_backward: bool = False) -> None:
         self.active = True
-        self._messages, self._sent = messages, 0
+        self._messages, self._sent, self._after_backward = messages, 0, after_backward
         # A parameter knows the node that accumulates its gradient as long as somebody holds that.
         self._nodes = [
             self._watch(parameter, message, index)
@@ -159,12 +169,15 @@ class _Exchange:
             return
         message.take(index)
         while self._sent < len(self._messages) and not self._messages[self._sent].missing:
-            self._messages[self._sent].send()
+            if not self._after_backward:
+                self._messages[self._sent].send()
             self._sent += 1
             if self._sent == len(self._messages):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
+        for message in self._messages if self._after_backward else ():
+            message.send()
         for message in self._messages:
             message.finish()
         self._sent = 0

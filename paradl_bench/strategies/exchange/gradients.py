@@ -18,7 +18,8 @@ buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a 
 nothing does not issue those between nodes, and its plan does not show that it waits for them.
 
 Where the settings give messages (:mod:`~paradl_bench.strategies.exchange.messages`), these are exchanged in the place
-of buckets, from the first iteration on; parameters without gradient are passed over.
+of buckets, from the first iteration on; parameters without gradient are passed over. Where the settings say so they
+are sent behind backward, one after the other, as frameworks do that do not overlap the two.
 
 Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
 :mod:`~paradl_bench.strategies.passes.accumulation` has.
@@ -54,6 +55,7 @@ class GradientBuckets:
         arrival: parameters in the order in which their gradients arrive.
         unused: parameters that get no gradient, for which DDP sends something; none where messages are given.
         fused: whether the settings give messages, which are then the buckets, from the first iteration on.
+        after_backward: whether these are sent when backward is over.
 
     Raises:
         UserError: messages that are not of this network.
@@ -65,6 +67,7 @@ class GradientBuckets:
         arriving = {parameter.name for parameter in self.arrival}
         options = settings.of(ExchangeOptions)
         self.fused = bool(options.fused_bytes)
+        self.after_backward = options.after_backward
         self._messages = messages_of(network, options.fused_bytes) if self.fused else []
         without = [parameter for parameter in network.parameters if parameter.name not in arriving]
         self.unused = [] if self.fused else without
@@ -165,7 +168,8 @@ class GradientExchange:
             work = BucketCopy(direction="into", bytes=total_bytes(tensors), tensors=len(tensors))
             self._copies[bucket].append(self._builder.add(work, Phase.GE, Stream.COMPUTE, (task,)))
             self._missing[bucket] -= len(tensors)
-            self._send_full(self._copies[bucket][-1])
+            if not self._buckets.after_backward:
+                self._send_full(self._copies[bucket][-1])
 
     def _send_full(self, trigger: int) -> None:
         # A bucket that is full before an earlier one waits for it, so that all ranks send in the same order.
@@ -190,6 +194,8 @@ class GradientExchange:
 
     def add_finish(self, last: int) -> tuple[int, ...]:
         """After the last backward task, wait for each bucket in turn and copy it out; returns what WU awaits."""
+        # All that were not sent before.
+        self._send_full(last)
         used_map = self._buckets.used_map_bytes
         before: tuple[int, ...] = (self._all_reduce(used_map, (last,)),) if used_map else ()
         done = list(before)

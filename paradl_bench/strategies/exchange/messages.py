@@ -17,19 +17,22 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 
 
-def check_messages(strategy: Strategy, settings: PlanSettings) -> None:
+def check_messages(strategy: Strategy, settings: PlanSettings, flag: str = "--fusion") -> None:
     """Refuse what exchanges gradients otherwise than in messages.
+
+    Args:
+        flag: that asks for them.
 
     Raises:
         UserError: another strategy than data parallelism, nodes in the exchange, or limits of DDP's buckets.
     """
     options = settings.of(ExchangeOptions)
     if not strategy.axes or not divides_batch_alone(strategy) or zero_stage(strategy):
-        raise UserError(f"--fusion is for data parallelism alone (d2), not for {strategy}: leave it out")
+        raise UserError(f"{flag} is for data parallelism alone (d2), not for {strategy}: leave it out")
     if options.exchange != "flat":
-        raise UserError(f"--fusion exchanges flat: leave out --exchange {options.exchange}")
+        raise UserError(f"{flag} exchanges flat: leave out --exchange {options.exchange}")
     if not options.has_default_limits:
-        raise UserError("--bucket-cap-mb is for DDP's buckets, and --fusion has none: leave one of them out")
+        raise UserError(f"--bucket-cap-mb is for DDP's buckets, and {flag} has none: leave one of them out")
 
 
 def messages_of(network: ModelGraph, sizes: Sequence[int]) -> list[list[Tensor]]:

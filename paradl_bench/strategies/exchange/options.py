@@ -59,6 +59,7 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
         ranks_per_node: that the launcher or the user tells of, for an exchange that is not flat; else None.
         fused_bytes: of each message that gradients are exchanged in, in the place of DDP's buckets
             (:mod:`~paradl_bench.strategies.exchange.messages`); empty for DDP's. fused_by: what found them, in words.
+        after_backward: whether messages are sent when all of backward is over, and not as their gradients are there.
     """
 
     first_bucket_bytes: Bytes = 1024 * 1024
@@ -67,8 +68,9 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
     ranks_per_node: Ranks | None = None
     fused_bytes: tuple[Bytes, ...] = ()
     fused_by: str = ""
+    after_backward: bool = False
 
-    unsaid: ClassVar[tuple[str, ...]] = ("first_bucket_bytes", "bucket_cap_bytes", "fused_bytes")
+    unsaid: ClassVar[tuple[str, ...]] = ("first_bucket_bytes", "bucket_cap_bytes", "fused_bytes", "after_backward")
     shown: ClassVar[tuple[Shown, ...]] = (
         Shown(
             name="bucket_cap_mb",
@@ -108,6 +110,8 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
             raise ValueError("messages of fused gradients have to be of at least 1 byte")
         if bool(self.fused_bytes) != bool(self.fused_by):
             raise ValueError("fused_bytes and fused_by go together")
+        if self.after_backward and not self.fused_bytes:
+            raise ValueError("after_backward is of messages: it goes with fused_bytes")
 
     @property
     def has_default_limits(self) -> bool:

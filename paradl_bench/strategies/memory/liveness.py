@@ -149,8 +149,11 @@ class Liveness(ShardedOperations):
         read, converted = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
         parameters = self._casts.parameters(i)
         own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + self._watched(i, "kept"))
-        aliases = shares_input(layer, kind) and bool(read)
-        output = hold(read[0]) if aliases else ledger.allocate(self._output_bytes(shard.layer))
+        if shares_input(layer, kind):
+            # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
+            output = hold(read[0]) if read else ledger.allocate(0)
+        else:
+            output = ledger.allocate(self._output_bytes(shard.layer))
         ledger.mark(self._watched(i, "forward"))
         if self._differentiated[i]:
             saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]
@@ -220,6 +223,9 @@ class Liveness(ShardedOperations):
         if lowered:
             ledger.mark(sum(size for size, _ in lowered))
         else:
+            if self._hands_to_parameters(i):
+                self._release_all([gradient.storage for gradient in upstream])
+                upstream = []
             shared = any(gradient.storage.holders > 1 for gradient in upstream)
             inside = self._watched(i, "backward_if_held" if shared else "backward")
             ledger.mark(self._inside_norm(i) + inside, made_of_parameters)
@@ -250,15 +256,22 @@ class Liveness(ShardedOperations):
         return [(sources[p], self._input_gradient(i, p, upstream)) for p in positions]
 
     def _input_gradient(self, i: int, position: int, upstream: Sequence[Gradient]) -> Gradient:
-        layer, kind, size = self._layers[i], self._kinds[i], self._read_bytes(i, position)
-        size = self._casts.in_run_width(i, position, size)
-        passes = kind is not None and kind.passes_gradient(layer)
-        if layer.memory is not None:
-            passes = layer.memory.passes_gradient
+        size = self._casts.in_run_width(i, position, self._read_bytes(i, position))
         output = self._read_outputs[i][position]
-        if passes and upstream:
+        if self._passes_gradient(i) and upstream:
             return Gradient(hold(upstream[0].storage), size, output)
         return Gradient(self._ledger.allocate(size), size, output)
+
+    def _passes_gradient(self, i: int) -> bool:
+        layer, kind = self._layers[i], self._kinds[i]
+        if layer.memory is not None:
+            return layer.memory.passes_gradient
+        return kind is not None and kind.passes_gradient(layer)
+
+    def _hands_to_parameters(self, i: int) -> bool:
+        """Whether a layer is a view of a parameter, whose gradient then is the memory of its own."""
+        views = shares_input(self._layers[i], self._kinds[i]) and not self._layers[i].inputs
+        return views and bool(self._layers[i].parameters) and self._passes_gradient(i)
 
     def _parameter_gradients(self, i: int) -> tuple[int, int]:
         """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones."""

@@ -1,12 +1,12 @@
 """Peak memory of one rank in an iteration, and what it consists of.
 
-Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input, exchange buckets
-(DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive
-into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness` walks the plan's layers;
-gradients of parameters stay until the weight update, which releases them (``zero_grad``). Adam's update makes tensors
-of its own: two of the size of the largest parameter on a CPU, where it goes through parameters one by one, one of the
-size of all of them on a GPU. A state that lies in host memory is on the device in the update alone; on a CPU, whose
-memory is the host's, what lies there between updates is counted nowhere.
+Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input and its targets,
+exchange buckets (DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a
+pipeline's stages receive into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness`
+walks the plan's layers; gradients of parameters stay until the weight update, which releases them (``zero_grad``).
+Adam's update makes tensors of its own: two of the size of the largest parameter on a CPU, where it goes through
+parameters one by one, one of the size of all of them on a GPU. A state that lies in host memory is on the device in
+the update alone; on a CPU, whose memory is the host's, what lies there between updates is counted nowhere.
 
 Where ranks differ, the one that needs most is the answer. Pipelines are put together in
 ``pipeline/memory.py``.
@@ -113,7 +113,7 @@ def per_phase_memory(
     return memory_use(
         {
             **fixed_parts(held, state, exchanged=exchanged),
-            "input": network.input_bytes(local_batch, kept_dtype(dtype)),
+            "input": network.input_bytes(local_batch, kept_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
     )

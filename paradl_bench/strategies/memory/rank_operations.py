@@ -125,11 +125,16 @@ class RankOperations:
         return layer.input_elements_of(self._samples) * self._casts.runs[layer.name]
 
     def _output_bytes(self, layer: Layer) -> int:
-        width = self._casts.runs[layer.name]
-        if layer.memory is not None and layer.memory.width != _WATCHED_WIDTH:
-            # A mask, or positions: no dtype of the network's.
-            width = layer.memory.width
+        width = self._own_width(self._index[layer.name]) or self._casts.runs[layer.name]
         return layer.output_elements_of(self._samples) * width
+
+    def _own_width(self, source: int) -> int:
+        """Bytes of an element of a layer's output that is of no dtype of the network's; 0 for others.
+
+        A mask, positions, complex or double numbers.
+        """
+        memory = self._layers[source].memory if source >= 0 else None
+        return memory.width if memory is not None and memory.width != _WATCHED_WIDTH else 0
 
     def _read_bytes(self, i: int, position: int) -> int:
         """Bytes of a tensor that the rank's operation reads."""
@@ -138,7 +143,7 @@ class RankOperations:
             # Of what crosses a pipeline's cut, the last tensors have no position of their own.
             place = min(position, len(run.input_shapes) - 1)
             samples = 1 if place in run.batchless_inputs else self._samples
-            width = self._casts.read_width(i, position)
+            width = self._own_width(source) or self._casts.read_width(i, position)
             return math.prod(run.input_shapes[place]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])

@@ -89,6 +89,7 @@ def _parts(
     )
     received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
+    samples = count * micro_batch
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
     passes = {
         shard.stage.index: RepeatedPasses(
@@ -104,7 +105,8 @@ def _parts(
     state = optimizer_state(held, settings, device)
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
-        "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
+        # Every rank makes the targets, as `train` does, though the last alone reads them.
+        "input": (0 if rank else network.input_bytes(samples, dtype)) + network.target_bytes(samples),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }

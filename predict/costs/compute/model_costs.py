@@ -140,8 +140,11 @@ class ModelCosts:
             "weight update",
         )
 
-    def spread(self, batch: int, ranks_on_host: int) -> Spread:
-        """Spread at the nearest measured batch; of the median model where this one was not measured."""
+    def spread(self, batch: int, ranks_on_host: int, shard: str = "") -> Spread:
+        """Spread at the nearest measured batch, of a shard if measured; of the median model where neither was."""
+        of_shard = self.nearest_shard(batch, ranks_on_host, shard)
+        if of_shard is not None:
+            return Spread(_common_sd(of_shard), (of_shard.remainder_relative,))
         near = self._near(batch, ranks_on_host)
         if near is None:
             return Spread(0.0, (0.0,))
@@ -161,6 +164,11 @@ class ModelCosts:
     def nearest(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The model's own measurement that is nearest in ranks on the host, then in batch."""
         own = self._of_model(self._own_name)
+        return _nearest(own, batch, ranks_on_host) if own else None
+
+    def nearest_shard(self, batch: int, ranks_on_host: int, shard: str) -> ModelTime | None:
+        """As :meth:`nearest`, of what a rank of a strategy runs of the model."""
+        own = self._of_shard(shard)
         return _nearest(own, batch, ranks_on_host) if own else None
 
     def rank_spread(self, batch: int, ranks_on_host: int) -> RankSpread:

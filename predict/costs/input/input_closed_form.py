@@ -22,25 +22,6 @@ from predict.costs.sourced import Floats
 Seconds = float | Floats
 
 
-class Preset(NamedTuple):
-    """How a framework overlaps: which of reading and copying run ahead, whether layers exchange as they are ready."""
-
-    reads_ahead: bool
-    copies_ahead: bool
-    wait_free: bool
-
-
-PRESETS = {
-    "naive": Preset(reads_ahead=False, copies_ahead=False, wait_free=False),
-    "caffe-mpi": Preset(reads_ahead=True, copies_ahead=True, wait_free=True),
-    "mxnet": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
-    "tensorflow": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
-    "cntk": Preset(reads_ahead=True, copies_ahead=False, wait_free=False),
-    "pytorch": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
-}
-"""The paper's four frameworks and the naive order; ``pytorch`` (a DataLoader's workers read ahead) is ours."""
-
-
 def iteration_seconds(fetch: Fetch, io_s: Seconds, h2d_s: Seconds, rest_s: Seconds) -> Seconds:
     """Seconds of an iteration in the steady state; of numbers, or of arrays entry by entry.
 

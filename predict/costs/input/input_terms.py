@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds
+from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds, process_seconds
 from calibrate.profile.profile import Profile
 from paradl_bench.core.bounds import LONGEST_S
 from paradl_bench.core.errors import UserError
@@ -18,8 +18,8 @@ from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
+from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, preset_named
 from paradl_bench.strategies.passes.input_tasks import Fetch, Fetched
-from predict.costs.input.input_closed_form import PRESETS, Preset
 from predict.costs.sourced import Cost, Costs, Remark, Source
 from predict.costs.spread.assembly import Priced, assemble
 
@@ -31,21 +31,24 @@ class InputOptions:
     Attributes:
         prefetch: mini-batches that are fetched ahead. source: which of the profile's sources.
         io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
-        workers: that load for all ranks of one host. from_disk: past the page cache.
+        workers: that load for all ranks of one host; without any each rank reads its own. rank_workers: the same, of
+            each rank. from_disk: past the page cache.
     """
 
-    preset: str = "pytorch"
+    preset: str = DEFAULT_PRESET
     prefetch: int | None = None
     io_s: float | None = None
     h2d_s: float | None = None
     workers: int | None = None
+    rank_workers: int | None = None
     from_disk: bool = False
     source: str | None = None
 
 
 NO_INPUT = InputOptions(io_s=0.0, h2d_s=0.0)
 """Nothing is read or copied, whatever a profile knows of it."""
-_KNOWN_BY = ("simulate", "dag")
+KNOWN_BY = ("simulate", "dag")
+"""Evaluators that know an input side."""
 OF_INPUT = {
     "preset": "--preset",
     "prefetch": "--prefetch",
@@ -62,8 +65,8 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     """The command line's options; a UserError of those that the evaluator does not know, or that are no seconds."""
     # 0 seconds is something that was given.
     given = {name: options[name] for name in OF_INPUT if options.get(name) is not None and options[name] is not False}
-    if given and evaluator_name not in _KNOWN_BY:
-        first, known = OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
+    if given and evaluator_name not in KNOWN_BY:
+        first, known = OF_INPUT[next(iter(given))], " and ".join(KNOWN_BY)
         raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
     for name in ("io_seconds", "h2d_seconds"):
         check_bounds(given.get(name), OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
@@ -84,19 +87,14 @@ def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
     """
-    preset = _preset(options)
-    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
+    preset = preset_named(options.preset)
+    without = 0 in (options.workers, options.rank_workers)
+    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if without else ""
     alone = alone or ("a loader without workers, the only one measured," if in_process else "")
     if alone and options.prefetch:
         raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
     ahead = 1 if options.prefetch is None else options.prefetch
     return Fetch(0 if alone else ahead, preset.copies_ahead)
-
-
-def _preset(options: InputOptions) -> Preset:
-    if options.preset not in PRESETS:
-        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
-    return PRESETS[options.preset]
 
 
 class InputTerms(NamedTuple):
@@ -105,6 +103,8 @@ class InputTerms(NamedTuple):
     Attributes:
         works: what the two parts are of. parts: what their costs are made of. known: whether either was measured or
             stated.
+        process_s: that one process takes to read what all ranks of a host do, on cores that they compute on as well;
+            0 where they have devices of their own, or it is not known.
     """
 
     costs: Costs
@@ -113,6 +113,7 @@ class InputTerms(NamedTuple):
     parts: Sequence[Priced]
     known: bool
     fetch: Fetch
+    process_s: float = 0.0
 
     @property
     def fetched(self) -> Fetched:
@@ -143,7 +144,7 @@ def input_terms(
         UserError: options name a source that the profile lacks, or it holds several and they name none; or they
             contradict each other (:func:`fetch_of`).
     """
-    ahead = _preset(options).reads_ahead and options.prefetch != 0
+    ahead = preset_named(options.preset).reads_ahead and options.prefetch != 0
     side = _chosen(profile.input_side, network.name, options.source)
     sample_bytes = _sample_bytes(side, network, dtype)
     reading = _io(side, batch, options, ahead=ahead)
@@ -161,7 +162,8 @@ def input_terms(
     )
     known = reading is not None or copying is not None
     fetch = fetch_of(options, in_process=reading is not None and reading.in_process)
-    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, parts, known, fetch)
+    process_s = process_seconds(side, batch.local_batch * batch.ranks_on_host) if options.io_s is None and side else 0.0
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, parts, known, fetch, process_s)
 
 
 def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahead: bool) -> InputTime | None:
@@ -169,8 +171,10 @@ def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahea
         return InputTime(options.io_s * batch.ranks_on_host, 0.0, f"--io-seconds, of {batch.ranks_on_host} ranks")
     if side is None:
         return None
-    samples = batch.local_batch * batch.ranks_on_host
-    return io_seconds(side, samples, options.workers, cold=options.from_disk, ahead=ahead)
+    workers = options.workers if options.rank_workers is None else options.rank_workers * batch.ranks_on_host
+    time = io_seconds(side, batch.local_batch * batch.ranks_on_host, workers, cold=options.from_disk, ahead=ahead)
+    # Ranks that read by themselves do so at once, each its own.
+    return time._replace(seconds=time.seconds / batch.ranks_on_host) if time and time.in_process else time
 
 
 def _sample_bytes(side: InputSide | None, network: ModelGraph, dtype: str) -> int:

@@ -54,14 +54,11 @@ def _context(known: KnownCosts, plan: Plan, place: PricingContext) -> tuple[Plan
     # Where roles differ, a work counts as often as in the role that has it most.
     of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
     counts = np.max(of_roles, axis=0).tolist()
-    # A stage of a pipeline has a part of the model's operations, micro-batches go through them one by one, and
-    # what is computed again goes through some of them twice.
-    in_parts = degree_of(plan.strategy, Trait.STAGES) > 1 or plan.micro_batches > 1 or plan.recomputes
     context = PlanContext(
         place=place,
         strategy=plan.strategy,
-        between=known.operations if in_parts else counts_between(plan, counts),
-        shard="" if known.proportional else _shard_of(plan),
+        between=known.operations if in_parts(plan) else counts_between(plan, counts),
+        shard="" if known.proportional else shard_of(plan),
         updated_elements=_updated_elements(plan),
     )
     return context, counts
@@ -75,7 +72,17 @@ def _updated_elements(plan: Plan) -> float:
     return sum(of_roles) * degree_of(plan.strategy, Trait.STAGES) / plan.strategy.ranks
 
 
-def _shard_of(plan: Plan) -> str:
+def in_parts(plan: Plan) -> bool:
+    """Whether a rank's iteration has another number of operations than the model.
+
+    A stage of a pipeline has a part of the model's operations, micro-batches go through them one by one, and what is
+    computed again goes through some of them twice.
+    """
+    return degree_of(plan.strategy, Trait.STAGES) > 1 or plan.micro_batches > 1 or plan.recomputes
+
+
+def shard_of(plan: Plan) -> str:
+    """What measurements call the part of layers that a plan's ranks run; empty where they run them whole."""
     found = {work.shard for work in plan.of_kind(Compute).values() if work.shard}
     return found.pop() if len(found) == 1 else ""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
+
 import msgspec
 
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -12,7 +15,8 @@ from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
-from predict.validation.diagnosis.shares import Seconds, layers_s
+from predict.validation.diagnosis.shares import Seconds, contended_s, layers_s
+from predict.validation.ranks.calls import calls_of
 from predict.validation.runs import Run
 
 _FULL = 0.95
@@ -26,14 +30,41 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     strategy = parse_strategy(run.description.strategy)
     if degree_of(strategy, Trait.SHARDS_LAYERS) > 1:
         seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, layers_s(case.ledger))
+    calls = calls_of(run, case.ledger)
+    seconds = _parted(seconds, case)
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
     return msgspec.structs.replace(
         diagnosis,
         iteration_s=run.median_s,
         findings=by_weight(findings),
         run=str(run.path),
-        notes=(*_slower_compute(measured, case), *diagnosis.notes),
+        notes=(*_slower_compute(measured, case), *(calls.lines() if calls else ()), *diagnosis.notes),
     )
+
+
+def _parted(seconds: Mapping[str, Seconds], case: Case) -> dict[str, Seconds]:
+    """What stamps hold in one, in the proportions in which it is predicted.
+
+    A call that takes longer since other groups call at once is one call, and a stage that waits for another waits for
+    its messages too. So no second is of two limitations.
+    """
+    contended, predicted = contended_s(case.ledger), case.seconds
+    found: dict[str, Seconds] = {}
+    for name, own in seconds.items():
+        parts = {name: predicted[name].seconds if name in predicted else 0.0, of.CONTENTION: contended.get(name, 0.0)}
+        if name == of.BUBBLES and of.PIPELINE_MESSAGES in predicted:
+            parts[of.PIPELINE_MESSAGES] = predicted[of.PIPELINE_MESSAGES].seconds
+            parts[of.CONTENTION] += contended.get(of.PIPELINE_MESSAGES, 0.0)
+        whole_s = sum(parts.values())
+        for part, part_s in parts.items():
+            share = part_s / whole_s if whole_s else float(part == name)
+            if share or part == name:
+                found[part] = _sum(found.get(part), Seconds(*(share * value for value in own)))
+    return found
+
+
+def _sum(one: Seconds | None, other: Seconds) -> Seconds:
+    return other if one is None else Seconds(*map(operator.add, one, other))
 
 
 def _beyond(measured: Seconds, predicted_s: float) -> Seconds:

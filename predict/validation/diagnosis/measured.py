@@ -69,6 +69,8 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
         uneven = np.minimum(np.max(computed, axis=0) - mean(computed), idle)
         seconds[of.BUBBLES] = idle - uneven
         waiting = waiting + uneven
+    elif run.description.input is not None:
+        seconds[of.INPUT] = mean([stage.idle.mean(axis=1) for stage in stages])
     if strategy.ranks > 1:
         seconds[of.IMBALANCE] = waiting
     if degree_of(strategy, Trait.REPLICATES) > 1:

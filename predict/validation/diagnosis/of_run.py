@@ -56,11 +56,13 @@ def options_of_run(run: Run, options: Mapping[str, Any], *, knows_input: bool) -
         knows_input: whether the profile knows of an input, which a run has none of.
 
     Raises:
-        UserError: a run that exchanged gradients in messages of its own, which no option of predictions gives.
+        UserError: a run that read images, or exchanged gradients in messages of its own, which no option gives.
     """
     about = run.description
     if fused_by := about.settings.of(ExchangeOptions).fused_by:
         raise UserError(f"the run has --fusion {fused_by}, beside which no remedies are tried: give --no-remedies")
+    if about.input is not None:
+        raise UserError("the run read images, beside which no remedies are tried: give --no-remedies")
     found = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
     found |= {"optimizer": about.optimizer, "dtype": about.dtype}
     found |= {"backend": about.backend if about.ranks > 1 else None}

@@ -67,11 +67,14 @@ class _Sum(NamedTuple):
         return _Sum(self.seconds + seconds, self.sd_s + sd_s)
 
 
-def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) -> dict[str, Seconds]:
+def seconds_of_limitations(
+    ledger: Ledger, serial: Ledger, free: Ledger | None, *, crowding: float = 1.0
+) -> dict[str, Seconds]:
     """Seconds of an iteration that each limitation takes; those that it cannot have are left out.
 
     Args:
         serial: of one rank that trains alone on what a replica does; tells what sharing makes computed again.
+        crowding: what the serial rank would take longer if as many ranks computed on its host, which is no computation.
         free: of a pipeline, the same with links that take no time; tells what stages wait for messages.
     """
     strategy = parse_strategy(ledger.strategy)
@@ -85,11 +88,24 @@ def seconds_of_limitations(ledger: Ledger, serial: Ledger, free: Ledger | None) 
         _part_waiting(sums, ledger, free)
     shards = stages * degree_of(strategy, Trait.SHARDS_LAYERS)
     if shards > 1:
-        again_s = computed_s(ledger) - computed_s(serial) / shards
+        again_s = computed_s(ledger) - crowding * computed_s(serial) / shards
         sums[of.REDUNDANT_COMPUTE] = _Sum(max(again_s, 0.0), _compute_sd_s(ledger))
     least_s = _ROUNDING * ledger.iteration_s
     there = {name: total for name, total in sums.items() if total.seconds > least_s or name in _WITHOUT_SECONDS}
     return {name: Seconds.around(total.seconds, total.sd_s) for name, total in there.items()}
+
+
+def contended_s(ledger: Ledger) -> dict[str, float]:
+    """What groups that communicate at once add, by the limitation that the calls are of; the mean over ranks."""
+    strategy = parse_strategy(ledger.strategy)
+    found: dict[str, float] = {}
+    for role in ledger.roles:
+        for entry in role.entries:
+            added_s = sum(change.added_s for change in entry.adjustments if change.effect == CONTENTION)
+            if added_s > 0:
+                name, exposed = _limitation_of(entry, strategy), entry.exposed_s / entry.total_s
+                found[name] = found.get(name, 0.0) + role.ranks / ledger.ranks * added_s * exposed
+    return found
 
 
 def computed_s(ledger: Ledger) -> float:

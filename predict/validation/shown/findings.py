@@ -5,6 +5,7 @@ from __future__ import annotations
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
 from predict.validation.memory_validation import MemoryScore
 from predict.validation.validation_report import (
+    INPUT,
     PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
@@ -14,7 +15,10 @@ from predict.validation.validation_report import (
     pairs_of,
 )
 
-_PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)"}
+_PHASE_IN_WORDS = {
+    PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)",
+    INPUT: "waiting for its input",
+}
 
 
 def _activity_line(report: Report) -> list[str]:

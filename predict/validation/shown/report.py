@@ -12,12 +12,12 @@ from paradl_bench.core.terminal.printed import in_code, in_markdown
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
 from paradl_bench.plan.settings import SIMULATED_ALONE
+from paradl_bench.records.training.call_times import PARTS
 from predict.prediction.presentation import flat_row, rows_csv
 from predict.validation.runs import PHASES
 from predict.validation.shown.findings import findings
 from predict.validation.validation_report import (
     EVALUATORS,
-    PIPELINE_IDLE,
     PREDICTOR,
     Pair,
     PredictedFactor,
@@ -57,7 +57,8 @@ def write_report(directory: Path, report: Report) -> Path:
 def csv_row(pair: Pair) -> dict[str, object]:
     """A pair's fields in one level; its ranks are in the report alone."""
     row = flat_row(pair)
-    row.pop("activity.ranks", None)
+    for of_ranks in ("activity.ranks", "calls.ranks"):
+        row.pop(of_ranks, None)
     return row
 
 
@@ -75,6 +76,8 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
         tables["Accuracy over configurations"] = _configurations(report)
     if report.scaling_factors:
         tables["Scaling factor"] = _scaling(report)
+    if any(pair.calls for pair in report.pairs):
+        tables["Calls timed one by one"] = _calls(report)
     for title, (titles, rows) in tables.items():
         console.print(table(titles, rows, title=title))
     for line in findings(report):
@@ -113,6 +116,7 @@ def markdown(report: Report) -> str:
         *_markdown_table(_phases(report)),
         "",
         *_markdown_activity(report),
+        *_markdown_calls(report),
     ]
     return "\n".join(lines)
 
@@ -129,7 +133,22 @@ def _markdown_activity(report: Report) -> list[str]:
         "",
         *_markdown_table(activity),
         "",
+        *(line for pair in pairs_of(report.pairs, PREDICTOR) for line in _markdown_turns(pair)),
     ]
+
+
+def _markdown_turns(pair: Pair) -> list[str]:
+    """Of a run in several turns, every unit's error: a line each rank, a column each unit."""
+    ranks = pair.activity.ranks if pair.activity else ()
+    if not any("FW2" in rank.by_unit for rank in ranks):
+        return []
+    units = tuple(dict.fromkeys(name for rank in ranks for name in rank.by_unit))
+    rows = [
+        [str(rank.rank), *(f"{rank.by_unit[name]:.1%}" if name in rank.by_unit else "" for name in units)]
+        for rank in ranks
+    ]
+    title = f"{in_markdown(f'{pair.model} {_configured(pair)} {pair.batch}')}, mean of begin and end of each unit:"
+    return [title, "", *_markdown_table(_Table(("rank", *units), rows)), ""]
 
 
 def _activity(report: Report) -> _Table:
@@ -148,6 +167,40 @@ def _activity(report: Report) -> _Table:
         for rank in pair.activity.ranks
     ]
     return _Table(("run", "rank", "units", "mean", "worst", "of"), rows)
+
+
+def _markdown_calls(report: Report) -> list[str]:
+    timed = [pair for pair in report.pairs if pair.calls]
+    if not timed:
+        return []
+    return [
+        "## Calls timed one by one",
+        "",
+        "What a rank spends an iteration with: waiting in calls for the last rank, where Horovod would negotiate; "
+        "transferring; between calls, until the next bucket is full (OSF's WAIT); copying gradients out of the last "
+        "buckets; and the rest, which is compute beside no call. Predictions are of the mean rank.",
+        "",
+        *_markdown_table(_calls(report)),
+        "",
+        *(f"- {in_markdown(f'{pair.run}: {pair.calls.timing.line()}')}" for pair in timed if pair.calls),
+        "",
+    ]
+
+
+def _calls(report: Report) -> _Table:
+    """A row each rank of a run, and one that is predicted."""
+    rows = []
+    for pair in report.pairs:
+        if pair.calls is None:
+            continue
+        name = f"{pair.model} {_configured(pair)} {pair.batch}"
+        for rank in pair.calls.ranks:
+            parts = (getattr(rank, part) for part in PARTS)
+            rows.append([name, str(rank.rank), *map(format_seconds, parts)])
+        predicted = pair.calls.predicted
+        seconds = map(format_seconds, (predicted.waiting_s, predicted.transferring_s))
+        rows.append([name, "predicted", *seconds, *[""] * (len(PARTS) - 2)])
+    return _Table(("run", "rank", *(part.removesuffix("_s") for part in PARTS)), rows)
 
 
 def _markdown_table(cells: _Table) -> list[str]:
@@ -350,6 +403,6 @@ def _phases(report: Report) -> _Table:
             "" if phase.error is None else format_difference(phase.error),
         ]
         for pair in pairs_of(report.pairs, PREDICTOR)
-        for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
+        for name, phase in pair.parts.items()
     ]
     return _Table(("run", "phase", "predicted", "measured", "error"), rows)

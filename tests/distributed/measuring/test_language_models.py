@@ -41,7 +41,7 @@ CHECK = """
 import sys
 import torch
 from paradl_bench.ranks.groups.process_groups import join_ranks
-from paradl_bench.measure.training.recorder import CollectiveRecorder, differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.axes.kind import Trait

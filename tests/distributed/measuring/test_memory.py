@@ -58,7 +58,7 @@ import json, sys
 import msgspec
 from paradl_bench.records.training.training_record import MemoryPeak
 from paradl_bench.ranks.groups.process_groups import join_ranks
-from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest

@@ -11,8 +11,10 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+import emulated_profile
 import emulation
 import emulation_cases
+import emulation_table
 from namespaces_held import needs_nodes
 
 from paradl_bench.records.training.training_record import read_run
@@ -25,14 +27,15 @@ def test_the_suite_calibrates_validates_and_repeats_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = "emulated_networks:small_vgg"
-    for module in (emulation, emulation_cases):
-        monkeypatch.setattr(module, "NODES_OF", {2: (1,)})
-        monkeypatch.setattr(module, "MODELS", {model: (3, 32, 32)})
-    monkeypatch.setattr(emulation_cases, "SERIAL_S", 1.0)
-    monkeypatch.setattr(
-        emulation_cases, "configurations", lambda *_, **__: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})]
+    suite = emulation_cases.Suite(
+        models={model: (3, 32, 32)},
+        configurations=lambda *_: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})],
+        sweeps=emulated_profile.sweeps_of,
     )
-    rows = emulation.run_suite(tmp_path, [model], [2])
+    monkeypatch.setattr(emulation, "NODES_OF", {2: (1,)})
+    monkeypatch.setitem(emulation.SUITES, "strategies", suite)
+    monkeypatch.setattr(emulation_cases, "SERIAL_S", 1.0)
+    rows = emulation.run_suite(tmp_path, "strategies", [model], [2])
     assert [row.strategy for row in rows] == ["d2", "f2", "p2"]
     assert all(row.issued_equals_plan and row.predicted_s > 0 for row in rows)
     for each in rows:
@@ -41,7 +44,7 @@ def test_the_suite_calibrates_validates_and_repeats_no_run(
         assert ghost is not None
         # Neither can be shorter than what the rank that sleeps most sleeps.
         assert min(each.predicted_s, each.measured_s) >= 0.97 * sum(ghost.slept_s.values())
-    assert msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=list[emulation.Row]) == rows
+    assert msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=list[emulation_table.Row]) == rows
     capfd.readouterr()
-    assert emulation.run_suite(tmp_path, [model], [2]) == rows
+    assert emulation.run_suite(tmp_path, "strategies", [model], [2]) == rows
     assert "runs on" not in capfd.readouterr().out

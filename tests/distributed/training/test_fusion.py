@@ -21,7 +21,15 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 pytestmark = pytest.mark.distributed
 
 PROGRAM = Path(__file__).parents[2] / "surroundings" / "fused_program.py"
-CASES = ("Chain:none:1", "Chain:none:2", "Chain:buffer:1000:1", "Chain:buffer:1", "Images:none:1", "Images:buffer:1K:4")
+CASES = (
+    "Chain:none:1",
+    "Chain:none:2",
+    "Chain:buffer:1000:1",
+    "Chain:buffer:1",
+    "Images:none:1",
+    "Images:buffer:1K:4",
+    "Chain:none:2:after",
+)
 
 
 @pytest.fixture

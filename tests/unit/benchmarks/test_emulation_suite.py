@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import emulated_profile
 import emulation
 import emulation_cases
+import emulation_distsim
+import emulation_table
 from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
-from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.recorder import planned_collectives
-from paradl_bench.network.models.catalog import load_model
+from paradl_bench.measure.training.calls.recorder import planned_collectives
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
@@ -28,6 +28,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
 from predict.workload import Configuration, evaluator_named
 
+STRATEGIES, DISTSIM = emulation_cases.STRATEGIES, emulation_distsim.DISTSIM
 LAYOUTS = {
     ranks: [
         NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation_cases.LINK_BYTES_PER_S)
@@ -39,7 +40,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
 def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tmp_path: Path) -> None:
-    sweeps = emulated_profile.sweeps_of(tmp_path, layout)
+    sweeps = STRATEGIES.sweeps(tmp_path, layout)
     assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
     for sweep in sweeps:
         # Requests check themselves; all ranks of the layout take part.
@@ -63,8 +64,8 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
         if sweep.request.concurrent == 1 and sweep not in inside:
             largest = max(sweep.request.sizes)
             whole |= {name: max(largest, whole.get(name, 0)) for name in sweep.request.operations}
-    network = emulation_cases.traced("resnet50")
-    for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
+    network = STRATEGIES.traced("resnet50")
+    for case in emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout):
         strategy = case.request.strategy
         plan = planner_for(strategy).plan(network, strategy, case.request.settings)
         for issued in planned_collectives(plan, 0):
@@ -73,11 +74,16 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
                 assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
 
 
-@pytest.mark.parametrize("model", emulation_cases.MODELS)
+SUITES_OF = {model: suite for suite in emulation.SUITES.values() for model in suite.models}
+
+
+@pytest.mark.parametrize("model", SUITES_OF)
 def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_path: Path) -> None:
-    network = trace_network(load_model(model, emulation_cases.MODELS[model]))
-    for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
-        cases = emulation_cases.cases_of(tmp_path, model, layout)
+    suite = SUITES_OF[model]
+    network = suite.traced(model)
+    counts = LAYOUTS.items() if suite is STRATEGIES else [(4, LAYOUTS[4])]
+    for layout in (layout for _, layouts in counts for layout in layouts):
+        cases = emulation_cases.cases_of(tmp_path, suite, model, layout)
         profile = emulation_cases.profile_of(tmp_path, layout)
         profile.parent.mkdir(exist_ok=True)
         profile.write_text("{}")
@@ -90,10 +96,37 @@ def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_
             assert not case.complete
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[4], ids=str)
+def test_distsim_sweeps_every_group_that_its_configurations_have(layout: NodeLayout, tmp_path: Path) -> None:
+    on_node = layout.ranks_per_node
+    swept: dict[tuple[str, bool], int] = {}
+    for sweep in DISTSIM.sweeps(tmp_path, layout):
+        assert sweep.request.all_ranks == layout.ranks
+        over_nodes = layout.nodes > 1 and sweep.request.side_by_side is None
+        for name in sweep.request.operations:
+            swept[name, over_nodes] = max(*sweep.request.sizes, swept.get((name, over_nodes), 0))
+    for case in (
+        case for model in DISTSIM.models for case in emulation_cases.cases_of(tmp_path, DISTSIM, model, layout)
+    ):
+        strategy = case.request.strategy
+        plan = planner_for(strategy).plan(DISTSIM.traced(case.model), strategy, case.request.settings)
+        issued = [issued for rank in range(layout.ranks) for issued in planned_collectives(plan, rank)]
+        for each in (each for each in issued if each.when == "iteration" and len(each.group) > 1):
+            over_nodes = len({rank // on_node for rank in each.group}) > 1
+            assert each.message_bytes <= 1.25 * swept[each.operation, over_nodes], (case.directory, each)
+
+
+def test_the_grid_has_every_product_of_ways() -> None:
+    assert sorted(emulation_distsim.grid(4)) == ["1M1P4D", "1M2P2D", "1M4P1D", "2M1P2D", "2M2P1D", "4M1P1D"]
+    assert len(emulation_distsim.grid(8)) == 8
+    assert len(emulation_distsim.grid(16)) == 9
+    assert {parse_strategy(name).ranks for name in emulation_distsim.grid(16)} == {16}
+
+
 def test_layers_sleep_longer_when_more_ranks_share_the_cores(tmp_path: Path) -> None:
-    serial_s = sum(emulated_profile.phase_seconds(emulation_cases.traced("resnet50")).values())
+    serial_s = sum(emulated_profile.phase_seconds(STRATEGIES.traced("resnet50")).values())
     for layout in LAYOUTS[4]:
-        for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
+        for case in emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout):
             assert case.dilate * serial_s == pytest.approx({4: 3.0, 8: 3.0, 16: 6.0}[layout.ranks], rel=1e-3)
 
 
@@ -124,8 +157,8 @@ def test_the_synthetic_device_follows_its_roofline_and_is_predicted_exactly() ->
     assert predicted.iteration_s == pytest.approx(layers_s + update_s)
 
 
-def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "1x4") -> emulation.Row:
-    return emulation.Row(
+def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "1x4") -> emulation_table.Row:
+    return emulation_table.Row(
         model="small",
         layout=layout,
         strategy=strategy,
@@ -143,10 +176,26 @@ def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "
 
 def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     rows = [row("d4", 1.0, 1.5), row("f4", 1.2, 1.2), row("d4", 3.0, 3.0, layout="2x2")]
-    text = emulation.table(rows)
+    text = emulation_table.table(rows)
     assert "| small | 1x4 | d4 |  | 1 | 1.5 | -33.3% | no | 2.0% (3.0%) | yes |" in text
     assert "| small | 1x4 | f4 |  | 1.2 | 1.2 | +0.0% | yes | not known | yes |" in text
     # Taken for the best, it takes a quarter longer than what was.
-    assert "| small | 1x4 | d4 | f4 | 25.0% |" in text
-    assert "| small | 2x2 | d4 | d4 | 0.0% |" in text
+    assert "| small | 1x4 | d4 | f4 | 25.0% | 1.0% | -1.00 |" in text
+    assert "| small | 2x2 | d4 | d4 | 0.0% | 1.0% |  |" in text
+    # Of two the second is the median, and the worst.
+    assert "| small | 1x4 | second: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
+    assert "| small | 1x4 | worst: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
+
+
+def test_activity_has_a_line_a_rank() -> None:
+    units = ({"FW1": 0.0, "FW2": 0.01, "BW1": 0.02, "BW2": 0.03, "WU": 0.04}, {"FW1": 0.0, "FW2": 0.02})
+    of_row = msgspec.structs.replace(row("2M2P1D", 1.0, 1.0), units=units)
+    assert of_row.in_turns
+    assert not row("d4", 1.0, 1.0).in_turns
+    lines = emulation_table.activity_table([of_row]).splitlines()
+    assert lines[0] == "small, 1x4, 2M2P1D"
+    assert lines[2] == "| rank | all | FW1 | FW2 | BW1 | BW2 | WU |"
+    assert lines[4:6] == ["| 0 | 2.0% | 0.0% | 1.0% | 2.0% | 3.0% | 4.0% |", "| 1 | 1.0% | 0.0% | 2.0% |  |  |  |"]
+    # Weight updates are no turns.
+    assert ", of single turns 1.5% in the median and 3.0% at most" in emulation_table.table([of_row])

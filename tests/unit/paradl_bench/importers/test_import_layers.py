@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from profile_factory import write_training_run
 from recorded_logs import DATA, public_data, read_log
 from synthetic_measurements import CollectivesSpec, LayersSpec, network, write_collectives, write_layers
 
@@ -27,6 +28,8 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import LAYERS_FILE, TRACE_FILE, read_records
 from paradl_bench.records.samples import LayerSamples, TraceTimes
+from paradl_bench.records.training.input_times import InputTimes, RunInput
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.splitting.channel_shards import splittable
 from predict.costs.cost_model import CostModel
@@ -312,6 +315,33 @@ def test_layer_times_written_as_a_trace_are_read_back_unchanged(tmp_path: Path) 
     conv_bytes, fc_bytes = 16 * 27 * 4, 10 * 16 * 256 * 4
     assert sorted(sizes) == [conv_bytes, fc_bytes]
     assert sizes[fc_bytes] == pytest.approx(2 * 3 * 2e-5 + 2 * 3 / 4 * fc_bytes * 1e-9, rel=1e-3)
+
+
+def test_a_trace_has_what_a_run_read(tmp_path: Path) -> None:
+    toy = network(width=16)
+    measured = write_layers(tmp_path / "layers", LayersSpec(networks=(toy,)))
+    (measured / "network.json").write_bytes(msgspec.json.encode(toy))
+    about = RunInput(source="images", files=9, crop=8, workers=1, preset="cntk")
+    rows = [[(1.0, 2.0, 0.0, 0.1)] * 3] * 2
+    path = write_training_run(tmp_path / "run", toy, batch=8, phases_s=rows, input=about)
+    line = ("export", "ssgd-trace", str(measured), "-o")
+    none = run(*line, "-", "--run", str(path))
+    assert "read no images: measure it with paradl-bench train --input" in str(none.exception)
+    parts = {"read_s": (0.001,) * 3, "decode_s": (0.02, 0.03, 0.04), "transform_s": (0.003,) * 3}
+    read = InputTimes(waited_s=(0.0,) * 3, collate_s=(0.001,) * 3, **parts)
+    records = read_records(path, TRAINING_FILE, TrainingIterations)
+    lines = [msgspec.json.encode(msgspec.structs.replace(record, input=read)) for record in records]
+    (path / TRAINING_FILE).write_bytes(b"\n".join(lines) + b"\n")
+    trace = tmp_path / "trace.txt"
+    done = run(*line, str(trace), "--run", str(path))
+    assert done.exit_code == 0, done.output
+    held = read_log("ssgd-trace", trace, ImportOptions(batch=4))
+    (record,) = held.batches
+    assert record.samples_s[:4] == pytest.approx((0.025, 0.035, 0.045, 0.025))
+    both = run(*line, "-", "--run", str(path), "--io-seconds", "1")
+    assert "both say what reading takes" in str(both.exception)
+    other = write_training_run(tmp_path / "other", toy, batch=16, phases_s=rows, input=about)
+    assert f"trained {toy.name} on 8 samples a rank" in str(run(*line, "-", "--run", str(other)).exception)
 
 
 def test_an_imported_trace_is_written_again_unchanged(tmp_path: Path) -> None:

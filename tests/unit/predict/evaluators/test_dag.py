@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profile_factory import affine_seconds, layer_times, make_network, make_profile, model_times
+from profile_factory import affine_seconds, free_copies, layer_times, make_network, make_profile, model_times
 
 from calibrate.fit.fit import fit_profile
 from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
@@ -22,7 +22,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.data.fusion.fusion_file import AskedFusion
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.cli import group
 from predict.costs.cost_model import CostModel
@@ -188,7 +190,8 @@ def test_a_loader_without_workers_reads_nothing_ahead(evaluator: str) -> None:
     profile = profile_of(network, input_side=(alone,))
     free = predicted(profile_of(network), network, "d2", 16, evaluator=evaluator)
     fed = predicted(profile, network, "d2", 16, evaluator=evaluator)
-    assert fed.iteration_s == pytest.approx(16 * 0.01 + free.iteration_s)
+    # Both ranks read at once, each its own 8.
+    assert fed.iteration_s == pytest.approx(8 * 0.01 + free.iteration_s)
     with pytest.raises(UserError, match="--prefetch 2: a loader without workers, the only one measured, fetches"):
         predicted(profile, network, "d2", 16, evaluator=evaluator, prefetch=2)
     # With workers beside it reading is hidden as far as it can be, though theirs is slower.
@@ -196,6 +199,47 @@ def test_a_loader_without_workers_reads_nothing_ahead(evaluator: str) -> None:
     helped = msgspec.structs.replace(alone, loader=(*alone.loader, slower))
     hidden = predicted(profile_of(network, input_side=(helped,)), network, "d2", 16, evaluator=evaluator)
     assert hidden.iteration_s == pytest.approx(max(16 * 0.011, free.iteration_s))
+
+
+@pytest.mark.parametrize("evaluator", ["dag", "simulate"])
+def test_readers_share_the_cores_of_ranks_that_compute(evaluator: str) -> None:
+    """Two cores, 2 ranks with a worker each; reading takes a process 3 ms a sample, and half of that with two."""
+    network = make_network()
+    rates = ((0, 3e-3), (1, 3e-3), (2, 1.5e-3))
+    loader = tuple(LoaderRate(workers=n, batch=8, sample_s=s, relative_sd=0.1) for n, s in rates)
+    memcpy = HostCopy(how="memcpy", alpha_s=0.0, beta_s_per_byte=1e-10, relative_sd=0.1, bytes_range=(1, 1 << 30))
+    side = InputSide(source="images", loader=loader, copies=(memcpy,))
+    profile = profile_of(network, input_side=(side,))
+    assert profile.environments[0].device_count == 2
+    rest = predicted(profile_of(network), network, "d2", 32, evaluator).iteration_s
+    fed = predicted(profile, network, "d2", 32, evaluator, rank_workers=1)
+    assert fed.iteration_s == pytest.approx((2 * rest + 32 * 3e-3) / 2, rel=1e-6)
+    # A single rank leaves the other core to its worker.
+    alone = predicted(profile_of(network), network, "serial", 32, evaluator).iteration_s
+    assert alone < 32 * 3e-3
+    assert predicted(profile, network, "serial", 32, evaluator, rank_workers=1).iteration_s == pytest.approx(32 * 3e-3)
+    # Without workers each rank reads for itself, before it computes.
+    by_itself = predicted(profile, network, "d2", 32, evaluator, rank_workers=0)
+    assert by_itself.iteration_s == pytest.approx(16 * 3e-3 + rest)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_messages_behind_backward_are_the_unoverlapped_closed_form(ranks: int) -> None:
+    network = make_network([96, 64, 32])
+    profile = profile_of(network, copies=free_copies(beta_s_per_byte=0.0))
+    point = parse_strategy(f"d{ranks}")
+    exchange = ExchangeOptions(
+        fused_bytes=AskedFusion(rule="none").messages(network), fused_by="each layer", after_backward=True
+    )
+    wanted = PlanSettings(batch=4 * ranks, axes=(exchange,))
+    costs = CostModel(profile=profile, network=network, input_options=InputOptions(preset="cntk", io_s=0.0, h2d_s=0.0))
+    dag, simulated = (
+        Predictor(costs, evaluator_named(name)).predict(Configuration(strategy=point, settings=wanted))
+        for name in ("dag", "simulate")
+    )
+    assert dag.time.breakdown_s["GE"] == pytest.approx(dag.time.communication_s)
+    assert simulated.time.breakdown_s["GE"] == pytest.approx(dag.time.breakdown_s["GE"], rel=1e-6)
+    assert simulated.time.overlap_s == pytest.approx(0.0, abs=1e-12)
 
 
 def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> None:

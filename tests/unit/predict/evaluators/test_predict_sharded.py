@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 from network_factory import NetworkFactory, pooled_convolutions
-from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit
+from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit, summary
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -25,6 +26,7 @@ from predict.workload import Configuration, evaluator_named
 
 BATCH = 8
 ALPHA_S, BETA_S_PER_BYTE = 50e-6, 1e-9
+SHARD_S = 7e-3
 NETWORK = pooled_convolutions()
 
 
@@ -284,6 +286,60 @@ def test_a_measured_shard_gives_weight_update_and_time_between_operations(
     share_s = 1e-4 * updated / NETWORK.parameter_elements
     assert totals["WeightUpdate", ""] == pytest.approx(share_s if wu_s is None else wu_s)
     assert share_s < 9e-5
+
+
+def interval_of(strategy: str, *, common_sd: float = 0.0, remainder: float = 0.0, slower: float = 1.0) -> Prediction:
+    """Where f2's shards spread between blocks, leave a remainder, or are in iterations longer than their parts."""
+    measured = tuple(
+        msgspec.structs.replace(time, shard="f2")
+        for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: SHARD_S)
+    )
+    of_shard = tuple(
+        msgspec.structs.replace(
+            time,
+            shard="f2",
+            common_relative_sd=common_sd,
+            remainder_relative=remainder,
+            iteration=summary(slower * iteration_of_shard_s()),
+        )
+        for time in model_times(NETWORK, wu_s=1e-4)
+    )
+    profile = profile_of(
+        layer_times=(*layer_times(NETWORK), *measured),
+        model_times=model_times(NETWORK, wu_s=1e-4),
+        shard_times=of_shard,
+    )
+    return predicted(strategy, profile)
+
+
+def iteration_of_shard_s() -> float:
+    """A rank's layers, those that run whole included, and the weight update."""
+    shards = shards_of("f2")
+    whole = [layer for layer in NETWORK.layers if layer.name not in {shard.name for shard in shards}]
+    return (
+        1e-4 + 2 * SHARD_S * len(shards) + sum(linear_seconds(layer, p, BATCH) for layer in whole for p in ("FW", "BW"))
+    )
+
+
+def widened_s(found: Prediction, base: Prediction) -> tuple[float, float]:
+    """By how much an interval begins earlier and ends later than another."""
+    (low, high), (base_low, base_high) = found.time.interval_s, base.time.interval_s
+    return base_low - low, high - base_high
+
+
+@pytest.mark.parametrize("strategy", ["f2", "c2"])
+def test_a_measured_shards_own_spread_makes_its_interval(strategy: str) -> None:
+    base, found = interval_of(strategy), interval_of(strategy, common_sd=0.03)
+    expected = {"compute, all layers": Z90 * 0.03 * iteration_of_shard_s()} if strategy == "f2" else {}
+    assert found.provenance.spread_s == pytest.approx({**base.provenance.spread_s, **expected})
+    assert found.iteration_s == base.iteration_s
+
+
+@pytest.mark.parametrize("of", [{"remainder": 0.2}, {"slower": 1.25}])
+def test_what_a_shards_parts_leave_widens_its_interval(of: dict[str, float]) -> None:
+    below, above = widened_s(interval_of("f2", **of), interval_of("f2"))
+    assert (below, above) == pytest.approx((0.0, 0.25 * iteration_of_shard_s()))
+    assert widened_s(interval_of("c2", **of), interval_of("c2")) == (0.0, 0.0)
 
 
 def test_proportional_takes_a_layers_share_and_ignores_measured_shards() -> None:

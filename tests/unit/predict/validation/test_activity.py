@@ -20,7 +20,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.simulation.prepared import price
 from predict.timeline.timeline import timeline_of
-from predict.validation.activity import Activity, Unit, simulated_units
+from predict.validation.ranks.activity import Activity, Unit, simulated_units
 from predict.validation.shown.report import markdown
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Report
@@ -158,11 +158,15 @@ def test_one_turn_that_ends_late_is_named(tmp_path: Path) -> None:
     place = [index for index, unit in enumerate(units) if unit.name == "FW"][1]
     units[place] = units[place]._replace(end_s=units[place].end_s + 0.1 * simulated.iteration_s)
     run = simulated.write(tmp_path / "run", shift_s=[0.0, 0.0], late_s=[0.0, 0.0], clock=True)
-    activity, _ = validated(tmp_path, run)
+    activity, report = validated(tmp_path, run)
     assert activity is not None
     own = activity.ranks[0]
     assert (own.worst_unit, own.worst_error) == ("FW2", pytest.approx(0.1))
     assert own.mean_error == pytest.approx(0.1 / (2 * len(units)))
+    # Half of it, since the turn begins as predicted.
+    assert own.by_unit == pytest.approx({"FW1": 0.0, "FW2": 0.05, "BW1": 0.0, "BW2": 0.0, "WU": 0.0}, abs=1e-9)
+    assert "| rank | FW1 | FW2 | BW1 | BW2 | WU |" in markdown(report)
+    assert "| 0 | 0.0% | 5.0% | 0.0% | 0.0% | 0.0% |" in markdown(report)
 
 
 def test_errors_are_of_medians_over_iterations(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import pytest
 from predicted_runs import CHAIN, PROFILE, predicted, run_like, validate
 from profile_factory import ENVIRONMENT, write_training_run
 
+from calibrate.profile.input_side import InputSide, LoaderRate
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
-from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
+from paradl_bench.records.measurement import read_records
+from paradl_bench.records.training.input_times import RunInput
+from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage, TrainingIterations
 from predict.validation.runs import noise_floor, read_runs
 from predict.validation.shown.report import markdown, print_report, write_report
 
@@ -43,6 +46,30 @@ def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
     assert run.iteration_s.tolist() == [7.5] * 6
     # Phases are those of the rank that finishes backward last.
     assert run.phases_s() == {"FW": 2.0, "BW": 3.0, "GE": 1.0, "WU": 1.5}
+
+
+def test_runs_that_read_are_held_against_their_own_input(tmp_path: Path) -> None:
+    rates = (LoaderRate(workers=0, batch=8, sample_s=1e-2, relative_sd=0.1),)
+    side = InputSide(source=str(tmp_path / "images"), loader=rates)
+    write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, input_side=(side,)))
+    about = RunInput(source=str(tmp_path / "images"), files=9, crop=8, workers=0, preset="naive")
+    free = predicted("d2", 8).time.phases_s
+    rows = [tuple(free[name] for name in ("FW", "BW", "GE", "WU"))] * 12
+    path = write_training_run(tmp_path / "run", CHAIN, batch=8, phases_s=[rows, rows], input=about)
+    records = read_records(path, TRAINING_FILE, TrainingIterations)
+    fed = [
+        msgspec.structs.replace(record, iteration_s=tuple(whole + 0.05 for whole in record.iteration_s))
+        for record in records
+    ]
+    (path / TRAINING_FILE).write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in fed))
+    pairs = {pair.evaluator: pair for pair in validate(tmp_path / "p.json", [path]).pairs}
+    waiting = pairs["simulate"].input
+    assert waiting is not None
+    # Four samples on each rank.
+    assert (waiting.predicted_s, waiting.measured_s) == (pytest.approx(0.04), pytest.approx(0.05))
+    assert pairs["simulate"].explained_by == "input"
+    assert pairs["simulate"].predicted_s == pytest.approx(sum(free.values()) + 0.04)
+    assert pairs["dag"].input is not None
 
 
 def test_pipeline_phases_are_those_of_the_predicted_stage(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from calibrate.profile.profile import read_profile, write_profile
 from paradl_bench.commands.io import COMMAND
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.input.files import time_files
+from paradl_bench.measure.input.folder import find_images, labels_of
+from paradl_bench.measure.input.image_batches import ImageBatches, ReadBatch, Unreadable
 from paradl_bench.measure.input.images import (
-    ImageDataset,
     decode,
     drop_from_cache,
-    find_images,
     make_images,
     read_file,
     transform,
@@ -157,10 +157,32 @@ def test_samples_are_normalised_crops(tmp_path: Path) -> None:
         assert torch.allclose(tensor[channel], torch.tensor((128 / 255 - mean) / sd))
     narrow = transform(Image.fromarray(np.zeros((300, 2, 3), np.uint8)), 8, random.Random(0))
     assert narrow.shape == (3, 8, 8)
-    dataset = ImageDataset(small_images(tmp_path, 2), 8, 5, 0)
-    assert len(dataset) == 5
-    assert not torch.equal(dataset[0], dataset[2])
-    assert torch.equal(dataset[3], dataset[3])
+
+
+def test_mini_batches_have_the_samples_of_their_numbers(tmp_path: Path) -> None:
+    images = small_images(tmp_path / "images", 3)
+    labels = labels_of(images, 4, tmp_path)
+    batches = ImageBatches(images, 8, 5, labels)
+    read = batches[range(2, 6)]
+    assert isinstance(read, ReadBatch)
+    alone = [transform(decode(read_file(images[n % 3])), 8, random.Random(5_000_015 + n)) for n in range(2, 6)]
+    assert torch.equal(read.inputs, torch.stack(alone))
+    # Another round has another crop of the same file.
+    assert not torch.equal(read.inputs[0], read.inputs[3])
+    assert read.labels.tolist() == [labels[2], labels[0], labels[1], labels[2]]
+    assert read.times.worker == -1
+    assert min(read.times[1:]) > 0
+    images[1].write_bytes(b"no image")
+    broken = batches[[0, 1]]
+    assert isinstance(broken, Unreadable)
+    assert broken.path == str(images[1])
+
+
+def test_labels_are_the_folders_by_name(tmp_path: Path) -> None:
+    images = [tmp_path / name for name in ("b/1.png", "a/2.png", "c/3.png", "a/4.png")]
+    assert labels_of(images, 3, tmp_path) == [1, 0, 2, 0]
+    with pytest.raises(UserError, match="images in 3 folders, and the model tells 2 classes apart"):
+        labels_of(images, 2, tmp_path)
 
 
 def drawn(mean_s: float, blocks: int, count: int, seed: int) -> list[tuple[float, ...]]:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.recorder import planned_collectives
+from paradl_bench.measure.training.calls.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings, plan_settings

@@ -122,6 +122,17 @@ def test_what_is_made_worse_is_named_first(tmp_path: Path, name: str) -> None:
     assert present(diagnosed(tmp_path, made, *options, "--no-remedies"))[:1] == [name]
 
 
+def test_ranks_that_slow_each_other_compute_nothing_again(tmp_path: Path) -> None:
+    """Two ranks at once take 1.5 times as long for a layer as one alone, as where they share memory's bandwidth."""
+    slowed = {
+        "layer_times": layer_times(NETWORK, batches=BATCHES, ranks_on_host={1: 1.0, 2: 1.5}, seconds=even_seconds)
+    }
+    options = ["--strategy", "p2", "--batch", "16", "--micro-batches", "16", "--no-remedies"]
+    findings = diagnosed(tmp_path, profile(**slowed), *options)
+    (again,) = (own for own in findings if own["limitation"]["name"] == "redundant computation")
+    assert again["share"] < 0.01
+
+
 def test_contention_of_groups_is_named(tmp_path: Path) -> None:
     made = profile(slow="all_gather", contention=4.0)
     names = present(diagnosed(tmp_path, made, "--strategy", "d4f2", "--batch", "8", "--no-remedies"))
@@ -175,17 +186,45 @@ def test_a_run_tells_split_and_concatenation(tmp_path: Path) -> None:
     assert present(diagnosed(tmp_path, profile(), "--run", run, "--no-remedies"))[:1] == ["split and concatenation"]
 
 
+def changed_run(run: str, **fields: object) -> str:
+    """The run with fields of every rank's record replaced."""
+    file = Path(run) / TRAINING_FILE
+    records = [json.loads(line) | fields for line in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return run
+
+
+@pytest.mark.parametrize(("slow", "named"), [("send_recv", "pipeline communication"), ("", "pipeline bubbles")])
+def test_waiting_of_stages_is_parted_as_predicted(tmp_path: Path, slow: str, named: str) -> None:
+    """Stages compute 24 and 48 ms, and wait for 150."""
+    rows = [(0.024, 0.048, 0.0, 0.0)] * 20
+    run = changed_run(run_of(tmp_path, [rows, rows], "p2", micro_batches=2), iteration_s=[0.222] * 20)
+    findings = diagnosed(tmp_path, profile(slow=slow), "--run", run, "--no-remedies")
+    assert present(findings)[:1] == [named]
+    waited = [own for own in findings if own["limitation"]["name"] in ("pipeline communication", "pipeline bubbles")]
+    assert sum(own["seconds_s"] for own in waited) == pytest.approx(0.15)
+
+
+def test_a_run_tells_contention_from_calls_as_predicted(tmp_path: Path) -> None:
+    """Groups at once are predicted to take four times as long, and calls take 80 ms of 152."""
+    rows = [(0.064, 0.088, 0.0, 0.0)] * 20
+    gathers = {"fw_communication_s": {"all_gather": [0.04] * 20}, "bw_communication_s": {"all_reduce": [0.04] * 20}}
+    run = changed_run(run_of(tmp_path, [rows] * 8, "d4f2"), **gathers)
+    findings = diagnosed(tmp_path, profile(slow="all_gather", contention=4.0), "--run", run, "--no-remedies")
+    seconds = {own["limitation"]["name"]: own["seconds_s"] for own in findings}
+    assert present(findings)[:1] == ["contention of groups"]
+    assert seconds["contention of groups"] + seconds["layer-wise communication"] == pytest.approx(0.08)
+
+
 def test_a_run_tells_its_communication_for_layers_by_kind(tmp_path: Path) -> None:
     """Of an iteration of 100 ms: 10 ms in halos, and 2 and 3 ms in gathers and sums, in forward and backward."""
     rows = [(0.04, 0.06, 0.0, 0.0)] * 20
-    directory = Path(run_of(tmp_path, [rows, rows], "s2"))
-    file = directory / TRAINING_FILE
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    for record in records:
-        record["fw_communication_s"] = {"halo": [0.01] * 20, "all_gather": [0.002] * 20}
-        record["bw_communication_s"] = {"all_reduce": [0.003] * 20}
-    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    findings = diagnosed(tmp_path, profile(), "--run", str(directory), "--no-remedies")
+    kinds = {
+        "fw_communication_s": {"halo": [0.01] * 20, "all_gather": [0.002] * 20},
+        "bw_communication_s": {"all_reduce": [0.003] * 20},
+    }
+    run = changed_run(run_of(tmp_path, [rows, rows], "s2"), **kinds)
+    findings = diagnosed(tmp_path, profile(), "--run", run, "--no-remedies")
     shares = {own["limitation"]["name"]: own["share"] for own in findings}
     assert shares["halo exchange"] == pytest.approx(0.1)
     assert shares["layer-wise communication"] == pytest.approx(0.05)

@@ -16,6 +16,7 @@ part of them. A stage's units begin and end with its own compute.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from paradl_bench.plan.tasks import Phase, Stream
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
-from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, without_timed_calls
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats
@@ -47,6 +48,7 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         units: how many.
         mean_error: of begins and ends, without their sign. worst_error: the largest. worst_unit: whose it is, as FW3.
+        by_unit: each unit's mean of begin and end, in the order of the units (DistSim, section 5.4, figure 10).
     """
 
     rank: int
@@ -54,6 +56,7 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     mean_error: float
     worst_error: float
     worst_unit: str
+    by_unit: dict[str, float] = {}
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +100,7 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
         timeline = timeline_of(priced, schedule, model.slow_rank)
     except UserError as error:
         return str(error)
-    records = read_records(run.path, TRAINING_FILE, TrainingIterations)
+    records = without_timed_calls(read_records(run.path, TRAINING_FILE, TrainingIterations))
     ordered = sorted(records, key=lambda record: record.first_iteration)
     measured = {rank: [record for record in ordered if record.rank == rank] for rank in range(about.ranks)}
     roles = [_role_of(timeline, rank) for rank in measured]
@@ -136,17 +139,27 @@ def _rank_activity(
         for unit, wanted in zip(measured, predicted, strict=True)
         for stamps, said in ((unit.begin_s, wanted.begin_s), (unit.end_s, wanted.end_s))
     ]
+    names = _numbered([unit.name for unit in measured])
     worst = int(np.argmax(errors))
-    name = measured[worst // 2].name
-    place = sum(unit.name == name for unit in measured[: worst // 2 + 1])
-    several = sum(unit.name == name for unit in measured) > 1
+    by_unit = np.reshape(errors, (-1, 2)).mean(axis=1).tolist()
     return RankActivity(
         rank=rank,
         units=len(measured),
         mean_error=float(np.mean(errors)),
         worst_error=errors[worst],
-        worst_unit=f"{name}{place}" if several else name,
+        worst_unit=names[worst // 2],
+        by_unit=dict(zip(names, by_unit, strict=True)),
     )
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names with their place among those alike, where there are several: FW1, FW2, GE."""
+    counts, seen = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name}{seen[name]}" if counts[name] > 1 else name)
+    return found
 
 
 def _role_of(timeline: IterationTimeline, rank: int) -> RoleTimeline:
@@ -184,7 +197,11 @@ def measured_units(records: Sequence[TrainingIterations]) -> list[Unit] | None:
     elif any(record.turns or record.pipeline_idle_s for record in records):
         return None
     else:
-        turns = [Unit("FW", np.zeros(len(fw)), fw), Unit("BW", fw, fw + bw)]
+        # What a rank waits for is part of forward.
+        waited = np.concatenate(
+            [record.input.waited_s if record.input else [0.0] * len(record.fw_s) for record in records]
+        )
+        turns = [Unit("FW", np.zeros(len(fw)), waited + fw), Unit("BW", waited + fw, waited + fw + bw)]
     done = turns[-1].end_s
     return [*turns, Unit("GE", done, done + exchange), Unit("WU", whole - update, whole)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ When = Literal["setup", "first", "rebuild", "iteration"]
 
 # Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
 # contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
-_OPERATORS = {
+OPERATORS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "broadcast_": ("broadcast", 0),
@@ -70,11 +70,8 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
     def _record(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        operator: str = function._schema.name.rpartition("::")[2]
-        operation, position = _OPERATORS.get(operator, (operator, 0))
-        values = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
-        message_bytes = _bytes(args[position]) if len(args) > position else 0
-        self.counts[operation, message_bytes, _group(values.values())] += 1
+        call = OperatorReader(function).read(args, kwargs)
+        self.counts[call.operation, call.message_bytes, call.group] += 1
 
     def issued(self, when: When) -> tuple[IssuedCollective, ...]:
         """What was counted, in the order of first occurrence."""
@@ -82,6 +79,41 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
             for (operation, size, group), count in self.counts.items()
         )
+
+
+class IssuedCall(NamedTuple):
+    """What one call of an operator does.
+
+    Attributes:
+        peer: place in the group of whom a message goes to or comes from; None of a collective.
+    """
+
+    operation: str
+    message_bytes: int
+    group: tuple[int, ...]
+    peer: int | None
+
+
+class OperatorReader:
+    """Reads off its arguments what a call of one of torch's operators for collectives does.
+
+    Attributes:
+        sends, receives: whether the operator does, to or from one rank.
+    """
+
+    def __init__(self, function: Any) -> None:
+        # Schemas are made anew whenever they are asked for, which takes longer than a call.
+        names = [argument.name for argument in function._schema.arguments]
+        operator: str = function._schema.name.rpartition("::")[2]
+        self._operation, self._position = OPERATORS.get(operator, (operator, 0))
+        self.sends, self.receives = "dst" in names, "src" in names
+        self._peer = names.index("dst" if self.sends else "src") if self.sends or self.receives else None
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> IssuedCall:
+        """What a call with these arguments does."""
+        message_bytes = _bytes(args[self._position]) if len(args) > self._position else 0
+        peer = None if self._peer is None else int(args[self._peer])
+        return IssuedCall(self._operation, message_bytes, _group((*args, *kwargs.values())), peer)
 
 
 def _bytes(value: Any) -> int:

@@ -1,0 +1,41 @@
+"""How frameworks overlap an iteration's input and its gradient exchange (S-SGD's DAG, Shi et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paradl_bench.core.errors import UserError
+
+
+class Preset(NamedTuple):
+    """How a framework overlaps.
+
+    Attributes:
+        reads_ahead, copies_ahead: whether a mini-batch is read, and copied to the device, while others are computed.
+        wait_free: whether gradients are exchanged as they are there; else all of them behind backward.
+        layerwise: whether each layer has an exchange of its own; else those of its library (DDP's buckets).
+    """
+
+    reads_ahead: bool
+    copies_ahead: bool
+    wait_free: bool
+    layerwise: bool = True
+
+
+PRESETS = {
+    "naive": Preset(reads_ahead=False, copies_ahead=False, wait_free=False),
+    "caffe-mpi": Preset(reads_ahead=True, copies_ahead=True, wait_free=True),
+    "mxnet": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
+    "tensorflow": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
+    "cntk": Preset(reads_ahead=True, copies_ahead=False, wait_free=False),
+    "pytorch": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False),
+}
+"""The paper's four frameworks and the naive order; ``pytorch`` (a DataLoader's workers read ahead) is ours."""
+DEFAULT_PRESET = "pytorch"
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of a name; a UserError, which names the choices, if there is none."""
+    if name not in PRESETS:
+        raise UserError(f"--preset {name}: choices are {', '.join(PRESETS)}")
+    return PRESETS[name]
