@@ -77,10 +77,9 @@ def validate_runs(
     differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in predictors.differences(run)))
     if differences and not force:
         raise _of_another_environment(differences, profile_path)
-    activities = {run.path: predictors.activity(run) for run in runs}
-    calls = {run.path: predictors.calls(run) for run in runs}
+    of_ranks = {run.path: (predictors.activity(run), predictors.calls(run)) for run in runs}
     pairs = tuple(
-        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path], calls[run.path])
+        _pair(run, runs, profile, predictors.predict(run, evaluator), *of_ranks[run.path])
         for names in IN_ORDER_OF_PAIRS
         for run in runs
         for evaluator in names
@@ -104,7 +103,7 @@ def validate_runs(
             *(() if layers_from.measured else (f"{layers_from.asked}: no prediction reads measured layers",)),
             *_emulated([*runs, *unfit]),
             *(f"compared by force: {line}" for line in differences),
-            *_shared("no activity error", ((why, path) for path, why in activities.items() if isinstance(why, str))),
+            *_shared("no activity error", ((why, path) for path, (why, _) in of_ranks.items() if isinstance(why, str))),
         ),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),

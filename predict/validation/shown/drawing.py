@@ -17,7 +17,8 @@ from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figur
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_accuracy
 from predict.validation.runs import PHASES
-from predict.validation.shown.report import configured, csv_row
+from predict.validation.shown.cells import configured
+from predict.validation.shown.report import csv_row
 from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Report, pairs_of
 
 if TYPE_CHECKING:

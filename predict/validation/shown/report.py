@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
 from paradl_bench.core.terminal.printed import in_code, in_markdown
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
-from paradl_bench.plan.settings import SIMULATED_ALONE
-from paradl_bench.records.training.call_times import PARTS
 from predict.prediction.presentation import flat_row, rows_csv
 from predict.validation.runs import PHASES
+from predict.validation.shown.cells import Table, configured_pair, markdown_table
 from predict.validation.shown.findings import findings
+from predict.validation.shown.of_ranks import calls_table, markdown_activity, markdown_calls
 from predict.validation.validation_report import (
     EVALUATORS,
     PREDICTOR,
     Pair,
     PredictedFactor,
-    Repeated,
     RepeatedPrediction,
     Report,
     pairs_of,
@@ -29,15 +26,7 @@ from predict.validation.validation_report import (
 
 FILES = ("report.md", "pairs.csv", "report.json")
 
-_TOLD = ("schedule", *SIMULATED_ALONE, "exchange", "fused_by", "batch_norm")
 _ALL = "all"
-
-
-class _Table(NamedTuple):
-    """Titles of columns, and cells."""
-
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def refuse_existing(directory: Path, *, force: bool) -> None:
@@ -77,7 +66,7 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     if report.scaling_factors:
         tables["Scaling factor"] = _scaling(report)
     if any(pair.calls for pair in report.pairs):
-        tables["Calls timed one by one"] = _calls(report)
+        tables["Calls timed one by one"] = calls_table(report)
     for title, (titles, rows) in tables.items():
         console.print(table(titles, rows, title=title))
     for line in findings(report):
@@ -97,13 +86,13 @@ def markdown(report: Report) -> str:
         "run-to-run spread; memory is the error of the predicted peak, marked "
         "where the profile's memory factors were fitted to the run or a repetition of it.",
         "",
-        *_markdown_table(_runs(report)),
+        *markdown_table(_runs(report)),
         "",
         "## Accuracy",
         "",
         "Phases: accuracy of forward, backward, what is left of the gradient exchange after it, and weight update.",
         "",
-        *_markdown_table(_scores(report)),
+        *markdown_table(_scores(report)),
         "",
         *_markdown_reruns(report),
         *_markdown_scaling(report),
@@ -113,101 +102,12 @@ def markdown(report: Report) -> str:
         "",
         "## Phases",
         "",
-        *_markdown_table(_phases(report)),
+        *markdown_table(_phases(report)),
         "",
-        *_markdown_activity(report),
-        *_markdown_calls(report),
+        *markdown_activity(report),
+        *markdown_calls(report),
     ]
     return "\n".join(lines)
-
-
-def _markdown_activity(report: Report) -> list[str]:
-    activity = _activity(report)
-    if not activity.rows:
-        return []
-    return [
-        "## Activity",
-        "",
-        "By rank, how far begin and end of each unit of work (forward and backward of a micro-batch or of a stage, "
-        "exchange, weight update) are off their prediction, relative to the measured iteration.",
-        "",
-        *_markdown_table(activity),
-        "",
-        *(line for pair in pairs_of(report.pairs, PREDICTOR) for line in _markdown_turns(pair)),
-    ]
-
-
-def _markdown_turns(pair: Pair) -> list[str]:
-    """Of a run in several turns, every unit's error: a line each rank, a column each unit."""
-    ranks = pair.activity.ranks if pair.activity else ()
-    if not any("FW2" in rank.by_unit for rank in ranks):
-        return []
-    units = tuple(dict.fromkeys(name for rank in ranks for name in rank.by_unit))
-    rows = [
-        [str(rank.rank), *(f"{rank.by_unit[name]:.1%}" if name in rank.by_unit else "" for name in units)]
-        for rank in ranks
-    ]
-    title = f"{in_markdown(f'{pair.model} {_configured(pair)} {pair.batch}')}, mean of begin and end of each unit:"
-    return [title, "", *_markdown_table(_Table(("rank", *units), rows)), ""]
-
-
-def _activity(report: Report) -> _Table:
-    """A row each rank of a run."""
-    rows = [
-        [
-            f"{pair.model} {_configured(pair)} {pair.batch}",
-            str(rank.rank),
-            str(rank.units),
-            f"{rank.mean_error:.1%}",
-            f"{rank.worst_error:.1%}",
-            rank.worst_unit,
-        ]
-        for pair in pairs_of(report.pairs, PREDICTOR)
-        if pair.activity is not None
-        for rank in pair.activity.ranks
-    ]
-    return _Table(("run", "rank", "units", "mean", "worst", "of"), rows)
-
-
-def _markdown_calls(report: Report) -> list[str]:
-    timed = [pair for pair in report.pairs if pair.calls]
-    if not timed:
-        return []
-    return [
-        "## Calls timed one by one",
-        "",
-        "What a rank spends an iteration with: waiting in calls for the last rank, where Horovod would negotiate; "
-        "transferring; between calls, until the next bucket is full (OSF's WAIT); copying gradients out of the last "
-        "buckets; and the rest, which is compute beside no call. Predictions are of the mean rank.",
-        "",
-        *_markdown_table(_calls(report)),
-        "",
-        *(f"- {in_markdown(f'{pair.run}: {pair.calls.timing.line()}')}" for pair in timed if pair.calls),
-        "",
-    ]
-
-
-def _calls(report: Report) -> _Table:
-    """A row each rank of a run, and one that is predicted."""
-    rows = []
-    for pair in report.pairs:
-        if pair.calls is None:
-            continue
-        name = f"{pair.model} {_configured(pair)} {pair.batch}"
-        for rank in pair.calls.ranks:
-            parts = (getattr(rank, part) for part in PARTS)
-            rows.append([name, str(rank.rank), *map(format_seconds, parts)])
-        predicted = pair.calls.predicted
-        seconds = map(format_seconds, (predicted.waiting_s, predicted.transferring_s))
-        rows.append([name, "predicted", *seconds, *[""] * (len(PARTS) - 2)])
-    return _Table(("run", "rank", *(part.removesuffix("_s") for part in PARTS)), rows)
-
-
-def _markdown_table(cells: _Table) -> list[str]:
-    def line(row: Sequence[str]) -> str:
-        return f"| {' | '.join(in_markdown(cell) for cell in row)} |"
-
-    return [line(cells.titles), line(["---"] * len(cells.titles)), *map(line, cells.rows)]
 
 
 def _baselines(report: Report) -> list[str]:
@@ -222,14 +122,14 @@ def _markdown_reruns(report: Report) -> list[str]:
         "",
         "How well the other real runs of a configuration predict each run of it; a prediction can hardly do better.",
         "",
-        *_markdown_table(_reruns(report)),
+        *markdown_table(_reruns(report)),
         "",
         "Where the machine's speed changes from run to run, one prediction can't meet every run. Below, the median of "
         "a configuration's runs, between the fastest and the slowest of them, stands for it.",
         "",
-        *_markdown_table(_repeated(report)),
+        *markdown_table(_repeated(report)),
         "",
-        *_markdown_table(_configurations(report)),
+        *markdown_table(_configurations(report)),
         "",
     ]
 
@@ -243,12 +143,12 @@ def _markdown_scaling(report: Report) -> list[str]:
         "Seconds of one rank over those of the run, at the same mini-batch a rank: as measured, where a serial run is "
         "there, and as each evaluator predicts both.",
         "",
-        *_markdown_table(_scaling(report)),
+        *markdown_table(_scaling(report)),
         "",
     ]
 
 
-def _scaling(report: Report) -> _Table:
+def _scaling(report: Report) -> Table:
     names = [name for name in EVALUATORS if any(name in one.by_evaluator for one in report.scaling_factors)]
     rows = [
         [
@@ -261,29 +161,29 @@ def _scaling(report: Report) -> _Table:
         ]
         for one in report.scaling_factors
     ]
-    return _Table(("model", "strategy", "batch a rank", "serial runs", "measured", *names), rows)
+    return Table(("model", "strategy", "batch a rank", "serial runs", "measured", *names), rows)
 
 
 def _factor_cell(factor: PredictedFactor | None) -> str:
     return "" if factor is None else f"{factor.predicted:.3f} ({format_difference(factor.error)})"
 
 
-def _reruns(report: Report) -> _Table:
+def _reruns(report: Report) -> Table:
     rows = [
         [strategy, str(rerun.runs), format_accuracy(rerun.mean_accuracy), f"{rerun.half_width_85:.1%}"]
         for strategy, rerun in report.reruns.items()
     ]
-    return _Table(("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%"), rows)
+    return Table(("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%"), rows)
 
 
-def _repeated(report: Report) -> _Table:
+def _repeated(report: Report) -> Table:
     names = _baselines(report)
     titles = ["model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"]
     titles += [f"{name} error" for name in names]
     rows = [
         [
             one.model,
-            _configured(one),
+            configured_pair(one),
             str(one.batch),
             str(one.runs),
             format_seconds(one.measured_range_s[0]),
@@ -297,10 +197,10 @@ def _repeated(report: Report) -> _Table:
         for one in report.repeated
         for predicted in (one.by_evaluator[PREDICTOR],)
     ]
-    return _Table(titles, rows)
+    return Table(titles, rows)
 
 
-def _configurations(report: Report) -> _Table:
+def _configurations(report: Report) -> Table:
     """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and over all."""
     groups: dict[tuple[str, str], list[RepeatedPrediction]] = {}
     for strategy in (*dict.fromkeys(one.strategy for one in report.repeated), _ALL):
@@ -319,10 +219,10 @@ def _configurations(report: Report) -> _Table:
         for (strategy, name), predicted in groups.items()
         if predicted
     ]
-    return _Table(("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds"), rows)
+    return Table(("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds"), rows)
 
 
-def _runs(report: Report) -> _Table:
+def _runs(report: Report) -> Table:
     by_run: dict[str, dict[str, Pair]] = {}
     for pair in report.pairs:
         by_run.setdefault(pair.run, {})[pair.evaluator] = pair
@@ -332,7 +232,7 @@ def _runs(report: Report) -> _Table:
     rows = [
         [
             pair.model,
-            _configured(pair),
+            configured_pair(pair),
             str(pair.batch),
             format_seconds(pair.measured_median_s),
             format_seconds(pair.measured_iqr_s),
@@ -347,18 +247,7 @@ def _runs(report: Report) -> _Table:
         for of_run in by_run.values()
         for pair in (of_run[PREDICTOR],)
     ]
-    return _Table(titles, rows)
-
-
-def _configured(pair: Pair | Repeated) -> str:
-    return configured(pair.strategy, pair.options, emulated=bool(pair.emulated))
-
-
-def configured(strategy: str, options: Mapping[str, str], *, emulated: bool) -> str:
-    """The strategy, with what tells runs of it apart."""
-    told = [f"{name.replace('_', '-')} {options[name]}" for name in _TOLD if name in options]
-    told += ["emulated"] if emulated else []
-    return strategy + (f" ({'; '.join(told)})" if told else "")
+    return Table(titles, rows)
 
 
 def _memory_cell(pair: Pair) -> str:
@@ -367,7 +256,7 @@ def _memory_cell(pair: Pair) -> str:
     return format_difference(pair.memory.error) + (" (fitted)" if pair.memory.fitted_to else "")
 
 
-def _scores(report: Report) -> _Table:
+def _scores(report: Report) -> Table:
     titles = ["strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"]
     titles += ["noise floor", *PHASES]
     scores = [*report.strategies.items(), (_ALL, {name: overall.score for name, overall in report.overall.items()})]
@@ -390,13 +279,13 @@ def _scores(report: Report) -> _Table:
         for strategy, by_evaluator in scores
         for name, score in by_evaluator.items()
     ]
-    return _Table(titles, rows)
+    return Table(titles, rows)
 
 
-def _phases(report: Report) -> _Table:
+def _phases(report: Report) -> Table:
     rows = [
         [
-            f"{pair.model} {_configured(pair)} {pair.batch}",
+            f"{pair.model} {configured_pair(pair)} {pair.batch}",
             name,
             format_seconds(phase.predicted_s),
             format_seconds(phase.measured_s),
@@ -405,4 +294,4 @@ def _phases(report: Report) -> _Table:
         for pair in pairs_of(report.pairs, PREDICTOR)
         for name, phase in pair.parts.items()
     ]
-    return _Table(("run", "phase", "predicted", "measured", "error"), rows)
+    return Table(("run", "phase", "predicted", "measured", "error"), rows)

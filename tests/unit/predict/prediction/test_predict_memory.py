@@ -29,7 +29,8 @@ def test_paradl_counts_every_tensor_twice_and_the_bias_once() -> None:
 
 def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
     found = per_phase_memory(SMALL, 1000, PlanSettings(batch=1), exchanged=False)
-    fixed = 2 * PARAMETERS + 4 * 128 + 4 * 1000 * 64
+    # A target of 8 bytes a sample beside its 64 numbers.
+    fixed = 2 * PARAMETERS + 4 * 128 + 1000 * (4 * 64 + 8)
     # Backward of relu0: outputs of fc0 and fc1 are freed from the back, so fc0's is left; relu0 has two gradients of
     # 128, and fc1's gradients are there. Backward of fc1: both outputs, gradients of 128 and 32.
     at_fc1 = 4 * 1000 * ((128 + 32) + (128 + 32)) + 4 * (128 * 32 + 32)
