@@ -365,7 +365,7 @@ class CostModel:
         measured = self._model.nearest_shard(*place, shard)
         if measured is None or plan is None:
             plan, measured = self._serial, self._model.nearest(*place)
-        if measured is None or not self.layers_from.measured:
+        if measured is None or not self.layers_from.measured or not measured.iteration.median_s:
             return spread
         key = measured.batch, measured.ranks_on_host, measured.shard
         if key not in self._remainders:

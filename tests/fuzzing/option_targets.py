@@ -85,7 +85,8 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict", "devices"): (),
     ("predict", "diagnose"): (*_OPTIONS, "--no-remedies"),
     ("predict", "validate-layers"): (*_PREDICT[:4], "--layers", "roofline"),
-    ("predict", "search"): (*_PREDICT, "--ranks", "2"),
+    # A search predicts 60 candidates unless told otherwise, and each input has two seconds.
+    ("predict", "search"): (*_PREDICT, "--ranks", "2", "--predictions", "8"),
     ("predict", "timeline"): _OPTIONS,
     ("predict", "buckets"): _OPTIONS,
     ("predict", "ghost"): (*_OPTIONS, "-o", "-"),

@@ -1,20 +1,35 @@
 """Readers on cores that ranks compute on: a host that computes on its CPU has no others.
 
-In the steady state an iteration takes all ranks of a host R T of its cores' time, with T of one rank that reads
-nothing, and its readers r, what one process takes to read for all of them. C cores give no more than C seconds a
-second, so
+In the steady state an iteration takes the ranks of a host min(R, C) T of its C cores' time. T is an iteration of a rank
+that reads nothing; where ranks are more than cores it holds their turns. Readers take r, what one process takes to read
+for all of them. Cores give no more than C seconds a second, so
 
-    iteration >= (R T + r) / C
+    iteration >= (min(R, C) T + r) / C
 
 where they share. Reading ahead then lasts as long as that. Ours; S-SGD's DAG has devices of their own for compute.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from calibrate.profile.profile import Profile
+from predict.costs.input.input_closed_form import Seconds
 from predict.costs.input.input_terms import InputTerms
 from predict.costs.sourced import Remark
 from predict.costs.spread.assembly import assemble
+
+
+def reading_seconds(read_s: Seconds, rest_s: Seconds, process_s: Seconds, ranks: int, cores: int) -> Seconds:
+    """Seconds that reading ahead lasts; of numbers, or of arrays entry by entry.
+
+    Args:
+        read_s: with cores of its own. rest_s: an iteration of a rank without its input.
+        process_s: that one process takes to read for all ranks; 0 where readers share no cores.
+    """
+    least_s = (min(ranks, cores) * rest_s + process_s) / cores
+    lasts = (least_s > np.maximum(read_s, rest_s)) & (np.asarray(process_s) > 0)
+    return np.where(lasts, least_s, read_s)
 
 
 def on_shared_cores(terms: InputTerms, profile: Profile, rest_s: float, ranks: int) -> InputTerms:
@@ -26,9 +41,9 @@ def on_shared_cores(terms: InputTerms, profile: Profile, rest_s: float, ranks: i
     if not (profile.environments and terms.process_s and terms.fetch.ahead):
         return terms
     cores = profile.environments[0].device_count
-    least_s = (ranks * rest_s + terms.process_s) / cores
     read_s = float(terms.costs.seconds[0])
-    if least_s <= max(read_s, rest_s):
+    least_s = float(reading_seconds(read_s, rest_s, terms.process_s, ranks, cores))
+    if least_s == read_s:
         return terms
     by = least_s / read_s
     reading, copying = terms.parts

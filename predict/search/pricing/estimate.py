@@ -35,6 +35,7 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
+from predict.costs.input.shared_cores import reading_seconds
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
 from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Space
@@ -148,8 +149,11 @@ class Estimates:
             if not terms.known:
                 refuse_unknown(costs.input_options)
                 return seconds
-            of_strategies.append(terms.costs.seconds)
-        reading, copying = np.array(of_strategies)[space.strategy].T
+            of_strategies.append((*terms.costs.seconds, terms.process_s))
+        reading, copying, process_s = np.array(of_strategies)[space.strategy].T
+        if terms.fetch.ahead and costs.profile.environments:
+            cores = costs.profile.environments[0].device_count
+            reading = np.asarray(reading_seconds(reading, seconds, process_s, ranks_on_host, cores))
         return np.asarray(iteration_seconds(terms.fetch, reading, copying, seconds))
 
     def _rows(self) -> tuple[_Rows, Ints]:
