@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -183,17 +182,6 @@ class TrainingWriter:
             if record.rank == 0:
                 (self.timed_s if record.calls else self.others_s).extend(record.iteration_s)
 
-    def _call_timing(self) -> CallTiming | None:
-        if not self.timed_s or not self.others_s:
-            return CallTiming(timed=len(self.timed_s), others=0) if self.timed_s else None
-        low, median, high = statistics.quantiles(self.others_s, n=4, method="inclusive")
-        return CallTiming(
-            timed=len(self.timed_s),
-            others=len(self.others_s),
-            disturbance=statistics.median(self.timed_s) / median - 1,
-            spread=(high - low) / median,
-        )
-
     def write(self, unplanned: list[str]) -> None:
         """Replace the run's description by what is known now.
 
@@ -206,7 +194,7 @@ class TrainingWriter:
             losses=tuple(self.losses),
             issued_equals_plan=not unplanned,
             differences=tuple(unplanned),
-            call_timing=self._call_timing(),
+            call_timing=CallTiming.of_iterations(self.timed_s, self.others_s) if self.timed_s else None,
         )
         write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
 

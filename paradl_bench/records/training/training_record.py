@@ -5,7 +5,8 @@ The format's version and history are those of :mod:`paradl_bench.records.measure
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,7 +143,7 @@ class CallTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         timed, others: iterations.
-        disturbance: the timed ones' median over that of the others, less 1; None where there are no others.
+        disturbance: the timed ones' median over that of the others, less 1; None where there are fewer than two others.
         spread: interquartile range of the others' times over their median; None likewise.
     """
 
@@ -150,6 +151,19 @@ class CallTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     others: Count
     disturbance: AnyFloat | None = None
     spread: AnyFloat | None = None
+
+    @classmethod
+    def of_iterations(cls, timed_s: Sequence[float], others_s: Sequence[float]) -> CallTiming:
+        """Of iterations of so many seconds, whose calls were timed or not."""
+        if len(others_s) < 2:
+            return cls(timed=len(timed_s), others=len(others_s))
+        low, median, high = statistics.quantiles(others_s, n=4, method="inclusive")
+        return cls(
+            timed=len(timed_s),
+            others=len(others_s),
+            disturbance=statistics.median(timed_s) / median - 1,
+            spread=(high - low) / median,
+        )
 
     def line(self) -> str:
         """What to know of the calls' times."""

@@ -143,6 +143,18 @@ def test_the_line_says_what_timing_cost() -> None:
     assert "nobody knows how much" in CallTiming(timed=5, others=0).line()
 
 
+@pytest.mark.parametrize("others_s", [(), (1.0,)])
+def test_fewer_than_two_others_tell_no_disturbance(others_s: tuple[float, ...]) -> None:
+    found = CallTiming.of_iterations([1.0] * 5, others_s)
+    assert found == CallTiming(timed=5, others=len(others_s))
+    assert f"5 of {5 + len(others_s)} iterations" in found.line()
+
+
+def test_the_disturbance_is_of_medians_and_the_spread_of_quartiles() -> None:
+    found = CallTiming.of_iterations([1.5, 1.0, 9.0], [1.0, 0.5, 1.5])
+    assert (found.disturbance, found.spread) == (0.5, 0.5)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
