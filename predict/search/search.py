@@ -232,7 +232,7 @@ def command_of(program: str, prediction: Prediction, options: Mapping[str, Any])
 
 
 def _input_flags(options: Mapping[str, Any]) -> list[str]:
-    """Of the input side, which runs know nothing of."""
+    """Of the input side, as the search was given it."""
     flags = {name: flag for name, flag in OF_INPUT.items() if name != "from_disk" and options[name] is not None}
     words = [word for name, flag in flags.items() for word in (flag, str(options[name]))]
     return [*words, OF_INPUT["from_disk"]] if options["from_disk"] else words
