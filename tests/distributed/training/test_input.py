@@ -185,7 +185,7 @@ def test_made_images_are_gone_after_the_run(workplace: Path) -> None:
         ({"model": "small:Oblong"}, "a sample of small:Oblong is 3x16x12"),
         ({"source": "absent"}, "absent is no folder"),
         ({"source": "empty"}, "empty holds no image"),
-        ({"source": "many"}, "images in 5 folders, and the model tells 4 classes apart"),
+        ({"source": "many"}, "images in 5 folders, and targets of this model have 4 classes"),
         ({"source": "broken"}, "no image, or of a format that Pillow does not read"),
         ({"more": ("--preset", "fast")}, "--preset fast: choices are naive"),
         ({"more": ("--preset", "naive")}, "--preset naive reads in the process that trains: give --io-workers 0"),

@@ -181,7 +181,7 @@ def test_mini_batches_have_the_samples_of_their_numbers(tmp_path: Path) -> None:
 def test_labels_are_the_folders_by_name(tmp_path: Path) -> None:
     images = [tmp_path / name for name in ("b/1.png", "a/2.png", "c/3.png", "a/4.png")]
     assert labels_of(images, 3, tmp_path) == [1, 0, 2, 0]
-    with pytest.raises(UserError, match="images in 3 folders, and the model tells 2 classes apart"):
+    with pytest.raises(UserError, match="images in 3 folders, and targets of this model have 2 classes"):
         labels_of(images, 2, tmp_path)
 
 
