@@ -42,8 +42,8 @@ def labels_of(images: Sequence[Path], classes: int, folder: Path) -> list[int]:
     folders = {parent: number for number, parent in enumerate(sorted({image.parent for image in images}))}
     if len(folders) > classes:
         raise UserError(
-            f"{folder} has images in {len(folders)} folders, and targets of this model have {classes} classes, as its last"
-            " linear layer has outputs (2 without one)"
+            f"{folder} has images in {len(folders)} folders, and targets of this model have {classes} classes, as its"
+            " last linear layer has outputs (2 without one)"
         )
     return [folders[image.parent] for image in images]
 
