@@ -184,7 +184,7 @@ def _parse_devices(text: str, where: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in device_sheets():
-            raise unknown_choice(f"device of {where}", name, list(device_sheets()))
+            raise unknown_choice("device", name, list(device_sheets()))
     return names
 
 

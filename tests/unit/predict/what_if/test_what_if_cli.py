@@ -8,12 +8,15 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from profile_factory import make_profile, with_doctor
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.terminal.command_line import run_command
 from predict.cli import group
+from predict.what_if.presentation import _lines
+from predict.what_if.what_if import WhatIf
 
 PNG = b"\x89PNG"
 
@@ -77,6 +80,8 @@ def test_sources_of_layer_times_are_drawn_side_by_side(predict: Caller) -> None:
     assert (code, err) == (0, "")
     rows = json.loads(out)
     assert [row["layers_from"] for row in rows] == [source for source in sources for _ in range(9)]
+    lines = _lines(msgspec.convert(rows, list[WhatIf]), "bandwidth")
+    assert list(lines) == [f"d2, batch 8, layers {source}" for source in sources]
     for source in sources:
         plain = json.loads(predict.plain("--strategy", "d2", "--batch", "8", "--layers", source, "--json")[1])[0]
         assert rows[9 * sources.index(source)]["iteration_s"] == plain["iteration_s"]
