@@ -96,6 +96,7 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         inputs: indices of the activations read that autograd keeps. output: whether it keeps the first output.
         width: bytes of an element of the first output.
+        further: of outputs after the first, where these are memory of their own that autograd does not keep.
         kept: of further tensors from forward to backward.
         forward: held during forward beside these and the outputs.
         backward: held during backward beside all that is there when it begins, and the gradients that it makes;
@@ -110,6 +111,7 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     inputs: tuple[Index, ...] = ()
     output: bool = False
     width: ElementBytes = 4
+    further: BatchBytes = (0, 0)
     kept: BatchBytes = (0, 0)
     forward: BatchBytes = (0, 0)
     backward: BatchBytes = (0, 0)

@@ -153,7 +153,7 @@ class Liveness(ShardedOperations):
             # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
             output = hold(read[0]) if read else ledger.allocate(0)
         else:
-            output = ledger.allocate(self._output_bytes(shard.layer))
+            output = ledger.allocate(self._output_bytes(shard.layer) + self._watched(i, "further"))
         ledger.mark(self._watched(i, "forward"))
         if self._differentiated[i]:
             saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]

@@ -135,6 +135,13 @@ def remembered(own: Function, x: torch.Tensor) -> torch.Tensor:
     return sum(history)
 
 
+def unpooled_without_gradient(own: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Positions of maxima live as long as a variable holds them."""
+    wide = x.detach().repeat(1, 4, 1, 1)
+    pooled, positions = F.max_pool2d(wide, 2, return_indices=True)
+    return x * F.max_unpool2d(torch.tanh(pooled), positions, 2).mean(1, keepdim=True)
+
+
 def product_in_place(own: Function, x: torch.Tensor) -> torch.Tensor:
     """The gradient of the other factor needs what was there before, which autograd copies."""
     y = x + 1
@@ -224,6 +231,7 @@ NETWORKS |= {
     "choice": lambda: OnImages(Function(lambda own, x: torch.where(torch.tanh(x) > 0, x, -x))),
     "absolute values": lambda: OnImages(Function(lambda own, x: torch.where(x.detach().abs() < 1, x * x, x.abs()))),
     "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
+    "unpooling without gradient": lambda: OnImages(Function(unpooled_without_gradient)),
     "product in place": lambda: OnImages(Function(product_in_place)),
     "taken channels": lambda: OnImages(Function(lambda own, x: torch.tanh(x)[:, list(range(15, -1, -1))].sigmoid())),
     "constant factor": lambda: OnImages(
@@ -331,6 +339,14 @@ def test_what_autograd_keeps_is_watched() -> None:
     # The gradient of the smaller factor is as large as the larger one before it is summed.
     assert memory.inputs == (0, 1)
     assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
+
+
+def test_outputs_that_autograd_does_not_keep_are_watched() -> None:
+    memory, read = watched(lambda x: F.max_pool2d(x.detach(), 2, return_indices=True)[0])
+    # A quarter as many positions, of 8 bytes each.
+    assert (memory.further, memory.kept, memory.forward) == ((read // 2, 0), (0, 0), (0, 0))
+    memory, read = watched(lambda x: F.max_pool2d(x, 2, return_indices=True)[0])
+    assert (memory.further, memory.kept) == ((0, 0), (read // 2, 0))
 
 
 def test_views_with_nodes_of_their_own_are_told_apart() -> None:
