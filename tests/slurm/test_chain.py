@@ -28,6 +28,7 @@ REQUIRED = os.environ.get("PARADL_TEST_SLURM") == "required"
 REASON = None if REQUIRED else why_not()
 
 pytestmark = [
+    pytest.mark.long(minutes=8),
     pytest.mark.slow,
     pytest.mark.slurm,
     pytest.mark.timeout(900),

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from paradl_bench.ranks.launcher import launch_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=2)]
 
 NETWORKS = """
 import torch

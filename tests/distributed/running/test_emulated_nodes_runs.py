@@ -28,7 +28,7 @@ from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, re
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import read_run
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=3)]
 
 RATE = 25e6
 LINK = ("--link-bandwidth", "200Mbit/s")

@@ -32,7 +32,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict
 from predict.validation.validation import validate_runs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=4)]
 
 NETWORK = '''
 import torch

@@ -19,7 +19,7 @@ from namespaces_held import needs_nodes
 
 from paradl_bench.records.training.training_record import read_run
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.long(minutes=3), pytest.mark.distributed, pytest.mark.slow]
 
 
 @needs_nodes

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[b
 
 from drawn_networks import drawn_networks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=4)]
 
 PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 

@@ -20,7 +20,7 @@ from pipeline_program import Case, case_of
 from paradl_bench.core.errors import UserError
 from paradl_bench.strategies.nesting.catalog import planner_for
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=4)]
 
 PROGRAM = Path(__file__).parents[2] / "on_ranks" / "pipeline_program.py"
 NETWORKS = ("Chain", "Residual", "Branching", "Normed")
