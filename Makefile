@@ -34,15 +34,15 @@ test-full: test ## everything: what `make test` runs, then the slow tests
 
 # OUT names the directory here too, of its own unless it is given.
 gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference calibration; OUT=gpu-check
-	$(BIN)/python benchmarks/gpu_check.py -o $(if $(filter file,$(origin OUT)),gpu-check,$(OUT))
+	$(BIN)/python benchmarks/gpu/gpu_check.py -o $(if $(filter file,$(origin OUT)),gpu-check,$(OUT))
 
 # OUT likewise.
 emulate: $(VENV)/.bench ## strategies on layers that sleep, over emulated nodes, against predictions; OUT=emulation
-	$(BIN)/python benchmarks/emulation.py -o $(if $(filter file,$(origin OUT)),emulation,$(OUT))
+	$(BIN)/python benchmarks/emulation/emulation.py -o $(if $(filter file,$(origin OUT)),emulation,$(OUT))
 
 # HOURS and SEED say for how long and from where; the counts of FUZZED are gone on from.
 fuzz: $(VENV)/.test ## change files, options and variables at random for HOURS=1 from SEED=0; counts in FUZZED=fuzzing.json
-	$(BIN)/python benchmarks/fuzz.py --hours $(HOURS) --seed $(SEED) -o $(FUZZED)
+	$(BIN)/python benchmarks/robustness/fuzz.py --hours $(HOURS) --seed $(SEED) -o $(FUZZED)
 
 lint: $(VENV)/.test ## ruff: rules and format; bandit: what an attacker would look for
 	$(BIN)/ruff check

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.extend(str(ROOT / "benchmarks" / room) for room in ("emulation", "networks"))
 
 import emulated_profile
 

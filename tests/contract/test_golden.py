@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from golden_numbers import GOLDEN, kept, moved, record
 
 ROUNDING = 1e-6
-"""Relative: machines round sums otherwise, and fits iterate. `benchmarks/golden.py` compares to the last bit."""
+"""Relative: machines round sums otherwise, and fits iterate. `benchmarks/correctness/golden.py` sees the last bit."""
 PREDICTIONS = 300
 
 

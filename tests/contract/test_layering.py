@@ -118,7 +118,7 @@ def entries(folder: Path) -> list[str]:
     return sorted(named - {"__init__", "__main__", "__pycache__", "cli", "conftest"})
 
 
-@pytest.mark.parametrize("folder", ["paradl_bench", "calibrate", "predict", "tests"])
+@pytest.mark.parametrize("folder", ["paradl_bench", "calibrate", "predict", "tests", "benchmarks"])
 def test_a_folder_has_at_most_twelve_entries(folder: str) -> None:
     inside = (path for path in (ROOT / folder).rglob("*") if path.is_dir() and not set(path.parts) & UNREAD)
     found = {str(path.relative_to(ROOT)): len(entries(path)) for path in (ROOT / folder, *inside)}

@@ -48,7 +48,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """With the command that repeats it."""
         reason = " ".join("; ".join(self.reasons[:3]).split())[:400]
-        return f"python benchmarks/drawn_modules.py --case {self.number}  # {self.case}: {self.outcome}: {reason}"
+        command = f"python benchmarks/correctness/drawn_modules.py --case {self.number}"
+        return f"{command}  # {self.case}: {self.outcome}: {reason}"
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "emulation"))
 
 import emulated_profile
 import emulation

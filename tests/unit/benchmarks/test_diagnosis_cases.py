@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "diagnosis"))
 
 from diagnosis import Row, table
 from diagnosis_cases import CAUSES, CLEAN, LAYERS, PROFILES, SHAPES, SLOWER_LAYERS, SWEEPS

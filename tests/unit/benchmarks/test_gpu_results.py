@@ -12,7 +12,7 @@ from unittest import mock
 import click
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
 
 import gpu_results
 from synthetic_measurements import write_collectives

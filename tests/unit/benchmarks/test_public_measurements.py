@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_logs import public_data
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from public import abci, bcaffe, paradl_table, ranking, vtrain
 from public.estimated import shared_out

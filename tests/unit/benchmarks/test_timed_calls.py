@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "figures"))
 
 from call_figures import draw_calls, transfers_by_size
 from timed_calls import Samples, TimedRun, commands, layers_by_kind

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[5] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[5] / "benchmarks" / "published"))
 
 from kernel_neighbours import FEWEST_PAIRS, neighbours
 

@@ -1,0 +1,1 @@
+"""Seconds and memory, predicted beside real runs on this machine."""

@@ -1,0 +1,1 @@
+"""Runs that are made worse on purpose, and what ``predict diagnose`` names first."""

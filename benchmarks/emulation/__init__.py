@@ -1,0 +1,1 @@
+"""Strategies over emulated nodes, on layers that sleep, against their predictions."""

@@ -1,0 +1,1 @@
+"""Measurements that others published: read, fitted, predicted."""

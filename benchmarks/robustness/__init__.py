@@ -1,0 +1,1 @@
+"""Changed inputs and killed commands, and what is left after them."""

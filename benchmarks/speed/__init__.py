@@ -1,0 +1,1 @@
+"""How fast predictions, searches and simulations are, and what profiling costs."""
