@@ -36,7 +36,8 @@ def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any
 
     def run(inputs: list[Any], parameters: list[Any]) -> Any:
         heads, key_heads = (tensor.shape[-3] if tensor.dim() > 3 else 1 for tensor in inputs[:2])
-        return F.scaled_dot_product_attention(*inputs, **settings, enable_gqa=heads != key_heads)
+        shared: dict[str, Any] = {"enable_gqa": True} if heads != key_heads else {}
+        return F.scaled_dot_product_attention(*inputs, **settings | shared)
 
     return run
 
