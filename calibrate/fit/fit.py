@@ -14,6 +14,7 @@ from calibrate.fit.copy_fit import fit_copies
 from calibrate.fit.disagreement import disagreements
 from calibrate.fit.input_fit import fit_input
 from calibrate.fit.kernels.kernel_fit import fit_kernels
+from calibrate.fit.kernels.kernel_rates import kernel_rates
 from calibrate.fit.layer_fit import Reached, layer_times, model_times, rates_reached
 from calibrate.fit.memory.memory_fit import fit_memory
 from calibrate.fit.memory.memory_runs import read_memory_runs
@@ -127,19 +128,30 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
             rates=rates,
         )
         # Of devices merged by force nobody can say which of them layers reached it on.
-        devices[device.name] = _rated(device, reached if index == 0 else Reached())
+        devices[device.name] = _rated(device, reached if index == 0 else Reached(), _kernels_on(measured, alike))
     return tuple(devices.values())
 
 
-def _rated(device: Device, reached: Reached) -> Device:
-    """The device with peak and bandwidth measured by doctor, else as its layers reached them; which of them is said."""
+def _kernels_on(measured: Measurements, environments: set[int]) -> Reached:
+    found = (record for place, record in measured.kernels if measured.sources[place].environment in environments)
+    return Reached(*kernel_rates(found))
+
+
+def _rated(device: Device, reached: Reached, by_kernels: Reached) -> Device:
+    """The device with peak and bandwidth measured by doctor, else as its layers or kernels reached them; it says which.
+
+    Kernels answer where layers reached neither: rates of both would mix what is measured alone and in an iteration.
+    """
     peak, bandwidth = (rate_of(device.rates, resource, "fp32", 1) for resource in ("compute", "memory"))
     measured = peak is not None and bandwidth is not None
     source: RatesFrom = "measured by doctor" if measured else "reached by layers" if any(reached) else ""
+    rates = Reached(peak, bandwidth) if measured else reached
+    if not source and any(by_kernels):
+        source, rates = "reached by kernels", by_kernels
     return msgspec.structs.replace(
         device,
-        peak_flops=peak if measured else reached.peak_flops,
-        memory_bandwidth_bytes_per_s=bandwidth if measured else reached.memory_bandwidth_bytes_per_s,
+        peak_flops=rates.peak_flops,
+        memory_bandwidth_bytes_per_s=rates.memory_bandwidth_bytes_per_s,
         rates_from=source,
         layers_reached=tuple(reached),
     )

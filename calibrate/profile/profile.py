@@ -106,6 +106,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         peak_flops, memory_bandwidth_bytes_per_s: the roofline's basis, in fp32 with one rank on the host.
         rates_from: where these two come from; empty where there are none, or in a profile of before (from layers then).
+            Kernels swept alone say them where no layer did.
         layers_reached: the most FLOP/s and bytes/s of any measured layer, beside what doctor measured.
         rates: that doctor measured, by dtype and ranks on the host.
         time_factor: of a device that computes nothing: it takes so many times the profile's seconds, neither more nor

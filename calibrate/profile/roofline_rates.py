@@ -1,4 +1,4 @@
-"""Rates of a device: what ``paradl-bench doctor --measure`` sustained, and what measured layers reached."""
+"""Rates of a device: what ``paradl-bench doctor --measure`` sustained, and what measured layers or kernels reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paradl_bench.core.checks import check_rises
 from paradl_bench.core.statistics import grouped
 from paradl_bench.records.roofline_record import RateSamples, Resource
 
-RatesFrom = Literal["", "measured by doctor", "reached by layers"]
+RatesFrom = Literal["", "measured by doctor", "reached by layers", "reached by kernels"]
 
 
 class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -103,7 +103,9 @@ def never_measured(profile: Profile) -> Iterator[Weakness]:
     on_device = f"--device {profile.devices[0].kind if profile.devices else 'cpu'}"
     lacking: dict[str, str] = {}
     if profile.devices and not any(device.rates for device in profile.devices):
-        text = "peak and bandwidth of the device are those that layers reached; rooflines stand on them"
+        by_kernels = any(device.rates_from == "reached by kernels" for device in profile.devices)
+        what = "kernels" if by_kernels else "layers"
+        text = f"peak and bandwidth of the device are those that {what} reached; rooflines stand on them"
         lacking[text] = f"paradl-bench doctor --measure {on_device} -o doctor"
     if not profile.kernel_models:
         text = "no regressors: layers that were not measured are scaled from a neighbour"

@@ -17,6 +17,7 @@ from paradl_bench.core.terminal.command_line import say, tell
 from paradl_bench.core.units import counted, parse_size
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, load_or_refuse
+from paradl_bench.importers.operator_tables.mapping import shipped_mappings
 from paradl_bench.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
 from paradl_bench.records.cluster import NODE
 
@@ -58,7 +59,16 @@ _LARGEST_TRIED = 1 << 24
     " May be given several times.",
 )
 @click.option("--cluster", metavar="NAME", help="Stands for the hosts: runs on unlike nodes of one cluster are alike.")
-@click.option("--device-name", metavar="NAME", help="The accelerator, where the file does not say.")
+@click.option(
+    "--device-name",
+    metavar="NAME",
+    help="The accelerator, where the file does not say; of tables of several the one whose times are taken.",
+)
+@click.option(
+    "--mapping",
+    metavar="MAPPING",
+    help=f"Of operators: a YAML file that says what the columns are, or {', '.join(shipped_mappings())}.",
+)
 @click.option("--memory", metavar="SIZE", help="Memory of one device, as 16GiB; files of other tools never say.")
 @click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
@@ -69,7 +79,6 @@ def COMMAND(  # noqa: N802
     files: tuple[Path, ...],
     told: ImportOptions,
     cluster: str | None,
-    device_name: str | None,
     memory: str | None,
     force: bool,
     output: Path,
@@ -88,7 +97,11 @@ def COMMAND(  # noqa: N802
         )
     read = _read(importer, [load_or_refuse(path) for path in files], told)
     environment = environment_of(
-        read, cluster=cluster, device_name=device_name, memory_bytes=parse_size(memory) if memory else 0, force=force
+        read,
+        cluster=cluster,
+        device_name=told.device_name,
+        memory_bytes=parse_size(memory) if memory else 0,
+        force=force,
     )
     summary = write_import(
         output,

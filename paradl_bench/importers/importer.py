@@ -24,6 +24,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.kernel import KernelSamples
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
@@ -68,6 +69,8 @@ class ImportOptions:
         ranks, level, operation, library, iterations: of collectives, where the file does not say.
         ranks_per_node: the most of them that share a host, likewise.
         model, batch, dtype: of layers.
+        device_name: of the accelerator; of a file with times of several, the one whose times are taken.
+        mapping: of a table's columns: a file, or the name of one that comes with the program.
         keep: rows to take all the same: ``empty`` messages, ``wrong`` results, those of a run that ``failed``;
             networks that are ``incomplete``, since rows of their layers were dropped.
     """
@@ -81,6 +84,8 @@ class ImportOptions:
     model: str | None = None
     batch: int | None = None
     dtype: str = "fp32"
+    device_name: str | None = None
+    mapping: str | None = None
     keep: frozenset[Keep] = frozenset()
 
     @property
@@ -171,6 +176,7 @@ class Imported:
     rows: int = 0
     collectives: list[CollectiveSamples] = field(default_factory=list)
     layers: list[LayerSamples] = field(default_factory=list)
+    kernels: list[KernelSamples] = field(default_factory=list)
     networks: list[ModelGraph] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
     traces: list[TraceTimes] = field(default_factory=list)
@@ -228,7 +234,7 @@ class Importer:
 
     name: str
     reads: str
-    kind: Literal["collectives", "layers"]
+    kind: Literal["collectives", "layers", "kernels"]
     reader: Callable[[LogFile, ImportOptions], Imported]
 
     def read(self, log: LogFile, options: ImportOptions) -> Imported:
@@ -238,7 +244,7 @@ class Importer:
             UserError: the file is none of the format, or holds what no format of ours can hold.
         """
         held = self.reader(log, options)
-        kinds: list[list[Any]] = [held.collectives, held.layers, held.networks]
+        kinds: list[list[Any]] = [held.collectives, held.layers, held.kernels, held.networks]
         kinds += [held.clusters, held.traces, held.batches]
         for records in filter(None, kinds):
             # What is imported has to be read again.

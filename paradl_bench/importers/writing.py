@@ -22,6 +22,7 @@ from paradl_bench.core.files.storage import encode_pretty, file_name, read_whole
 from paradl_bench.core.units import counted
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.cluster import NODE
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
@@ -44,6 +45,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _POINT: dict[type[msgspec.Struct], tuple[str, ...]] = {
     CollectiveSamples: ("library", "tool", "operation", "level", "ranks", "message_bytes", "dtype", "buffers"),
     LayerSamples: ("model", "layer", "operation", "phase", "batch", "rank"),
+    KernelSamples: ("shape", "dtype"),
     BatchSamples: ("stage", "model", "batch"),
 }
 """Fields that tell what is measured; records that agree in them differ in their block."""
@@ -142,11 +144,13 @@ def summarise(importer: Importer, files: Sequence[FileRead]) -> ImportSummary:
 
 def _imported_file(importer: Importer, file: FileRead) -> ImportedFile:
     versions = file.held.versions
+    # Tables of kernels name what they were measured with, not the version of what wrote them.
+    first = "" if importer.kind == "kernels" else next(iter(versions.values()), "")
     return ImportedFile(
         path=file.log.path,
         sha256=file.log.sha256,
         format=importer.name,
-        tool_version=versions.get(importer.name, next(iter(versions.values()), "")),
+        tool_version=versions.get(importer.name, first),
         command_lines=tuple(file.held.command_lines),
         rows=file.held.rows,
         dropped=len(file.held.dropped),
@@ -258,6 +262,7 @@ def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, by
     records: dict[str, Sequence[msgspec.Struct]] = {
         COLLECTIVES_FILE: numbered([record for file in files for record in file.held.collectives]),
         LAYERS_FILE: numbered([record for file in files for record in file.held.layers]),
+        KERNELS_FILE: numbered([record for file in files for record in file.held.kernels]),
         BATCHES_FILE: numbered([record for file in files for record in file.held.batches]),
     }
     documents = {f"network-{file_name(network.name)}.json": encode_pretty(network) for network in _networks(files)}
@@ -301,7 +306,9 @@ def numbered(records: Sequence[T]) -> list[T]:
     met: Counter[object] = Counter()
     result = []
     for record in records:
-        point = operator.attrgetter(*_POINT[type(record)])(record)
+        point: object = operator.attrgetter(*_POINT[type(record)])(record)
+        if isinstance(record, KernelSamples):
+            point = msgspec.json.encode(point)  # sizes are no key of a dict
         result.append(msgspec.structs.replace(record, block=met[point]))
         met[point] += 1
     return result

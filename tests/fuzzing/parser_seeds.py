@@ -28,6 +28,7 @@ _SEEDS = {
     "ssgd-trace": ("ssgd*",),
     "pipedream": ("pipedream*",),
     "paradl-net": ("*.net", "*.plat"),
+    "operators": ("operators.csv", "operators.json"),
 }
 _RECORD_SEEDS = {
     host_load.LOAD_FILE: b'{"seconds":2.5,"cores":2,"other_cores":0.5,"stolen_cores":0.1,"throttled_cores":0.0,'
@@ -104,6 +105,7 @@ levels:
 """
 _DOCUMENTS = {
     "cluster.yaml": _CLUSTER,
+    "mapping.yaml": (DATA / "imports" / "operators.yaml").read_bytes(),
     "site.yaml": (DATA.parents[1] / "slurm" / "site-cpu.yaml").read_bytes(),
     DESIGN_FILE: b'{"kernels":[{"kind":"linear","sizes":{"batch":8,"in_features":32,"out_features":16,"bias":1},'
     b'"settings":{"function":"linear"},"dtype":"fp32","origin":"range","estimate_s":1e-5}],'

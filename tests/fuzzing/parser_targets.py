@@ -47,7 +47,14 @@ Target = Callable[[bytes], bool]
 It raises nothing but the project's own errors, whose text is one line that can be printed; what it reads can be written
 again and reads back the same.
 """
-TOLD = ImportOptions(ranks=4, level="node", batch=8, iterations=20, keep=frozenset({"empty", "wrong", "failed"}))
+TOLD = ImportOptions(
+    ranks=4,
+    level="node",
+    batch=8,
+    iterations=20,
+    mapping=str(DATA / "imports" / "operators.yaml"),
+    keep=frozenset({"empty", "wrong", "failed"}),
+)
 """Everything is taken that can be: the parser goes as far as it can."""
 UNTOLD = ImportOptions()
 _OPTIONS = (TOLD, TOLD, UNTOLD)
@@ -96,7 +103,7 @@ def _import_target(importer: Importer) -> Target:
             files = [FileRead(log=log, held=held)]
             environment = environment_of(files, cluster=None, device_name=None, memory_bytes=0, force=False)
             _round_trip([environment, summarise(importer, files), *held.networks, *held.clusters, *held.traces])
-            _round_trip([*numbered(held.collectives), *held.layers])
+            _round_trip([*numbered(held.collectives), *held.layers, *numbered(held.kernels)])
         return bool(refused)
 
     return read
@@ -225,6 +232,7 @@ def _loaders() -> dict[str, Target]:
         "profile.json": read_profile,
         "network.json": network.read_network,
         "cluster.yaml": inputs.read_cluster,
+        "mapping.yaml": _mapped,
         MANIFEST_NAME: lambda path: read_manifest(path.parent),
         RUN_NAME: lambda path: read_run(path.parent),
     }
@@ -244,6 +252,15 @@ def _loaders() -> dict[str, Target]:
         "measurements", lambda folder: reading.read_measurements([folder], force=False)
     )
     found["runs"] = FOLDER.directory_target("runs", lambda folder: read_runs([folder]))
+    return found
+
+
+def _mapped(path: Path) -> list[KernelSamples]:
+    """Kernels that a mapping finds in a table, and in a JSON file of the same columns."""
+    found: list[KernelSamples] = []
+    for table in ("operators.csv", "operators.json"):
+        log = LogFile(path=table, content=(DATA / "imports" / table).read_bytes(), sha256="0")
+        found += importers()["operators"].read(log, ImportOptions(mapping=str(path))).kernels
     return found
 
 

@@ -10,14 +10,15 @@ from paradl_bench.core.units import format_bytes
 
 
 def device_lines(devices: Sequence[Device]) -> Iterator[str]:
-    """One line a rate that doctor measured, and one on what layers reached."""
+    """One line a rate that doctor measured, and one on what layers, or kernels, reached."""
     for device in devices:
         for rate in device.rates:
             yield f"{device.name}: {rate_words(rate)}"
         reached = _reached(device)
         if reached:
             least = "" if device.rates_from == "measured by doctor" else ": at least so much"
-            yield f"Layers reached {reached} on {device.name}{least}"
+            what = "Kernels" if device.rates_from == "reached by kernels" else "Layers"
+            yield f"{what} reached {reached} on {device.name}{least}"
 
 
 def rate_words(rate: DeviceRate) -> str:

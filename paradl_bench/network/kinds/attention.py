@@ -33,7 +33,13 @@ def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any
     import torch.nn.functional as F
 
     settings: dict[str, Any] = {"dropout_p": attributes["dropout"], "is_causal": attributes["causal"]}
-    return lambda inputs, parameters: F.scaled_dot_product_attention(*inputs, **settings)
+
+    def run(inputs: list[Any], parameters: list[Any]) -> Any:
+        heads, key_heads = (tensor.shape[-3] if tensor.dim() > 3 else 1 for tensor in inputs[:2])
+        shared: dict[str, Any] = {"enable_gqa": True} if heads != key_heads else {}
+        return F.scaled_dot_product_attention(*inputs, **settings | shared)
+
+    return run
 
 
 def saves(layer: Layer) -> Saved:
@@ -49,24 +55,31 @@ def saves(layer: Layer) -> Saved:
 
 
 def operands(layer: Layer, batch: int) -> Operands | None:
-    """Batch, heads, lengths and widths; None with a mask, or where query and key differ in heads."""
+    """Batch, heads, lengths and widths; None with a mask.
+
+    Where several heads of queries read one of keys (grouped-query attention), a setting says how many: another kernel.
+    """
     attributes = layer.attributes
     if attributes["masked"] or len(layer.input_shapes) != 3 or any(len(shape) != 3 for shape in layer.input_shapes):
         return None
     query, key, value = layer.input_shapes
-    if query[0] != key[0] or layer.batchless_inputs:
+    if query[0] % key[0] or key[0] != value[0] or layer.batchless_inputs:
         return None
     sizes = {"batch": batch, "heads": query[0], "queries": query[1], "keys": key[1], "width": query[2]}
     flags = {"causal": int(bool(attributes["causal"])), "drops": int(bool(attributes["dropout"]))}
-    return Operands({**sizes, "value_width": value[2], **flags}, {"function": str(attributes["function"])})
+    shared = {"queries_per_key": str(query[0] // key[0])} if query[0] != key[0] else {}
+    return Operands({**sizes, "value_width": value[2], **flags}, {"function": str(attributes["function"]), **shared})
 
 
 def _call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     """Attention of heads that are alike; with dropout, of a tenth."""
     batch, heads, queries, keys = (sizes[name] for name in ("batch", "heads", "queries", "keys"))
-    pairs = ((queries, "width"), (keys, "width"), (keys, "value_width"))
-    tensors = tuple(TensorArgument((batch, heads, length, sizes[width])) for length, width in pairs)
+    shared = int(settings.get("queries_per_key", "1"))
+    key_heads = heads // shared
+    parts = ((heads, queries, "width"), (key_heads, keys, "width"), (key_heads, keys, "value_width"))
+    tensors = tuple(TensorArgument((batch, count, length, sizes[width])) for count, length, width in parts)
     given = {"dropout_p": 0.1 if sizes["drops"] else 0.0, "is_causal": bool(sizes["causal"])}
+    given |= {"enable_gqa": True} if shared > 1 else {}
     return Call(settings["function"], tensors, given, ((batch, heads, queries, sizes["value_width"]),), batch)
 
 
