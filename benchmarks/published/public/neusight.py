@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from public.toolkit import TraceLayer, run, write_trace
+
 from paradl_bench.importers.operator_tables.expressions import NoNumber, shape_of
 from paradl_bench.records.devices.sheet import sheet_of_measured
-from public.toolkit import TraceLayer, run, write_trace
 
 SOURCE = "NeuSight, one GPU"
 CITED = "sitar-lab/NeuSight @ 6945927d, MIT"
