@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import operations_of_forward
@@ -61,7 +62,7 @@ def pipelined_memory(
     stages = cut_into_stages(network, ranks, settings)
     uses = []
     for rank, sharded in itertools.product(range(ranks), shards.distinct):
-        own = [shard_stage(network, stage, sharded) for stage in stages if stage.index % ranks == rank]
+        own = [shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank]
         parts = _parts(own, rank, network, strategy, settings, dtype, device)
         uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
@@ -90,7 +91,7 @@ def _parts(
     received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     samples = count * micro_batch
-    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
+    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[kept_dtype(dtype)]
     passes = {
         shard.stage.index: RepeatedPasses(
             ledger,
@@ -106,7 +107,7 @@ def _parts(
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
-        "input": (0 if rank else network.input_bytes(samples, dtype)) + network.target_bytes(samples),
+        "input": (0 if rank else network.input_bytes(samples, kept_dtype(dtype))) + network.target_bytes(samples),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }
@@ -119,6 +120,7 @@ def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: 
         dtype=dtype,
         device=device,
         shards=shard.shards,
+        widths=shard.widths,
         # What a stage passes on is made by an earlier one.
         outputs=stage.outputs if stage.sends else (),
         kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),

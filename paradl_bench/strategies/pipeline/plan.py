@@ -173,7 +173,7 @@ class _RankPlan:
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage = len(stages) - 1
         own = [stage for stage in stages if stage.index % self._ranks == rank]
-        self._own = {stage.index: shard_stage(network, stage, sharded) for stage in own}
+        self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in own}
         self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
