@@ -33,9 +33,10 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
+from paradl_bench.strategies.pipeline.running.shared_gradients import SharedGradients
+from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
-from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
@@ -76,6 +77,7 @@ class RankPipeline:
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
         hold_only(module, self.stages)
+        self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         detach = schedule.splits_backward
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
@@ -124,6 +126,7 @@ class RankPipeline:
         losses: list[torch.Tensor] = []
         arguments = (inputs,) if self._first else ()
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
+        self._shared.add_up()
         for stage in self._running:
             stage.group = self._after_first
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None

@@ -161,7 +161,7 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
     parameters = tuple(parameter for parameter in sharded.network.parameters if parameter.name in held)
-    order = tuple(name for name in sharded.network.gradient_order if name in held)
+    order = tuple(dict.fromkeys(name for stage in stages for name in stage.network.gradient_order))
     if (parameters, order) == (network.parameters, network.gradient_order):
         # Making a network checks all of its layers.
         return network
