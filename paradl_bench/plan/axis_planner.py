@@ -103,9 +103,11 @@ class AxisPlace(NamedTuple):
     position: int
     local_batch: int
 
-    def collective(self, operation: str, elements: int, *, batchless: bool) -> Collective:
-        """One along the axis, of so many fp32 elements a sample, or in all of a tensor that holds no batch."""
-        size = elements * (1 if batchless else self.local_batch) * DTYPE_BYTES["fp32"]
+    def collective(
+        self, operation: str, elements: int, *, batchless: bool, element_bytes: int = DTYPE_BYTES["fp32"]
+    ) -> Collective:
+        """One along the axis, of so many elements a sample, or in all of a tensor that holds no batch."""
+        size = elements * (1 if batchless else self.local_batch) * element_bytes
         return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.axis_index,))
 
 

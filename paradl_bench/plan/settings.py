@@ -61,11 +61,15 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
             these run on streams of their own.
+        dtype: that is trained in, which decides what activations are handed on in. device: kind of the device, ``cpu``
+            or ``cuda``, which decides what autocast makes of operations.
         axes: options of axes, by :meth:`of`; those that are the default are left out, so that equal settings compare
             equal.
     """
 
     blocking: bool = False
+    dtype: str = "fp32"
+    device: str = "cpu"
     axes: tuple[AxisOptions, ...] = ()
 
     def __post_init__(self) -> None:

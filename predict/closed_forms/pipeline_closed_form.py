@@ -56,7 +56,9 @@ class PipelineClosedForm:
         self._forward = of_micro_batch([_is_layer(work, "FW") for work in plan.works])
         self._backward = of_micro_batch([_is_layer(work, "BW") for work in plan.works])
         self._sends = np.zeros(len(plan.works))
-        self._sends[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = 1.0
+        # The paper has no stages that share parameters.
+        crossing = [index for index, work in plan.of_kind(Transfer).items() if work.to < 0 and work.direction == "send"]
+        self._sends[crossing] = 1.0
         self._updates = of_micro_batch([work.way == "WU" for work in plan.works]) * self._micro_batches
 
     def __call__(self, seconds: Floats) -> LockStep:

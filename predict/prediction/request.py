@@ -174,6 +174,8 @@ def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int],
             optimizer=costs.optimizer,
             recompute=parse_recompute(options["recompute"]),
             blocking=library_blocks(costs.communication.backend),
+            dtype=costs.dtype,
+            device=costs.device_kind,
             axes=axes,
             **{name: options[name] for name in AS_GIVEN if options[name] is not None},
         )

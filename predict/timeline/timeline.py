@@ -254,10 +254,10 @@ def place_actions(plan: Plan, role: Role, rank: int, ranks: int, schedule: str) 
 
 def _messages(plan: Plan, roles: list[Role]) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
     """The n-th receive of a cut and a phase matches its n-th send."""
-    sent: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    received: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    sent: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    received: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for stage, role in enumerate(roles):
-        for (direction, phase, cut), tasks in ends_of_transfers(plan, role).items():
+        for (direction, *where), tasks in ends_of_transfers(plan, role).items():
             ends = sent if direction == "send" else received
-            ends.setdefault((phase, cut), []).extend((stage, task) for task in tasks)
+            ends.setdefault(tuple(where), []).extend((stage, task) for task in tasks)
     return tuple(pair for key, tasks in received.items() for pair in zip(sent[key], tasks, strict=True))

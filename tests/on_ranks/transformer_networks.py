@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paradl_bench.network.models.token_tasks import NextToken
 from paradl_bench.network.models.torchvision_import import import_torchvision_models
 
 WIDTH, TOKENS = 12, 6
@@ -143,3 +144,24 @@ def t5() -> nn.Module:
         feed_forward_proj="gated-gelu", use_cache=False,
     )  # fmt: skip
     return _EncoderDecoder(T5Model(config))
+
+
+class Tied(nn.Module):
+    """Token ids to logits: the embedding is the output layer too, and the first block's projection the last one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_task = NextToken(vocabulary=17, sequence=TOKENS)
+        self.embedding = nn.Embedding(17, WIDTH)
+        self.places = nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH) for _ in range(3))
+        self.downs = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(3))
+        self.ups[2].weight = self.ups[0].weight
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.places
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(F.gelu(up(norm(x))))
+        return F.linear(self.norm(x), self.embedding.weight)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from paradl_bench.measure.execution.autocast import Entered
 from paradl_bench.strategies.nesting.parallel import ParallelModule
+from paradl_bench.strategies.running.autocast import Entered
 
 Row = tuple[str, Any, Any]
 """What was under way, and stamps at its begin and end."""

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 
-from paradl_bench.measure.execution.autocast import TORCH_DTYPES
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.kernels.design import MachineSpeed, SweptKernel
 from paradl_bench.measure.kernels.host_pace import HostPace
@@ -20,6 +19,7 @@ from paradl_bench.measure.layers.isolated import IsolatedOperation, Settle, leav
 from paradl_bench.measure.machine.roofline_kernels import caches_of_core
 from paradl_bench.network.kinds.kernel_shape import layer_of_sizes
 from paradl_bench.ranks.clocks import Clock
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES
 
 CacheState = Literal["training", "warm"]
 

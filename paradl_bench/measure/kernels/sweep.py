@@ -18,7 +18,6 @@ import torch
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import Progress, progress, say
-from paradl_bench.measure.execution.autocast import TORCH_DTYPES
 from paradl_bench.measure.execution.kernel_layout import set_modes
 from paradl_bench.measure.kernels.design import (
     Design,
@@ -51,6 +50,7 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import ran_out
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.kernel_settings import NO_SETTINGS
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES
 
 _ROUND = 96
 # Samples are written at least so often.

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from paradl_bench.measure.execution.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.execution.kernel_layout import laid_out
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.ranks.clocks import Clock
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
 
 _DRAWN = 2**18
 

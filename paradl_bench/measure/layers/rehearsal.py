@@ -28,6 +28,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharding_runner
 
@@ -134,15 +135,16 @@ class RehearsedModel:
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
         )
         sharding = sharding_runner(axis.declared).shard(model.module, network, axis, group, settings)
-        self._model = model
+        self._model, self._entered = model, autocast_to(settings.dtype, device)
         self._module = ShardedModule(model.module, sharding)
         self._probe: OperationProbe | None = None
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward to the loss."""
-        outputs = self._module(inputs)
-        with self._probe or contextlib.nullcontext():
-            return self._model.loss(outputs, targets)
+        with self._entered():
+            outputs = self._module(inputs)
+            with self._probe or contextlib.nullcontext():
+                return self._model.loss(outputs, targets)
 
     @contextlib.contextmanager
     def observed(self, probe: OperationProbe) -> Iterator[None]:

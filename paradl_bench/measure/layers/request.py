@@ -62,7 +62,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""
-        return PlanSettings(batch=batch, optimizer=self.optimizer, axes=self.axes)
+        return PlanSettings(batch=batch, optimizer=self.optimizer, dtype=self.dtype, device=self.device, axes=self.axes)
 
     @property
     def ranks(self) -> int:

@@ -5,6 +5,7 @@ All ranks of the axis that shares layers run as threads of one process, on the C
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
 from paradl_bench.core.terminal.command_line import say
@@ -17,6 +18,7 @@ from paradl_bench.measure.proof.prove import NEITHER, Subject, find_trial, left_
 from paradl_bench.measure.proof.threads import Meeting, ThreadGroup, ThreadRanks, run_threads
 from paradl_bench.measure.proof.verdict import Proved, end_if_differs
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -74,6 +76,7 @@ def verify_shards(request: LayersRequest, network: ModelGraph, axis: Axis, sampl
 def _prove(model: LoadedModel, network: ModelGraph, strategy: Strategy, request: LayersRequest, batch: int) -> Proved:
     (axis,) = strategy.axes
     settings, cpu = request.settings(batch), torch.device("cpu")
+    settings = msgspec.structs.replace(settings, dtype=kept_dtype(settings.dtype))
 
     def subject(rank: int, meeting: Meeting) -> Subject:
         def build(copied: LoadedModel) -> ParallelModule:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.measure.execution.autocast import autocast_to
 from paradl_bench.measure.execution.compiled import CompiledModel
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
@@ -32,6 +31,7 @@ from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.verification import VerifiedShards
+from paradl_bench.strategies.running.autocast import autocast_to
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.proof.verdict import end_if_differs
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import steps_of
@@ -59,7 +60,7 @@ def verify_training(
     # As many parts as in the run, of few samples.
     parts = degree_of(request.strategy, Trait.DIVIDES_BATCH) * steps_of(request.strategy, request.settings)
     batch = parts * max(1, min(_SAMPLES, request.batch // parts))
-    settings = msgspec.structs.replace(request.settings, batch=batch)
+    settings = msgspec.structs.replace(request.settings, batch=batch, dtype=kept_dtype(request.dtype))
 
     def build(copied: LoadedModel) -> ParallelModule:
         return build_parallel(copied.module, network, request.strategy, settings, context.device, copied.loss)

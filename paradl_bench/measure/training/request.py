@@ -83,7 +83,9 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
     @property
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
-        return PlanSettings(blocking=self.device != "cuda", axes=self.axes, **self.chosen)
+        return PlanSettings(
+            blocking=self.device != "cuda", dtype=self.dtype, device=self.device, axes=self.axes, **self.chosen
+        )
 
     @property
     def shares_layers(self) -> bool:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.emulation.twin import GhostTwin
-from paradl_bench.measure.execution.autocast import autocast_to
 from paradl_bench.measure.execution.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
 from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
@@ -42,6 +41,7 @@ from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
+from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import StagedModule
 

@@ -7,8 +7,11 @@ and activations with their gradients are of the dtype that the operation ran in.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 
@@ -45,7 +48,7 @@ class Width(NamedTuple):
     lowers_parameters: bool = False
 
 
-def widths_of(network: ModelGraph, dtype: str, device: str) -> list[Width]:
+def widths_of(network: ModelGraph, dtype: str, device: str) -> Sequence[Width]:
     """Per layer, how wide the elements are that it works on.
 
     Whole numbers (token ids, positions) count as the input does; no gradient passes through them.
@@ -53,6 +56,13 @@ def widths_of(network: ModelGraph, dtype: str, device: str) -> list[Width]:
     Args:
         device: kind of the device: ``cpu`` or ``cuda``.
     """
+    return _widths(Same(network), dtype, device)
+
+
+# Plans ask for them at every place along an axis, and for every stage.
+@functools.lru_cache(maxsize=16)
+def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...]:
+    network = same.thing
     kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[dtype]
     kinds = layer_kinds()
     made: dict[str, int] = {}
@@ -62,7 +72,7 @@ def widths_of(network: ModelGraph, dtype: str, device: str) -> list[Width]:
         width = _width(layer, kinds.get(layer.kind), reads, lower, kept, device)
         made[layer.name] = width.runs
         widths.append(width)
-    return widths
+    return tuple(widths)
 
 
 def _width(layer: Layer, kind: LayerKind | None, reads: tuple[int, ...], lower: int, kept: int, device: str) -> Width:

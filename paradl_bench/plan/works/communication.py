@@ -97,12 +97,14 @@ class HaloExchange(Communication, frozen=True, kw_only=True, tag="halo_exchange"
 class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
     """What crosses one cut of a pipeline for one micro-batch: activations forward, their gradients backward.
 
-    The sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is
-    done: the n-th receive of a cut and a phase matches its n-th send.
+    Or, once an iteration, gradients of parameters that stages share, from a rank that holds them to another one. The
+    sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is done:
+    the n-th receive of a cut and a phase matches its n-th send.
 
     Attributes:
-        cut: index of the stage in front of the cut.
+        cut: index of the stage in front of the cut; of shared parameters, the sender's place along the pipeline.
         message_bytes: of each value that crosses.
+        to: of shared parameters, the receiver's place; -1 for what crosses a cut.
     """
 
     kind: ClassVar[str] = "transfer"
@@ -111,16 +113,20 @@ class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
     phase: Literal["FW", "BW"]
     cut: int
     message_bytes: tuple[int, ...]
+    to: int = -1
 
     @property
     def label(self) -> str:
         """What is sent or received."""
+        if self.to >= 0:
+            return f"{self.direction} gradients of shared parameters"
         return f"{self.direction} {'activations' if self.phase == 'FW' else 'gradients'}"
 
     @property
     def details(self) -> dict[str, str | int]:
         """Bytes, and where they cross."""
-        return {"bytes": sum(self.message_bytes), "cut": self.cut}
+        where = {"cut": self.cut} if self.to < 0 else {"from_place": self.cut, "to_place": self.to}
+        return {"bytes": sum(self.message_bytes), **where}
 
     @property
     def category(self) -> str:

@@ -296,7 +296,9 @@ class TrainingRun(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fiel
         """What a plan of this run needs."""
         fields = {name: value for name in _OF_PLAN if (value := getattr(self, name)) is not None}
         further = typed_options(self.axis_options)
-        return plan_settings(blocking=library_blocks(self.backend), **self.chosen, **fields, **further)
+        blocking = library_blocks(self.backend)
+        device = "cpu" if blocking else "cuda"
+        return plan_settings(blocking=blocking, dtype=self.dtype, device=device, **self.chosen, **fields, **further)
 
 
 def fields_of_plan(settings: PlanSettings) -> dict[str, Any]:

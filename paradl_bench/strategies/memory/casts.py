@@ -13,16 +13,19 @@ import math
 from collections.abc import Callable, Sequence
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
-from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
+from paradl_bench.network.kinds.autocast import Width, kept_dtype, widths_of
+from paradl_bench.plan.compute import INPUT
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 
 
 class Casts:
     """Conversions of one walk; of a dtype that is not trained in by autocast there are none."""
 
-    def __init__(self, ledger: Ledger, network: ModelGraph, dtype: str, device: str) -> None:
+    def __init__(
+        self, ledger: Ledger, network: ModelGraph, dtype: str, device: str, widths: Sequence[Width] = ()
+    ) -> None:
         self._ledger, self._layers = ledger, network.layers
-        self._widths = widths_of(network, dtype, device)
+        self._widths = widths or widths_of(network, dtype, device)
         self.runs = {layer.name: width.runs for layer, width in zip(network.layers, self._widths, strict=True)}
         self._lower, self._kept_width = DTYPE_BYTES[dtype], DTYPE_BYTES[kept_dtype(dtype)]
         self._shapes = {parameter.name: parameter.shape for parameter in network.parameters}
@@ -43,6 +46,11 @@ class Casts:
         if position >= len(width.reads) or width.reads[position] == width.runs:
             return size
         return size // width.reads[position] * width.runs
+
+    def _received_width(self, i: int) -> int:
+        """Bytes of an element of what the network reads, as a layer reads it."""
+        reads = zip(self._layers[i].inputs, self._widths[i].reads, strict=True)
+        return next((width for name, width in reads if name == INPUT), self._kept_width)
 
     def inputs(
         self, i: int, read: Sequence[Storage], size_of: Callable[[int], int]
@@ -96,7 +104,7 @@ class Casts:
         Args:
             source: index of the layer that made the input; below 0 for what the network reads.
         """
-        runs, wanted = self._widths[i].runs, self._widths[source].runs if source >= 0 else self._kept_width
+        runs, wanted = self._widths[i].runs, self._widths[source].runs if source >= 0 else self._received_width(i)
         if wanted == runs:
             return gradient
         size = gradient.size // runs * wanted

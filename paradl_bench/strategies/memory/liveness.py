@@ -16,7 +16,6 @@ Not seen: workspaces inside of kernels, the allocator's rounding and fragments.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -146,7 +145,7 @@ class Liveness(ShardedOperations):
         copied = self._copy_of_input(i, read)
         read = [copied] if copied is not None else read
         keeps = self._keeps(i)
-        read, converted = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+        read, converted = self._convert_inputs(i, read)
         parameters = self._casts.parameters(i)
         own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + self._watched(i, "kept"))
         if shares_input(layer, kind):
@@ -235,8 +234,7 @@ class Liveness(ShardedOperations):
         self._release_all(saved)
         if lowered:
             self._gradients_of_lowered(i, lowered, kept)
-        made = [(source, self._casts.gradient(i, source, gradient)) for source, gradient in made]
-        return [(source, self._after_backward(i, source, gradient)) for source, gradient in made]
+        return [handed for source, gradient in made for handed in self._hand_on(i, source, gradient)]
 
     def _gradients_of_lowered(self, i: int, lowered: Sequence[tuple[int, int]], kept: int) -> None:
         """fp32 gradients of parameters, one after the other, of those in the lower dtype."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.settings import PlanSettings
@@ -40,6 +42,7 @@ def memory_of_plan(
     """
     staged = _of_stages(strategy)
     walk = planned_memory if staged is None else staged.peak
+    settings = msgspec.structs.replace(settings, dtype=dtype, device=device)
     return walk(network, strategy, settings, dtype=dtype, device=device)
 
 

@@ -30,9 +30,10 @@ class PartedLiveness(Liveness):
                 self._push(pending, i, self._cut_gradient(i, whole))
             for arrived in self._run_apart(i, pending.pop(i, [])):
                 upstream = self._part_of_gradient(i, arrived)
-                for source, gradient in self._input_gradients(i, upstream, self._behind):
+                made = self._input_gradients(i, upstream, self._behind)
+                for source, gradient in [handed for own in made for handed in self._hand_on(i, *own)]:
                     gathered = self._is_cut(source) and not self._is_cut(i)
-                    self._push(of_wholes if gathered else pending, source, self._after_backward(i, source, gradient))
+                    self._push(of_wholes if gathered else pending, source, gradient)
                 self._ledger.mark(self._inside_norm(i))
                 if self._leads_to_parameters(i):
                     left.waiting.setdefault(i, []).extend(upstream)
@@ -54,8 +55,13 @@ class PartedLiveness(Liveness):
             return
         for number, i in enumerate(of_weight.layers):
             made, kept = self._parameter_gradients(i)
-            self._ledger.mark(0, made)
-            self._ledger.gradients += kept
+            lowered = self._casts.lowered_gradients(i)
+            if lowered:
+                self._ledger.mark(sum(size for size, _ in lowered))
+                self._gradients_of_lowered(i, lowered, kept)
+            else:
+                self._ledger.mark(0, made)
+                self._ledger.gradients += kept
             for gradient in left.waiting.pop(i, ()):
                 self._ledger.release(gradient.storage)
             self._let_go([left.saved[i]])

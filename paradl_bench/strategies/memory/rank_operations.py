@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paradl_bench.network.graph import NEXT_FORWARD, Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import Width
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
@@ -35,6 +36,7 @@ class RankRun:
         outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
         kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
         input_has_gradient: whether backward makes a gradient of what the network reads.
+        widths: per layer, how wide the elements are that it works on; empty for those of the network by itself.
         recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
             backward.
     """
@@ -46,6 +48,7 @@ class RankRun:
     outputs: Sequence[int] = ()
     kept_outputs: Sequence[int] = ()
     input_has_gradient: bool = False
+    widths: Sequence[Width] = ()
     recomputed: Sequence[range] = ()
 
 
@@ -58,7 +61,7 @@ class RankOperations:
 
     def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
         self._ledger, self._network, self._samples = ledger, network, run.samples
-        self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device), run.device == "cpu"
+        self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device, run.widths), run.device == "cpu"
         self._layers, self._outputs = network.layers, tuple(run.outputs)
         self._shards = [run.shards.get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
         known = layer_kinds()
@@ -165,7 +168,8 @@ class RankOperations:
             # Without neighbours to ask the padding is made nevertheless.
             kind = self._kinds[i]
             return kind is not None and kind.windows is not None and shard.layer.attributes != layer.attributes
-        sliced = shard.layer.input_elements < layer.input_elements
+        # What earlier layers left cut is read as it is.
+        sliced = shard.layer.input_elements < layer.input_elements and not any(map(self._is_cut, self._reads[i]))
         return sliced and bool(of_operation(shard.after_fw, "all_reduce")) and self._samples > 1
 
     def _watched(self, i: int, when: Literal["further", "kept", "forward", "backward", "backward_if_held"]) -> int:

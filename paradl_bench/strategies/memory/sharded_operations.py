@@ -6,11 +6,20 @@ its halo and the messages, the copy of a gradient that is summed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
+
+
+class _Readers(NamedTuple):
+    """The first and the last of some layers, by index."""
+
+    first: int
+    last: int
 
 
 class ShardedOperations(RankOperations):
@@ -42,6 +51,58 @@ class ShardedOperations(RankOperations):
         copied = self._ledger.allocate(size)
         self._ledger.mark(_messages(shard.before_fw))
         return copied
+
+    def _convert_inputs(self, i: int, read: Sequence[Storage]) -> tuple[Sequence[Storage], list[Storage]]:
+        """As :meth:`Casts.inputs`; layers whose input's gradient is summed once share what it was converted to."""
+        place = self._summed_once.get(i)
+        if place is None:
+            return self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+        if place.first not in self._converted:
+            found, made = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+            if not made or place.last == i:
+                return found, made
+            self._converted[place.first] = made[0]
+            return found, []
+        shared = self._converted[place.first]
+        return [shared], [self._converted.pop(place.first)] if place.last == i else []
+
+    def _hand_on(self, i: int, source: int, gradient: Gradient) -> list[tuple[int, Gradient]]:
+        """The gradient of a layer's input as it goes to whoever made that: communicated, in the input's dtype.
+
+        Nothing yet where layers that backward comes to later read the same input: their gradients are added first.
+        """
+        place = self._summed_once.get(i)
+        if place is not None:
+            earlier = self._sums.pop(place.first, None)
+            if earlier is not None:
+                self._ledger.release(gradient.storage)
+                gradient = earlier
+            if place.first != i:
+                self._sums[place.first] = gradient
+                return []
+        return [(source, self._casts.gradient(i, source, self._after_backward(i, source, gradient)))]
+
+    @functools.cached_property
+    def _summed_once(self) -> dict[int, _Readers]:
+        """Per layer of those whose input's gradient is summed over ranks once for all of them: the first and the last.
+
+        They read the same tensor.
+        """
+        groups: dict[str, list[int]] = {}
+        for i, shard in enumerate(self._shards):
+            if shard.leader is not None or (of_operation(shard.after_bw, "all_reduce") and not shard.after_fw):
+                groups.setdefault(self._layers[i].inputs[0], []).append(i)
+        return {i: _Readers(own[0], own[-1]) for own in groups.values() for i in own}
+
+    @functools.cached_property
+    def _converted(self) -> dict[int, Storage]:
+        """What layers share, by the first of them, while forward is among them."""
+        return {}
+
+    @functools.cached_property
+    def _sums(self) -> dict[int, Gradient]:
+        """Gradients of that, while backward is among them."""
+        return {}
 
     def _combine(self, i: int, part: Storage) -> Storage:
         """What ranks made of a sharded layer, put together."""
@@ -85,9 +146,7 @@ class ShardedOperations(RankOperations):
         layer, shard = self._layers[i], self._shards[i]
         if not shard.shard:
             return gradient
-        if self._is_cut(i):
-            if not self._copies_input(i):
-                return gradient
+        if self._is_cut(i) and self._copies_input(i):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)
             return self._replaced(gradient, size, _messages(shard.after_bw))
@@ -95,7 +154,7 @@ class ShardedOperations(RankOperations):
         for gather in of_operation(shard.after_bw, "all_gather"):
             more = gather.ranks * gather.message_bytes + self._padding(gradient.size, gather)
             gradient = self._replaced(gradient, whole, more)
-        if gradient.size < whole:
+        if gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
             gradient = self._replaced(gradient, whole)
         for _ in of_operation(shard.after_bw, "all_reduce"):
             gradient = self._replaced(gradient, whole)

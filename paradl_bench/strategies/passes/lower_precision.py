@@ -1,8 +1,9 @@
-"""What can be trained by autocast, or compiled: where ranks exchange gradients alone, which stay fp32.
+"""What can be trained by autocast, or compiled.
 
-Activations that ranks hand each other would go in the lower dtype, and segments that are computed again, or statistics
-that are synchronised, convert tensors of their own: neither is in plans or in the memory model. What is compiled is a
-whole model: rules that run its layers one by one are not followed into it.
+Gradients that replicas exchange stay fp32. Activations that ranks hand each other go in the dtype that autocast
+computed them in, which axes have planned or not (``Trait.SENDS_AS_COMPUTED``). Segments that are computed again, and
+statistics that are synchronised, convert tensors of their own: neither is in plans or in the memory model. What is
+compiled is a whole model: rules that run its layers one by one are not followed into it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import is_autocast
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -26,11 +28,13 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
     """
     if not is_autocast(dtype):
         return
-    kinds = _sharding_kinds(strategy)
-    if kinds:
+    axes = (axis for axis in strategy.axes if axis.degree > 1)
+    unplanned = [axis.kind for axis in axes if not (axis.has(Trait.DIVIDES_BATCH) or axis.has(Trait.SENDS_AS_COMPUTED))]
+    if unplanned:
+        known = " and ".join(kind.name for kind in kinds_with(Trait.SENDS_AS_COMPUTED))
         raise UserError(
-            f"--dtype {dtype} with {kinds[0]} parallelism: ranks would hand on activations in {dtype}, which no plan"
-            " holds; it goes with serial and data parallelism (d, z)"
+            f"--dtype {dtype} with {unplanned[0]} parallelism: ranks would hand on activations in {dtype}, which its"
+            f" plan does not hold; it goes with serial and data parallelism (d, z), {known}"
         )
     if settings.recompute:
         raise UserError(f"--dtype {dtype} with --recompute: what is converted again in backward is not in the plan")

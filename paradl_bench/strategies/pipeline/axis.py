@@ -68,6 +68,6 @@ AXIS = AxisKind(
     order=4,
     distsim="P",
     options=(PipelineOptions,),
-    traits=frozenset({Trait.STAGES}),
+    traits=frozenset({Trait.STAGES, Trait.SENDS_AS_COMPUTED}),
     cut_less="give other --stages",
 )

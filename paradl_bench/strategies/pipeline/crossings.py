@@ -11,7 +11,7 @@ A network may be cut where
 
 - every tensor that crosses gets a gradient;
 - no layer behind the cut works in place on the memory of what crosses, which it would have received, not made;
-- no parameter and no buffer is used on both sides.
+- no buffer is used on both sides. Parameters may be: each stage that uses one holds it (:func:`users_of_parameters`).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def refusals(network: ModelGraph) -> dict[int, str]:
     flow = data_flow(network)
     layers, passed_back = network.layers, frozenset(backward_layers(network, layers_with_gradient(network)))
     reads_input = flow.last_read.get(Crossing(_INPUT), 0)
-    spans = shared_spans(network)
+    spans = buffer_spans(network)
     shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
     writer_at = _first_across(flow.overwritten())
     crossed = flow.crossing()
@@ -184,14 +184,25 @@ def users(network: ModelGraph, span: tuple[int, int]) -> str:
     return " and by ".join(network.layers[i].name for i in span)
 
 
-def shared_spans(network: ModelGraph) -> Mapping[str, tuple[int, int]]:
-    """First and last layer that use each parameter, each buffer, or the buffers of each module."""
+def buffer_spans(network: ModelGraph) -> Mapping[str, tuple[int, int]]:
+    """First and last layer that use each buffer, or the buffers of each module."""
     spans: dict[str, tuple[int, int]] = {}
-    with_buffers = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
+    buffers = {buffer.name for buffer in network.buffers}
+    with_buffers = {name.rpartition(".")[0] for name in buffers}
     for i, layer in enumerate(network.layers):
-        for name in (*layer.parameters, *layer.state, *_modules_of(layer, with_buffers)):
+        own = buffers.intersection(layer.parameters)
+        for name in (*own, *layer.state, *_modules_of(layer, with_buffers)):
             spans[name] = (spans.get(name, (i, i))[0], i)
     return spans
+
+
+def users_of_parameters(network: ModelGraph) -> Mapping[str, tuple[int, ...]]:
+    """Indices of the layers that use each parameter, ascending."""
+    found: dict[str, list[int]] = {}
+    for i, layer in enumerate(network.layers):
+        for name in dict.fromkeys(layer.parameters):
+            found.setdefault(name, []).append(i)
+    return {name: tuple(own) for name, own in found.items()}
 
 
 def _modules_of(layer: Layer, modules: set[str]) -> set[str]:

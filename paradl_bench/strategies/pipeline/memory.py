@@ -7,6 +7,7 @@ backward, as many at a time as the schedule has under way (GPipe: all of them; 1
 Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
 torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
 parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
+Gradients of parameters that other ranks' stages share are received beside the own ones, when all else is done.
 
 Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
 """
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import operations_of_forward
@@ -45,7 +47,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
-from paradl_bench.strategies.pipeline.stages import cut_into_stages
+from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
 
 
 def pipelined_memory(
@@ -59,10 +61,11 @@ def pipelined_memory(
     ranks = degree_of(strategy, Trait.STAGES)
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
+    shared = places_of_shared(network, stages, ranks)
     uses = []
     for rank, sharded in itertools.product(range(ranks), shards.distinct):
-        own = [shard_stage(network, stage, sharded) for stage in stages if stage.index % ranks == rank]
-        parts = _parts(own, rank, network, strategy, settings, dtype, device)
+        own = [shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank]
+        parts = _parts(own, rank, shared, network, strategy, settings, dtype, device)
         uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
@@ -70,6 +73,7 @@ def pipelined_memory(
 def _parts(
     own: Sequence[StageShard],
     rank: int,
+    shared: dict[str, tuple[int, ...]],
     network: ModelGraph,
     strategy: Strategy,
     settings: PlanSettings,
@@ -83,14 +87,15 @@ def _parts(
         network,
         # Making a network checks all of its layers, and none is asked for here.
         layers=(),
-        parameters=tuple(parameter for shard in own for parameter in shard.network.parameters),
+        # Two stages of a rank may use one parameter, which it holds once.
+        parameters=tuple({p.name: p for shard in own for p in shard.network.parameters}.values()),
         buffers=tuple(buffer for shard in own for buffer in shard.network.buffers),
-        gradient_order=tuple(name for shard in own for name in shard.network.gradient_order),
+        gradient_order=tuple(dict.fromkeys(name for shard in own for name in shard.network.gradient_order)),
     )
     received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     samples = count * micro_batch
-    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
+    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[kept_dtype(dtype)]
     passes = {
         shard.stage.index: RepeatedPasses(
             ledger,
@@ -102,11 +107,13 @@ def _parts(
         for shard in own
     }
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
+    sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
+    ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
     state = optimizer_state(held, settings, device)
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
-        "input": (0 if rank else network.input_bytes(samples, dtype)) + network.target_bytes(samples),
+        "input": (0 if rank else network.input_bytes(samples, kept_dtype(dtype))) + network.target_bytes(samples),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }
@@ -119,6 +126,7 @@ def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: 
         dtype=dtype,
         device=device,
         shards=shard.shards,
+        widths=shard.widths,
         # What a stage passes on is made by an earlier one.
         outputs=stage.outputs if stage.sends else (),
         kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),

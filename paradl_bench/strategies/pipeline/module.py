@@ -9,6 +9,7 @@ Where an axis shards layers, a stage runs its range of them under that axis' rul
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import is_autocast
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.compute import gradient_order
@@ -31,9 +33,11 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
+from paradl_bench.strategies.pipeline.running.shared_gradients import SharedGradients
+from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
-from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, places_of_shared
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
 from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies
@@ -73,10 +77,14 @@ class RankPipeline:
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
         hold_only(module, self.stages)
+        self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         detach = schedule.splits_backward
-        shards = [shard_stage(network, stage, sharded) for stage in self.stages]
+        shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
+        self._entered = entered = autocast_to(settings.dtype, device)
         parts = [
-            StageModule(module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach)
+            StageModule(
+                module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach, entered=entered
+            )
             for own in shards
         ]
         self.module = torch.nn.ModuleList(parts)
@@ -108,7 +116,7 @@ class RankPipeline:
         count = self._count
 
         def of_micro_batch(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-            with spans.span("FW"):
+            with spans.span("FW"), self._entered():
                 return loss(last.as_model_gives_it(outputs), targets) / count
 
         return of_micro_batch
@@ -118,6 +126,7 @@ class RankPipeline:
         losses: list[torch.Tensor] = []
         arguments = (inputs,) if self._first else ()
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
+        self._shared.add_up()
         for stage in self._running:
             stage.group = self._after_first
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
@@ -167,6 +176,7 @@ class StageModule(torch.nn.Module):
         last: whether the stage ends with the model's output.
         detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
             view cannot be, and what is kept for the second part must not.
+        entered: what forward runs in, autocast where it is trained in.
         walk: what runs the operations; None for :class:`StageWalk`.
     """
 
@@ -179,6 +189,7 @@ class StageModule(torch.nn.Module):
         *,
         last: bool,
         detachable: bool = False,
+        entered: Entered = contextlib.nullcontext,
         walk: type[StageWalk] | None = None,
     ) -> None:
         super().__init__()
@@ -187,7 +198,7 @@ class StageModule(torch.nn.Module):
         self.stage = shard.stage
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
-        self._calls, self._walk = calls, walk
+        self._calls, self._walk, self._entered = calls, walk, entered
         self._ends, self._detachable = last, detachable
 
     def hide_from_exchange(self) -> None:
@@ -218,7 +229,9 @@ class StageModule(torch.nn.Module):
         shape = list(tensor.shape)
         for dim in range(-len(crossing.whole), 0):
             shape[dim] = shape[dim] * crossing.held[dim] // crossing.whole[dim]
-        return torch.empty(shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.is_floating_point())
+        # What was recorded knows no autocast.
+        dtype = TORCH_DTYPES[crossing.dtype] if is_autocast(crossing.dtype) else tensor.dtype
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=tensor.is_floating_point())
 
     def forward(self, *received: torch.Tensor) -> Any:
         """What the stage sends; of the last one, the leaves of the model's output that the loss reads.
@@ -239,7 +252,7 @@ class StageModule(torch.nn.Module):
         if not self.stage.receives:
             own = _with_own_version(received[0])
             inputs = self._sharding.enter(own) if self._sharding.enter else own
-        with walk:
+        with walk, self._entered():
             outputs = self.module(inputs)
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)

@@ -14,6 +14,9 @@ first forward alone, since every forward runs under ``no_sync``.
 
 An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).
 
+Gradients of parameters that several stages use are added up behind all of that, and before the weight update
+(:mod:`~paradl_bench.strategies.pipeline.stages`).
+
 Before the first iteration torch's stages agree, by one message of 4 bytes each way over every cut, that they know the
 shapes they receive (PipelineStage's vote, torch 2.13).
 """
@@ -37,13 +40,21 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
+from paradl_bench.plan.tasks import BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
 from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, shard_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
+from paradl_bench.strategies.pipeline.stages import (
+    Stage,
+    cut_into_stages,
+    first_layers,
+    held_twice,
+    most_stages,
+    places_of_shared,
+    sent_to_places,
+)
 
 _VOTE_BYTES = 4
 _DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
@@ -75,8 +86,15 @@ class PipelinePlanner:
                 f"strategy {strategy}: {local} samples do not split evenly into {count} micro-batches;"
                 f" give --micro-batches one of {', '.join(str(n) for n in range(1, local + 1) if not local % n)}"
             )
-        if network.layers:
-            cut_into_stages(network, ranks, settings)
+        if not network.layers:
+            return
+        twice = held_twice(cut_into_stages(network, ranks, settings), ranks)
+        if twice is not None and degree_of(strategy, Trait.REPLICATES) > 1:
+            name, first, second = twice
+            raise UserError(
+                f"strategy {strategy}: stages {first} and {second} of one rank share {name}, which replicas would"
+                " exchange twice; give one stage a rank, or other --stages"
+            )
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """As many stages as the network can be cut into (ParaDL, Table 3: as many as it has layers)."""
@@ -172,8 +190,9 @@ class _RankPlan:
         self._network, self._settings, self._sharded = network, settings, sharded
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage = len(stages) - 1
+        self._shared = places_of_shared(network, stages, self._ranks)
         own = [stage for stage in stages if stage.index % self._ranks == rank]
-        self._own = {stage.index: shard_stage(network, stage, sharded) for stage in own}
+        self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in own}
         self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
@@ -217,7 +236,8 @@ class _RankPlan:
         own = list(self._own.values())
         held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
-        add_weight_update(update, weight_update(held, self._settings), self._settings)
+        summed = self._add_sums_of_shared(update, held)
+        add_weight_update(update, weight_update(held, self._settings), self._settings, summed)
         # It follows all that the actions are done with.
         rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
         blocking = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
@@ -233,6 +253,31 @@ class _RankPlan:
             setup=self._setup(),
             handshake=self._handshake(),
         )
+
+    def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:
+        """Append the exchange of gradients of parameters that other ranks' stages use too; returns its last task."""
+        sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
+        partners = sent_to_places(self._shared, self._rank)
+        for place, names in partners.items():
+            works = {
+                direction: Transfer(
+                    direction=direction,
+                    phase="BW",
+                    cut=self._rank if direction == "send" else place,
+                    to=place if direction == "send" else self._rank,
+                    message_bytes=tuple(sizes[name] for name in names),
+                    axes=(self._axis,),
+                )
+                for direction in _DIRECTIONS_OF_MESSAGES
+            }
+            builder.add(works["send"], Phase.BW, Stream.COMMUNICATION)
+            # Nothing else is computed meanwhile.
+            builder.add(works["receive"], Phase.BW, Stream.COMPUTE)
+        added: tuple[int, ...] = ()
+        for names in partners.values():
+            work = BucketCopy(direction="add", bytes=sum(sizes[name] for name in names), tensors=len(names))
+            added = (builder.add(work, Phase.BW, Stream.COMPUTE, added or tuple(range(builder.tasks))),)
+        return added
 
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
         forward = self._forward_of(action, first=first)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.mesh import degree_of
@@ -19,8 +21,8 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.module import StageModule, StageWalk
 from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
-from paradl_bench.strategies.pipeline.stage_shards import shard_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from paradl_bench.strategies.pipeline.stage_shards import StageShard, shard_stage
+from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from paradl_bench.strategies.running.sharded_module import Sharding
 
 
@@ -36,11 +38,15 @@ def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, s
         return
     calls = record_calls(module, network, samples_at_once(strategy, settings))
     stages, on_meta = cut_into_stages(network, ranks, settings), copy_on_meta(module)
+    # Autocast leaves tensors without memory as they are.
+    plain = msgspec.structs.replace(settings, dtype=kept_dtype(settings.dtype))
     for stage in stages:
-        _run(on_meta, network, stage, calls, last=stage is stages[-1])
+        shard = shard_stage(network, stage, ShardedLayers({}, network), plain)
+        _run(on_meta, network, shard, calls, last=stage is stages[-1])
 
 
-def _run(module: torch.nn.Module, network: ModelGraph, stage: Stage, calls: Calls, *, last: bool) -> None:
+def _run(module: torch.nn.Module, network: ModelGraph, shard: StageShard, calls: Calls, *, last: bool) -> None:
+    stage = shard.stage
     foreign = {_memory(tensor): index for index, call in enumerate(calls.operations) for tensor in call.tensors}
     for index in calls.constants:
         # These are made on every stage.
@@ -67,7 +73,6 @@ def _run(module: torch.nn.Module, network: ModelGraph, stage: Stage, calls: Call
                 check(tensors_of((args, kwargs)), network.layers[index].name)
             return result
 
-    shard = shard_stage(network, stage, ShardedLayers({}, network))
     part = StageModule(module, shard, Sharding({}, network), calls, last=last, walk=Rehearsed)
     # What is recorded of the model's input, views of it included, is of another tensor.
     given = part.inputs() if stage.receives else (torch.empty_like(calls.inputs),)

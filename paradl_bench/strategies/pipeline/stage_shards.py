@@ -15,21 +15,27 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.kinds.autocast import Width, kept_dtype, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers
-from paradl_bench.plan.compute import LayerShard, held_layer, operations_of_forward
+from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
-
 
 class CrossingShape(NamedTuple):
-    """Shape per sample of a tensor that crosses, as a rank holds it and whole; whether it holds no batch."""
+    """A tensor that crosses.
+
+    Attributes:
+        held, whole: its shape per sample, as a rank holds it and whole. batchless: whether it holds no batch.
+        dtype: that it was computed in.
+    """
 
     held: tuple[int, ...]
     whole: tuple[int, ...]
     batchless: bool
+    dtype: str = "fp32"
 
     @property
     def is_whole(self) -> bool:
@@ -46,12 +52,14 @@ class StageShard(NamedTuple):
     Attributes:
         network: the stage's, with the shapes that its parameters have on this rank.
         shards: by index in the stage's network; layers that are missing run whole.
-        receives, sends: per tensor that crosses each cut, its shape per sample on this rank.
+        widths: per layer, how wide the elements are that it works on.
+        receives, sends: per tensor that crosses each cut, what it is on this rank.
     """
 
     stage: Stage
     network: ModelGraph
     shards: dict[int, LayerShard]
+    widths: tuple[Width, ...]
     receives: CrossingShapes
     sends: CrossingShapes
 
@@ -59,13 +67,20 @@ class StageShard(NamedTuple):
 def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]:
     """Bytes of each tensor that crosses a cut, for one micro-batch; its gradient has as many."""
     return tuple(
-        math.prod(shape.held) * (1 if shape.batchless else micro_batch) * _ELEMENT_BYTES for shape in crossing.values()
+        math.prod(shape.held) * (1 if shape.batchless else micro_batch) * DTYPE_BYTES[shape.dtype]
+        for shape in crossing.values()
     )
 
 
-def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> StageShard:
+def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, settings: PlanSettings) -> StageShard:
     """The part of a stage that a rank runs."""
     start, flow = stage.layers.start, data_flow(network)
+    widths = widths_of(network, settings.dtype, settings.device)
+    lowered = DTYPE_BYTES[settings.dtype]
+
+    def dtype_of(value: Crossing) -> str:
+        return settings.dtype if widths[value.layer].runs == lowered else kept_dtype(settings.dtype)
+
     shards = {index - start: sharded.shards[index] for index in stage.layers if index in sharded.shards}
     end = operations_of_forward(network)
     if end - start in shards:
@@ -79,11 +94,28 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> St
         stage,
         hold_parameters(stage.network, (stage,), sharded),
         shards,
+        widths_inside(network, stage, widths),
         *(
-            {value: _shape(network, value, flow.made_by(value, cut), sharded) for value in values}
+            {
+                value: _shape(network, value, flow.made_by(value, cut), sharded)._replace(dtype=dtype_of(value))
+                for value in values
+            }
             for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
         ),
     )
+
+
+def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) -> tuple[Width, ...]:
+    """Those of a stage's layers, which read all that the stage receives under one name."""
+    inside = {network.layers[index].name for index in stage.layers}
+
+    def of(index: int) -> Width:
+        reads: dict[str, int] = {}
+        for name, width in zip(network.layers[index].inputs, widths[index].reads, strict=True):
+            reads.setdefault(name if name in inside else INPUT, width)
+        return widths[index]._replace(reads=tuple(reads.values()))
+
+    return tuple(map(of, stage.layers))
 
 
 def _shape(network: ModelGraph, value: Crossing, made_by: int, sharded: ShardedLayers) -> CrossingShape:
@@ -129,7 +161,7 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
     parameters = tuple(parameter for parameter in sharded.network.parameters if parameter.name in held)
-    order = tuple(name for name in sharded.network.gradient_order if name in held)
+    order = tuple(dict.fromkeys(name for stage in stages for name in stage.network.gradient_order))
     if (parameters, order) == (network.parameters, network.gradient_order):
         # Making a network checks all of its layers.
         return network

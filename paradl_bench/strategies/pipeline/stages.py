@@ -2,12 +2,18 @@
 
 A stage is a contiguous range of layers in forward order. The loss belongs to the last stage. Where a network may be
 cut, and what crosses there: :mod:`paradl_bench.strategies.pipeline.crossings`.
+
+Several stages may use a parameter, as an embedding that is the output layer too. Every rank whose stages do holds it,
+and updates it alike. Once its own backwards are done, it sends what it has of the gradient to each of the other ranks
+that hold the parameter. It receives theirs, and adds all of them up in the order of ranks. Between two ranks that is an
+all-reduce: as many bytes each way, and the same sum, to the bit, on both. Where ranks also exchange gradients with
+replicas, that comes first: means of replicas add up as gradients do.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +22,6 @@ import numpy as np
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
-from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.plan.mesh import degree_of
@@ -24,7 +29,14 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
+from paradl_bench.strategies.pipeline.crossings import (
+    Crossing,
+    buffer_spans,
+    data_flow,
+    elements,
+    refusals,
+    users_of_parameters,
+)
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 
 
@@ -114,19 +126,22 @@ def first_layers(network: ModelGraph, stages: Sequence[Stage]) -> tuple[str, ...
     return tuple(network.layers[stage.layers.start].name for stage in stages[1:])
 
 
-def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, int]:
-    """The stage of every parameter and buffer; what no layer uses is the last one's."""
+def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, frozenset[int]]:
+    """The stages that hold every parameter and buffer: those that use it; the last one what no layer uses."""
     stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
-    first = {name: stage_of[span[0]] for name, span in shared_spans(network).items()}
-    last = len(bounds) - 2
-    owners = {parameter.name: first.get(parameter.name, last) for parameter in network.parameters}
+    first = {name: frozenset({stage_of[span[0]]}) for name, span in buffer_spans(network).items()}
+    using = {name: frozenset(stage_of[i] for i in own) for name, own in users_of_parameters(network).items()}
+    last = frozenset({len(bounds) - 2})
+    owners = {parameter.name: using.get(parameter.name, last) for parameter in network.parameters}
     of_modules = {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
     return owners | {name: first.get(name, of_module) for name, of_module in of_modules.items()}
 
 
-def _part(network: ModelGraph, layers: range, names: dict[str, int], owners: dict[str, int], stage: int) -> ModelGraph:
+def _part(
+    network: ModelGraph, layers: range, names: dict[str, int], owners: Mapping[str, frozenset[int]], stage: int
+) -> ModelGraph:
     def owned(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor for tensor in tensors if owners[tensor.name] == stage)
+        return tuple(tensor for tensor in tensors if stage in owners[tensor.name])
 
     def renamed(layer: Layer) -> Layer:
         inputs = dict.fromkeys(name if names.get(name, -1) in layers else "input" for name in layer.inputs)
@@ -138,11 +153,29 @@ def _part(network: ModelGraph, layers: range, names: dict[str, int], owners: dic
         layers=tuple(renamed(network.layers[i]) for i in layers),
         parameters=owned(network.parameters),
         buffers=owned(network.buffers),
-        gradient_order=tuple(name for name in network.gradient_order if owners[name] == stage),
+        gradient_order=_arriving_in(network, layers, owners, stage),
         # Every rank holds these, and exchanges none of them.
         frozen=(),
         registered=(),
     )
+
+
+def _arriving_in(
+    network: ModelGraph, layers: range, owners: Mapping[str, frozenset[int]], stage: int
+) -> tuple[str, ...]:
+    """Parameters of a stage in the order in which their gradients arrive there.
+
+    That of one that other stages use too is complete with the first of this stage's layers that do.
+    """
+    first: dict[str, int] = {}
+    for i in layers:
+        for name in network.layers[i].parameters:
+            first.setdefault(name, i)
+    found = [name for name in network.gradient_order if owners[name] == {stage}]
+    for name in (name for name in network.gradient_order if stage in owners[name] and len(owners[name]) > 1):
+        behind = (at for at, other in enumerate(found) if first.get(other, layers.start) < first[name])
+        found.insert(next(behind, len(found)), name)
+    return tuple(found)
 
 
 def given_cuts(network: ModelGraph, first_layers: Sequence[str], stages: int) -> tuple[int, ...]:
@@ -217,7 +250,7 @@ def balanced_cuts(network: ModelGraph, stages: int, weights: Sequence[float] | N
     if cut is None:
         raise UserError(
             f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
-            f" the most{widest_share(network)}"
+            " the most"
         )
     return cut
 
@@ -226,18 +259,6 @@ def _trains(network: ModelGraph) -> list[bool]:
     """Per layer, whether it has a parameter that gets a gradient: a rank without one has nothing to train."""
     arriving = set(gradient_order(network))
     return [not arriving.isdisjoint(layer.parameters) for layer in network.layers]
-
-
-def widest_share(network: ModelGraph) -> str:
-    """Which parameter keeps the most layers together, where one does, and what could be trained instead."""
-    trained = {parameter.name for parameter in network.parameters}
-    spans = {name: span for name, span in shared_spans(network).items() if name in trained and span[0] < span[1]}
-    if not spans:
-        return ""
-    name = max(spans, key=lambda name: spans[name][1] - spans[name][0])
-    untied = f"{network.name}{UNTIED}"
-    instead = f"; {untied}, with weights of its own in both places, can be" if untied in language_model_names() else ""
-    return f", since {name} is used by {users(network, spans[name])}{instead}"
 
 
 def most_stages(network: ModelGraph) -> int:
@@ -250,3 +271,34 @@ def most_stages(network: ModelGraph) -> int:
         if i in places and pending:
             count, pending = count + 1, False
     return max(count, 1)
+
+
+def places_of_shared(network: ModelGraph, stages: Sequence[Stage], ranks: int) -> dict[str, tuple[int, ...]]:
+    """Per trained parameter that several ranks along the pipeline hold, their places, ascending; in one order."""
+    places: dict[str, set[int]] = {}
+    for stage in stages:
+        for parameter in stage.network.parameters:
+            places.setdefault(parameter.name, set()).add(stage.index % ranks)
+    arriving = set(gradient_order(network))
+    return {name: tuple(sorted(own)) for name, own in places.items() if len(own) > 1 and name in arriving}
+
+
+def sent_to_places(shared: Mapping[str, tuple[int, ...]], own: int) -> dict[int, tuple[str, ...]]:
+    """Per other place, ascending, the parameters whose gradients go both ways between it and the own one."""
+    found: dict[int, list[str]] = {}
+    for name, places in shared.items():
+        for place in places if own in places else ():
+            if place != own:
+                found.setdefault(place, []).append(name)
+    return {place: tuple(found[place]) for place in sorted(found)}
+
+
+def held_twice(stages: Sequence[Stage], ranks: int) -> tuple[str, int, int] | None:
+    """A parameter that two stages of one rank use, and these; None where there is none."""
+    users: dict[tuple[str, int], int] = {}
+    for stage in stages:
+        for parameter in stage.network.parameters:
+            first = users.setdefault((parameter.name, stage.index % ranks), stage.index)
+            if first != stage.index:
+                return parameter.name, first, stage.index
+    return None

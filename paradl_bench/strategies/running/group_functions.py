@@ -102,15 +102,19 @@ class Group:
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
+        """As :meth:`exchange`, of a layer's halo."""
+        with self.spans.span("halo"):
+            self.exchange(sent, received)
+
+    def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Messages to and from ranks of the group, all at once; tensors are contiguous."""
         calls = [(dist.isend, *message) for message in sent] + [(dist.irecv, *message) for message in received]
         operations = [
             dist.P2POp(call, tensor, dist.get_global_rank(self.process_group, peer), self.process_group)
             for call, peer, tensor in calls
         ]
-        with self.spans.span("halo"):
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
 
 
 def slices_of(box: Box, *, leading: int, origin: Box | None = None) -> Slices:

@@ -12,6 +12,6 @@ AXIS = AxisKind(
     order=5,
     distsim="M",
     options=(SplitOptions,),
-    traits=frozenset({Trait.SHARDS_LAYERS}),
+    traits=frozenset({Trait.SHARDS_LAYERS, Trait.SENDS_AS_COMPUTED}),
     cut_less="leave layers whole by --split",
 )

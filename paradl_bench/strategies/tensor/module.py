@@ -17,6 +17,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
+from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import (
@@ -152,7 +153,8 @@ class _SharedInput:
 
     def __call__(self, whole: torch.Tensor) -> torch.Tensor:
         if self._shared is None or self._whole is not whole:
-            self._whole, self._shared = whole, reduce_gradient(whole, self._group)
+            # Converted once for all of them, so that what is summed is as narrow as what the products make.
+            self._whole, self._shared = whole, reduce_gradient(as_product_reads_it(whole), self._group)
         return self._shared
 
     def forget(self) -> None:
@@ -220,7 +222,8 @@ class _Row:
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = _bind(self._layer, args, kwargs)
         whole = reduce(_multiply(self._layer, function, given), self._group)
-        return whole if given.bias is None else beside(function, torch.add)(whole, given.bias)
+        # A product and its bias are of one dtype, as in the layer that is whole.
+        return whole if given.bias is None else beside(function, torch.add)(whole, given.bias.to(whole.dtype))
 
 
 class _Inside:

@@ -5,6 +5,9 @@ by rows; backward one, of the gradient of what the layers by columns read, share
 queries, keys and values do. What is in no pair runs whole on every rank, on whole activations: norms, embeddings of
 tokens, the head of a language model. Parameters of those get the same gradient everywhere.
 
+Both all-reduces are of the dtype that the products run in: autocast converts what layers by columns read once for all
+of them, in front of the point where its gradient is summed.
+
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3; torch.distributed.tensor.parallel's ColwiseParallel and
 RowwiseParallel, which issue the same all-reduces where the layers by columns are given one input.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
@@ -76,16 +80,19 @@ class TensorPlanner:
         parts, label = place.axis.degree, shard_label(place.axis, settings)
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
+        widths = widths_of(network, settings.dtype, settings.device)
         shards = {}
         for index, piece in pairs.pieces.items():
-            layer = network.layers[index]
-            forward = place.collective("all_reduce", math.prod(layer.output_shape), batchless=layer.batchless)
+            layer, width = network.layers[index], widths[index].runs
+            forward = place.collective(
+                "all_reduce", math.prod(layer.output_shape), batchless=layer.batchless, element_bytes=width
+            )
             leads = piece.part == "column" and piece.leader == index and differentiated[index]
             shards[index] = LayerShard(
                 shard_layer(layer, piece, cut(piece.atoms, parts)[place.position]),
                 label,
                 after_fw=(forward,) if piece.part == "row" else (),
-                after_bw=(_of_gradient(layer, place),) if leads else (),
+                after_bw=(_of_gradient(layer, place, width),) if leads else (),
                 leader=piece.leader if piece.leader != index else None,
             )
         held = parameter_ranges(network, pairs, parts, place.position)
@@ -101,10 +108,10 @@ class TensorPlanner:
 PLANNER = TensorPlanner()
 
 
-def _of_gradient(layer: Layer, place: AxisPlace) -> Collective:
-    """The all-reduce of the gradient of what a layer by columns reads."""
+def _of_gradient(layer: Layer, place: AxisPlace, width: int) -> Collective:
+    """The all-reduce of the gradient of what a layer by columns reads, in what its product runs in."""
     elements = math.prod(layer.input_shapes[0])
-    return place.collective("all_reduce", elements, batchless=0 in layer.batchless_inputs)
+    return place.collective("all_reduce", elements, batchless=0 in layer.batchless_inputs, element_bytes=width)
 
 
 def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:

@@ -34,7 +34,7 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_lim
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
+from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
 from predict.search.candidates.mesh import Mesh, axis_along, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
@@ -237,7 +237,7 @@ class _Finder:
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._held, self._impossible = names, caps, held, impossible
         self._schedules = [schedules()[name] for name in names]
-        self._most_stages, self._why = most_stages(network), widest_share(network)
+        self._most_stages = most_stages(network)
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
@@ -258,7 +258,7 @@ class _Finder:
         elif stages > self._most_stages:
             name = self._network.name
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
-            self._impossible.add(f"pipeline: {text}{self._why}", orders)
+            self._impossible.add(f"pipeline: {text}", orders)
         elif self._settings.batch % replicas:
             self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), orders)
         else:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -46,7 +46,6 @@ from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Waits
 from predict.simulation.input_tasks import terms_of
 
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 _AT_ONCE = 500_000
 """Elements of an array at most: many for a call of numpy, and few for a cache."""
 
@@ -283,9 +282,10 @@ class Estimates:
                 return self._cuts[key]
             schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
             stages = cut_into_stages(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
-            sent = [sum(elements(network, value) for value in stage.sends) for stage in stages]
+            widths = widths_of(network, self._costs.dtype, self._costs.device_kind)
+            sent = [sum(elements(network, at) * widths[at.layer].runs for at in stage.sends) for stage in stages]
             bounds = np.array([*(stage.layers.start for stage in stages), len(network.layers)])
-            self._cuts[key] = Cut(key, bounds, np.array(sent, float) * _ELEMENT_BYTES)
+            self._cuts[key] = Cut(key, bounds, np.array(sent, float))
         return self._cuts[key]
 
     def _transfers(self, cut: Cut, rows: _Rows) -> Floats:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
@@ -21,6 +21,7 @@ from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
@@ -120,7 +121,8 @@ class MemoryBounds:
         """Bytes of activations of one sample after its forward."""
         ledger = Ledger()
         costs = self._costs
-        run = RankRun(samples=1, dtype=costs.dtype, device=costs.device_kind, outputs=stage.outputs)
+        widths = widths_inside(costs.network, stage, widths_of(costs.network, costs.dtype, costs.device_kind))
+        run = RankRun(samples=1, dtype=costs.dtype, device=costs.device_kind, outputs=stage.outputs, widths=widths)
         walk = Liveness(ledger, stage.network, run)
         received = ledger.allocate(0)
         walk.forward(received)

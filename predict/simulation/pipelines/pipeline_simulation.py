@@ -216,11 +216,12 @@ def ends_of_transfers(plan: Plan, role: Role) -> dict[TransferEnd, list[int]]:
 
 
 class TransferEnd(NamedTuple):
-    """One end of the messages that cross a cut in one phase."""
+    """One end of the messages that cross a cut in one phase, or go from one rank to another one."""
 
     direction: str
     phase: str
     cut: int
+    to: int
 
 
 class _Transfers:
@@ -231,7 +232,7 @@ class _Transfers:
         self._number = np.full(len(plan.works), -1)
         self._sends = np.zeros(len(plan.works), bool)
         for index, work in plan.of_kind(Transfer).items():
-            self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut), len(ends))
+            self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut, work.to), len(ends))
             self._sends[index] = work.direction == "send"
         self._ends = list(ends)
 

@@ -51,6 +51,28 @@ class Unread(Plain):
         del self.head
         self.unread, self.twin = nn.Linear(40, 200), nn.Linear(40, 200, bias=False)
         self.twin.weight, self.head = self.unread.weight, nn.Linear(40, 10)
+
+class Block(nn.Module):
+    "Queries, keys and values read one tensor; heads and features are cut by tensor parallelism."
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(64), nn.LayerNorm(64)
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        y = self.norm1(x)
+        q, k, v = (of(y).unflatten(-1, (4, 16)).transpose(1, 2) for of in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+class Decoder(nn.Module):
+    input_shape = (16, 64)
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.norm, self.head = nn.Sequential(Block(), Block()), nn.LayerNorm(64), nn.Linear(64, 10)
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(x)).mean(1))
 """
 
 PROGRAM = """
@@ -88,7 +110,6 @@ def peaks(case, context):
         trainer.try_alone(network)
     issued = trainer.prepare(network)
     plan = planner_for(strategy).plan(network, strategy, request.settings)
-    # Gradients are exchanged in fp32, whatever is computed in.
     assert not differences(issued, planned_collectives(plan, context.rank))
     of_ranks = context.gather(trainer.track_memory(), MemoryPeak)
     predict = pipelined_memory if degree_of(strategy, Trait.STAGES) > 1 else planned_memory
@@ -114,6 +135,10 @@ OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
+OF_BLOCKS = {
+    2: ["t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"],
+    4: ["p2t2 dtype=bf16", "t2p2 schedule=zb micro_batches=4 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
+}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -124,6 +149,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
+    cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -32,6 +32,7 @@ CASES = {
         for schedule in ("gpipe", "1f1b", "interleaved", "zb")
         for count in (2, 4)
     ]
+    + [f"transformer_networks.Tied:p2:{schedule}:2" for schedule in ("1f1b", "interleaved", "zb")]
     + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3"],
     4: [
         f"{name}:{text}:{schedule}:4"
@@ -56,6 +57,7 @@ NESTED = {
         *("Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:gpipe:2"),
         *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
         *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
+        *("transformer_networks.Tied:d2p2:1f1b:2", "transformer_networks.Tied:p2t2:zb:2"),
         *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
     ],
 }

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from network_factory import NetworkFactory
 from profile_factory import layer_times, make_network, make_profile, model_times
 from search_cases import found, profile_of
 
@@ -19,7 +20,9 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
+from paradl_bench.plan.tasks import Collective, Transfer
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import check_dtype
 from predict.cli import group
 
@@ -115,12 +118,40 @@ def test_parameters_gradients_and_input_keep_their_bytes_and_activations_halve()
     assert 0.4 < narrow.parts_bytes["activations"] / wide.parts_bytes["activations"] < 0.8
 
 
-@pytest.mark.parametrize("strategy", ["f2", "c2", "s2", "t2", "p2", "d2f2", "d2p2"])
+@pytest.mark.parametrize("strategy", ["f2", "c2", "s2", "d2f2", "p2f2"])
 def test_strategies_that_hand_on_activations_are_refused_by_name(strategy: str) -> None:
     parsed = parse_strategy(strategy)
     check_dtype(parsed, PlanSettings(batch=4), "fp32")
     with pytest.raises(UserError, match=f"--dtype bf16 with {parsed.axes[-1].kind} parallelism"):
         check_dtype(parsed, PlanSettings(batch=4), "bf16")
+
+
+@pytest.mark.parametrize("strategy", ["t2", "p2", "d2p2", "p2t2", "d2p2t2", "z1d2"])
+def test_tensor_and_pipeline_parallelism_are_trained_in_bf16(strategy: str) -> None:
+    check_dtype(parse_strategy(strategy), PlanSettings(batch=4), "bf16")
+
+
+def sent_bytes(dtype: str) -> dict[str, list[int]]:
+    """Of two layers behind each other in halves, and in two stages."""
+    factory = NetworkFactory(16)
+    for number in range(4):
+        factory.linear(f"fc{number}", 16)
+    factory.loss()
+    network, found = factory.network("chain"), {}
+    for text in ("p2", "t2"):
+        strategy, settings = parse_strategy(text), PlanSettings(batch=4, dtype=dtype)
+        plan = planner_for(strategy).plan(network, strategy, settings)
+        found[text] = [work.message_bytes for work in plan.works if isinstance(work, Collective)]
+        found[text] += [size for work in plan.works if isinstance(work, Transfer) for size in work.message_bytes]
+    return found
+
+
+def test_activations_that_ranks_hand_on_are_half_as_wide() -> None:
+    wide, narrow = sent_bytes("fp32"), sent_bytes("bf16")
+    assert {text: sorted(2 * size for size in sizes) for text, sizes in narrow.items()} == {
+        text: sorted(sizes) for text, sizes in wide.items()
+    }
+    assert all(narrow.values())
 
 
 @pytest.mark.parametrize(
@@ -173,8 +204,10 @@ def test_a_bf16_search_finds_trainable_strategies_and_counts_the_others(tmp_path
     path, network = tmp_path / "p.json", make_network()
     write_profile(path, profile_of(network, **both(network)))
     answer = found(path, "--ranks", "4", "--batch", "32", "--dtype", "bf16")
-    assert {row["prediction"]["strategy"] for row in answer["rows"]} <= {"d4", "z1d4", "z2d4", "z3d4"}
-    assert any("--dtype bf16 with pipeline" in reason for reason in answer["searched"][0]["impossible"])
+    kinds = {axis.kind for row in answer["rows"] for axis in parse_strategy(row["prediction"]["strategy"]).axes}
+    assert kinds <= {"data", "pipeline", "tensor"}
+    assert "data" in kinds
+    assert any("--dtype bf16 with filter" in reason for reason in answer["searched"][0]["impossible"])
 
 
 def test_rooflines_stand_on_fp32_where_it_was_measured() -> None:

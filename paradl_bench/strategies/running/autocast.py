@@ -22,3 +22,10 @@ def autocast_to(dtype: str, device: torch.device) -> Entered:
     if not is_autocast(dtype):
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=TORCH_DTYPES[dtype])
+
+
+def as_product_reads_it(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast, where it is on, makes of an operand of a matrix product; float64 it leaves alone."""
+    kind = tensor.device.type
+    casts = tensor.is_floating_point() and tensor.dtype != torch.float64 and torch.is_autocast_enabled(kind)
+    return tensor.to(torch.get_autocast_dtype(kind)) if casts else tensor
