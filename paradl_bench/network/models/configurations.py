@@ -290,6 +290,8 @@ class DeepSeekV2(_DeepSeek, frozen=True, kw_only=True):
 class DeepSeekV3(_DeepSeek, frozen=True, kw_only=True):
     """DeepSeek-V3 and R1, without the modules that predict further tokens."""
 
+    n_group: Experts
+    topk_group: Experts
     topk_method: Literal["noaux_tc"] | None = None
     rope_interleave: bool = True
 
