@@ -23,7 +23,10 @@ from paradl_bench.plan.options import SampleOptions, sample_options
 def COMMAND(  # noqa: N802
     model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool
 ) -> None:
-    """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing."""
+    """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing.
+
+    MODEL is a name that paradl-bench models lists, a Hugging Face config.json, or package.module:factory.
+    """
     shape = sample.shape
     if output:
         refuse_overwrite(output, force=force)

@@ -12,7 +12,7 @@ from paradl_bench.core.terminal.command_line import say, tell
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def COMMAND(as_json: bool) -> None:  # noqa: N802
-    """List the models known by name; any other is given as package.module:factory."""
+    """List the models known by name; others are a Hugging Face config.json, or package.module:factory."""
     from paradl_bench.network.models.catalog import model_names
 
     names = model_names()
@@ -20,4 +20,4 @@ def COMMAND(as_json: bool) -> None:  # noqa: N802
         click.echo(json.dumps(names))
         return
     tell("\n".join(names), lines=True)
-    say("or package.module:factory, a callable that returns an nn.Module")
+    say("or path/config.json, a Hugging Face configuration, or package.module:factory, which returns an nn.Module")

@@ -14,6 +14,8 @@ from paradl_bench.core.files.documents import foreign_document, validation_text
 from paradl_bench.core.files.yaml_file import read_yaml
 from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kinds.check import check_layers
+from paradl_bench.network.models.configurations import names_configuration
+from paradl_bench.network.models.language_sizes import size_of
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.kernel_settings import flag_of
 
@@ -33,26 +35,55 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
     return cluster
 
 
-def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path) -> ModelGraph:
-    """The network of a model: from a file, else as profiled.
+def choose_network(
+    profile: Profile, model: str, path: Path | None, profile_path: Path, sequence: int | None = None
+) -> ModelGraph:
+    """The network of a model: from a file, else as profiled, else traced from a configuration.
+
+    Args:
+        sequence: tokens of a sample; None for as many as the profile's network has, or the configuration says.
 
     Raises:
-        UserError: the profile does not hold the model (names those it holds), the file describes another one, or a
-            layer is not as its kind needs it.
+        UserError: neither profile nor configurations hold the model (names those that the profile holds), the file
+            describes another one, a layer is not as its kind needs it, or the configuration is none.
     """
     if path is not None:
+        if sequence is not None:
+            raise UserError("--sequence: the file of --network says how many tokens a sample has: leave it out")
         network = read_network(path)
         if network.name != model:
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
         check_layers(network, f"network {path}")
         return network
     place = f"profile {profile_path}"
-    if model not in profile.network:
-        known = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
-        raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
-    network = profile.network[model]
-    check_layers(network, f"{place}, network {model!r}")
-    return network
+    known = profile.network.get(model)
+    if known is not None and sequence in (None, known.input_shape[-1]):
+        check_layers(known, f"{place}, network {model!r}")
+        return known
+    if names_configuration(model) or size_of(model) is not None:
+        return _traced(model, sequence)
+    if known is not None:
+        raise UserError(
+            f"--sequence {sequence}: {place} holds {model} with samples of {known.input_shape[-1]}; other lengths are"
+            f" of a config.json, or of --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
+        )
+    unknown = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
+    raise UserError(f"{unknown}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
+
+
+def _traced(model: str, sequence: int | None) -> ModelGraph:
+    """The network of a model that a configuration describes. Nothing else that predicts loads torch."""
+    try:
+        from paradl_bench.measure.tracing.tracing import trace_network
+        from paradl_bench.network.models.catalog import load_model
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UserError(
+            f"model {model!r} is built by torch, which is not installed: pip install 'paradl[bench,transformers]', or"
+            " give --network, which paradl-bench describe writes"
+        ) from None
+    return trace_network(load_model(model, None if sequence is None else (sequence,), device="meta"))
 
 
 def of_kernel_settings(profile: Profile, label: str) -> Profile:

@@ -46,7 +46,18 @@ point_options = together(
     click.option(
         "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
     ),
-    click.option("--model", metavar="M", help="A model of the profile, or the one that --network describes."),
+    click.option(
+        "--model",
+        metavar="M",
+        help="A model of the profile, the one that --network describes, a Hugging Face config.json, or a language model"
+        " that paradl-bench models lists.",
+    ),
+    click.option(
+        "--sequence",
+        metavar="N",
+        type=click.IntRange(2),
+        help="Tokens of one sample, of a config.json or a language model. Default: the profile's, else its own.",
+    ),
     click.option(
         "--strategy", metavar="S[,S...]", help="Fixed degrees (serial, d4), or kinds whose ranks --ranks sets."
     ),

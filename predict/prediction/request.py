@@ -87,7 +87,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
     profile = read_profile(options["profile"])
     if options.get("dilate") is not None:
         profile = emulated(profile, options["dilate"], drawn=options["spread"])
-    network = choose_network(profile, options["model"], options["network"], options["profile"])
+    network = choose_network(profile, options["model"], options["network"], options["profile"], options.get("sequence"))
     optimizer, dtype, kernel_settings = measured_choices(profile, network, options)
     cluster = read_cluster(options["cluster"]) if options["cluster"] else None
     device = options.get("device")

@@ -74,7 +74,7 @@ def _packages() -> list[Finding]:
         "python": "",
         "torch": "nothing can be measured: pip install 'paradl[bench]' (calibrate and predict work without)",
         "torchvision": "only package.module:factory models: pip install 'paradl[bench]'",
-        "transformers": "BERT, GPT-2 or T5: pip install 'paradl[transformers]'",
+        "transformers": "language models: pip install 'paradl[transformers]'",
         "scipy": "calibrate: pip install paradl",
         "matplotlib": "drawings of calibrate show -o: pip install 'paradl[plots]'",
         "Pillow": "paradl-bench io of images: pip install 'paradl[bench]'",

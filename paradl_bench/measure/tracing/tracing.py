@@ -34,12 +34,14 @@ from paradl_bench.measure.tracing.traced_values import (
     versions_of,
     without_own_state,
 )
+from paradl_bench.measure.tracing.trimmed_model import TrimmedModel, trim
 from paradl_bench.measure.tracing.variable_lifetimes import held_by_variables
 from paradl_bench.measure.tracing.watched_memory import MemoryWatch
+from paradl_bench.network.equal_blocks import with_all_blocks
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
-from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation, output_of
 
 _FLOATS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -243,13 +245,41 @@ def trace_network(model: LoadedModel) -> ModelGraph:
     Raises:
         UserError: forward fails for the model's input shape, or calls other operations for other numbers of samples.
     """
+    trimmed = trim(model)
+    if trimmed is not None and (network := _trace_trimmed(model, trimmed)) is not None:
+        return network
+    return trace_whole(model)
+
+
+def _trace_trimmed(model: LoadedModel, trimmed: TrimmedModel) -> ModelGraph | None:
+    """The network of a model of many blocks, from the trace of a few; None where it does not follow from these."""
     try:
-        _try_batches(model, _batch_on_meta, (*_FEW, _META_BATCH), "meta")
-        return _trace(load_model(model.name, model.input_shape, device="meta"), _META_BATCH, "meta")
+        network = with_all_blocks(_trace_on_meta(trimmed), trimmed.stretches)
+    except (NotImplementedError, RuntimeError):
+        return None
+    held = _held(model.module)
+    if network is None or any(getattr(network, name) != value for name, value in held.items()):
+        return None
+    return network
+
+
+def _trace_on_meta(model: LoadedModel) -> ModelGraph:
+    _try_batches(model, _batch_on_meta, (*_FEW, _META_BATCH), "meta")
+    return _trace(model.fresh("meta"), _META_BATCH, "meta")
+
+
+def trace_whole(model: LoadedModel) -> ModelGraph:
+    """The network of a model all of whose blocks are traced, as :func:`trace_network` gives it.
+
+    Raises:
+        UserError: as of that.
+    """
+    try:
+        return _trace_on_meta(model)
     except (NotImplementedError, RuntimeError) as meta_error:
         try:
             _try_batches(model, _repeated, (_CPU_BATCH, 2 * _CPU_BATCH), "cpu")
-            return _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
+            return _trace(model.fresh("cpu"), _CPU_BATCH, "cpu")
         except RuntimeError as error:
             shape = "x".join(map(str, model.input_shape))
             text = f"model {model.name!r} does not run on an input of {shape}: {error}{model.input_remedy}"
@@ -262,7 +292,7 @@ def _try_batches(
     samples: tuple[int, ...],
     device: str,
 ) -> None:
-    tried = load_model(model.name, model.input_shape, device=device)
+    tried = model.fresh(device)
     refuse_dependence(tried, partial(make_batch, tried), samples)
 
 
@@ -295,23 +325,30 @@ def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
     with GradientOrder(module) as order:
         loss.backward()  # type: ignore[no-untyped-call]
     if any(layer.repeats == "reentrant" for layer in mode.layers):
-        again = load_model(model.name, model.input_shape, device=device)
+        again = model.fresh(device)
         with GradientOrder(again.module) as order:
             again.loss(again.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
-    fresh = load_model(model.name, model.input_shape, device=device)
+    fresh = model.fresh(device)
     return ModelGraph(
         name=model.name,
         input_shape=model.input_shape,
         input_dtype=model.input_dtype,
         layers=held_by_variables(mode.finished(), mode.functions, fresh, (inputs, targets)),
-        parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
-        buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
         gradient_order=order.completed,
         outputs=returned,
-        frozen=frozen,
-        registered=tuple(name for name, _ in module.named_parameters()) if frozen else (),
+        **_held(module),
     )
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    """What a network tells of a module's parameters and buffers."""
+    frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
+    return {
+        "parameters": tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
+        "buffers": tuple(_describe(name, b) for name, b in module.named_buffers()),
+        "frozen": frozen,
+        "registered": tuple(name for name, _ in module.named_parameters()) if frozen else (),
+    }
 
 
 def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paradl_bench.network.graph import Attribute, Layer
-from paradl_bench.network.kinds.attributes import FLAG, SHARE, TEXT
+from paradl_bench.network.kinds.attributes import FLAG, SHARE, TEXT, or_default
 from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, per_sample
 
 
@@ -25,21 +25,21 @@ def facts(call: Call) -> Facts:
         "masked": given.get("attn_mask") is not None,
         "dropout": float(given.get("dropout_p", 0.0)),
     }
+    if given.get("enable_gqa"):
+        attributes["grouped"] = True
     return Facts(attributes, fw_flops=products, bw_input_flops=2 * products)
 
 
 def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
-    """``torch.nn.functional.scaled_dot_product_attention``; a mask is the fourth input."""
+    """``torch.nn.functional.scaled_dot_product_attention``; a mask is the fourth input.
+
+    ``grouped`` where several heads of queries share one of keys and values.
+    """
     import torch.nn.functional as F
 
     settings: dict[str, Any] = {"dropout_p": attributes["dropout"], "is_causal": attributes["causal"]}
-
-    def run(inputs: list[Any], parameters: list[Any]) -> Any:
-        heads, key_heads = (tensor.shape[-3] if tensor.dim() > 3 else 1 for tensor in inputs[:2])
-        shared: dict[str, Any] = {"enable_gqa": True} if heads != key_heads else {}
-        return F.scaled_dot_product_attention(*inputs, **settings | shared)
-
-    return run
+    settings["enable_gqa"] = bool(attributes.get("grouped"))
+    return lambda inputs, parameters: F.scaled_dot_product_attention(*inputs, **settings)
 
 
 def saves(layer: Layer) -> Saved:
@@ -87,7 +87,7 @@ KIND = LayerKind(
     name="attention",
     functions=("scaled_dot_product_attention",),
     facts=facts,
-    attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE},
+    attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE, "grouped": or_default(FLAG)},
     build=_build,
     saves=saves,
     operands=operands,

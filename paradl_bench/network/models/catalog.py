@@ -1,4 +1,4 @@
-"""Models by name: torchvision's classification models, our own, transformers', and ``package.module:factory``."""
+"""Models by name: torchvision's, our own, language models, a ``config.json``, and ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.working_directory import importing_from_working_directory
+from paradl_bench.network.models.configurations import names_configuration, read_configuration
 from paradl_bench.network.models.language_models import build_language_model
 from paradl_bench.network.models.language_sizes import UNTIED, language_model_names, size_of
 from paradl_bench.network.models.token_tasks import TokenTask
@@ -62,6 +63,10 @@ class LoadedModel:
     def input_dtype(self) -> str:
         """Of what the model reads, as a network names it: token ids, or numbers."""
         return "int64" if self.task else "fp32"
+
+    def fresh(self, device: str) -> LoadedModel:
+        """Another one with the same weights, which has not run, on a device."""
+        return load_model(self.name, self.input_shape, device=device)
 
     def make_batch(self, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Synthetic inputs (batch, *input_shape) and targets.
@@ -142,16 +147,16 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
     """Build a model with random weights (seed 0), in training mode.
 
     Args:
-        name: a torchvision classification model, or ``package.module:factory`` (a callable without required
-            arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default; a
-            module with a ``token_task`` reads token ids).
+        name: one of :func:`model_names`, the path of a Hugging Face ``config.json``, or ``package.module:factory`` (a
+            callable without required arguments that returns an nn.Module; with an ``input_shape`` attribute on either,
+            that is the default; a module with a ``token_task`` reads token ids).
         input_shape: of one sample; ``(tokens,)`` for a model that reads token ids; None for the model's default.
         device: ``meta`` builds it without memory, for tracing; models that compute with values while they are built
             (RegNet) can't be, and come on the CPU.
 
     Raises:
-        UserError: unknown name, a factory that can't be imported, called, or returns no module, transformers missing
-            where the name is one of its models, or a shape that the model does not take.
+        UserError: unknown name, a configuration that is none, a factory that can't be imported, called, or returns no
+            module, transformers missing where it builds the model, or a shape that the model does not take.
     """
     import torch
 
@@ -187,13 +192,17 @@ def _build(name: str, input_shape: tuple[int, ...] | None, device: str) -> tuple
 
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        if names_configuration(name):
+            family, settings = read_configuration(name)
+            return build_language_model(family, **settings), None
         if ":" in name:
             return _from_factory(name)
         if name in _OWN:
             return _OWN[name](input_shape), None
         size = size_of(name)
         if size is not None:
-            return build_language_model(size.family, tied=not name.endswith(UNTIED), **size.settings), None
+            tied = False if name.endswith(UNTIED) else None
+            return build_language_model(size.family, tied=tied, **size.settings), None
         return _from_torchvision(name), None
 
 
@@ -203,6 +212,8 @@ def _from_torchvision(name: str) -> torch.nn.Module:
     if name not in names:
         if any(mark in name for mark in "/."):
             file = Path(name)
+            if file.is_dir():
+                raise UserError(f"model {name!r} is a folder: give the config.json in it, as {file / 'config.json'}")
             raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
         raise unknown_choice("model", name, names)
     # Auxiliary classifiers give several outputs and losses; the papers' networks are measured without them.

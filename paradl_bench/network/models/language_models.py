@@ -1,40 +1,51 @@
-"""Build BERT, GPT-2 and T5; transformers is imported when one is asked for, and only then."""
+"""Build language models; transformers is imported when one is asked for, and only then."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.models.language_sizes import Family
 from paradl_bench.network.models.torchvision_import import fit_torchvision
 
 if TYPE_CHECKING:
     import torch
 
 
-def build_language_model(family: Family, *, tied: bool = True, **settings: Any) -> torch.nn.Module:
+def build_language_model(family: str, *, tied: bool | None = None, **settings: Any) -> torch.nn.Module:
     """A model with random weights, whose ``token_task`` says what it reads.
 
     Args:
-        tied: whether the output layer shares the token embedding's weights.
+        family: its ``model_type``.
+        tied: whether the output layer shares the token embedding's weights; None as the configuration says.
         settings: of transformers' configuration of the family; what is left out is as published.
 
     Raises:
-        UserError: transformers is not installed.
+        UserError: transformers is not installed, or takes the settings for no configuration.
     """
     fit_torchvision()
     try:
-        from paradl_bench.network.models.transformer_families import FAMILIES, WITHOUT_MASKS
+        from huggingface_hub.errors import StrictDataclassError
+
+        from paradl_bench.network.models.transformer_families import EXPERTS, WITHOUT_MASKS, family_classes
     except ModuleNotFoundError as error:
-        if error.name != "transformers":
+        if error.name not in ("transformers", "huggingface_hub"):
             raise
         raise UserError(
             f"{family} is built by transformers, which is not installed: pip install 'paradl[transformers]'"
         ) from None
-    configuration, model = FAMILIES[family]
-    configured = configuration(attn_implementation=WITHOUT_MASKS, **settings)
-    # Not among the settings: T5's would leave its decoder's output unscaled, and logits so large that probabilities
-    # become denormal numbers, with which a CPU computes many times slower.
-    configured.tie_word_embeddings = tied
+    configuration, model = family_classes(family)
+    # Tokens that begin and end a text say nothing of a network; the family's own may lie beyond another vocabulary.
+    fixed = {"bos_token_id": None, "eos_token_id": None, "attn_implementation": WITHOUT_MASKS}
+    if "num_experts_per_tok" in settings:
+        fixed["experts_implementation"] = EXPERTS
+    try:
+        configured = configuration(**fixed | settings)
+    except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"transformers takes this for no configuration of {family}: {why}") from None
+    if tied is not None:
+        # Not among the settings: T5's would leave its decoder's output unscaled, and logits so large that probabilities
+        # become denormal numbers, with which a CPU computes many times slower.
+        configured.tie_word_embeddings = tied
     built: torch.nn.Module = model(configured)
     return built

@@ -46,12 +46,13 @@ class OneSequence:
 
     Attributes:
         vocabulary: number of tokens. sequence: tokens of a sample where the user gives none. positions: the most
-            tokens that the model takes; 0 for any number.
+            tokens that the model takes; 0 for any number. window: how many tokens a layer attends to; 0 for all.
     """
 
     vocabulary: int
     sequence: int
     positions: int = 0
+    window: int = 0
 
     def input_shape(self, asked: Shape | None) -> Shape:
         """``(tokens,)``."""
@@ -61,6 +62,11 @@ class OneSequence:
         tokens = shape[0]
         if self.positions and tokens > self.positions:
             raise UserError(f"--sequence {tokens}: it has positions for {self.positions} tokens")
+        if self.window and tokens > self.window:
+            raise UserError(
+                f"--sequence {tokens}: its layers attend to the last {self.window} tokens alone, which is not traced:"
+                f" give at most {self.window}"
+            )
         if tokens < 2:
             raise UserError(f"--sequence {tokens}: a sequence has at least two tokens")
         return shape
