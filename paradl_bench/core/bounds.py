@@ -55,8 +55,6 @@ PositiveCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNTED)]
 MicroBatches = Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-Groups = Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
-"""Of ranks that communicate at once."""
 RanksOrUnknown = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 """0 where nobody said."""
 RankIndex = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]

@@ -13,28 +13,11 @@ from paradl_bench.plan.cost_terms.hierarchies import (
     ring_of_nodes,
     segmented,
 )
-from paradl_bench.plan.cost_terms.pipelining import binomial, depth, reducing, two_tree
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import binomial, halving, reducing, reducing_and_back, ring, two_tree
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
-
-
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    part = message_bytes / ranks
-    return CostTerms(2 * (ranks - 1), 2 * (ranks - 1) * part, (ranks - 1) * part)
-
-
-def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Reduce, then broadcast; what arrives in the reduction is added.
-    steps, moved = two_tree(ranks, message_bytes)
-    return CostTerms(2 * steps, 2 * moved, moved)
-
-
-def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Each step of the reduce-scatter halves the message, each of the all-gather doubles it: (p-1)/p of it either way.
-    part = (ranks - 1) / ranks * message_bytes
-    return CostTerms(2 * depth(ranks), 2 * part, part)
 
 
 OPERATION = CollectiveOperation(
@@ -46,18 +29,18 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="ring",
             source="ParaDL section 4 (T_ar) with KernelMLP's reduction term; gloo, and NCCL for large messages",
-            terms=_ring,
+            terms=reducing_and_back(ring),
             parts=lambda p: p,
         ),
         Algorithm(
             name="tree",
             source="twice ParaDL's footnote 4 (two-tree, Sanders et al. 2009): reduce, then broadcast",
-            terms=_tree,
+            terms=reducing_and_back(two_tree),
         ),
         Algorithm(
             name="halving_doubling",
             source="recursive halving and doubling (Rabenseifner; Thakur, Rabenseifner, Gropp 2005, section 4.5): MPI",
-            terms=_halving_doubling,
+            terms=reducing_and_back(halving),
         ),
         Algorithm(
             name="recursive_doubling",
@@ -65,7 +48,7 @@ OPERATION = CollectiveOperation(
             terms=reducing(binomial),
             short=True,
         ),
-        ring_of_nodes(_ring, parts=lambda p: p),
+        ring_of_nodes(reducing_and_back(ring), parts=lambda p: p),
         Algorithm(
             name="tree_of_nodes",
             source="chain through each node, tree between nodes, as NCCL's trees: reduce, then broadcast",

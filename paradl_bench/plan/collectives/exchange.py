@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import direct
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
-
-
-def _direct(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(1 + 0 * ranks, message_bytes, 0 * message_bytes)
 
 
 OPERATION = CollectiveOperation(
@@ -25,7 +22,7 @@ OPERATION = CollectiveOperation(
     message_bytes_is="what each rank sends",
     bus_factor=lambda ranks: 1.0,
     algorithms=(
-        Algorithm(name="direct", source="alpha + m beta (Hockney), both ways over links of two ways", terms=_direct),
+        Algorithm(name="direct", source="alpha + m beta (Hockney), both ways over links of two ways", terms=direct),
     ),
 )
 

@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.hierarchies import TREE_OF_NODES, binomial_of_nodes
-from paradl_bench.plan.cost_terms.pipelining import binomial, chain, depth, reducing, two_tree
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import (
+    binomial,
+    chain,
+    halving,
+    reducing,
+    reducing_and_back,
+    ring,
+    two_tree,
+)
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 _ROOT = 0
-
-
-def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # Each rank ends with the sum of a part; the root then takes the parts over its one link.
-    part = message_bytes / ranks
-    return CostTerms(2 * (ranks - 1), 2 * (ranks - 1) * part, (ranks - 1) * part)
-
-
-def _halving_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    part = (ranks - 1) / ranks * message_bytes
-    return CostTerms(2 * depth(ranks), 2 * part, part)
 
 
 OPERATION = CollectiveOperation(
@@ -41,7 +38,8 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="ring",
             source="ring reduce-scatter, then the root gathers the parts: gloo (gloo/reduce.cc)",
-            terms=_ring,
+            # Each rank ends with the sum of a part; the root then takes the parts over its one link.
+            terms=reducing_and_back(ring),
             libraries=("gloo",),
             parts=lambda p: p,
         ),
@@ -59,7 +57,7 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="halving_gather",
             source="recursive halving, then a binomial gather (Rabenseifner; Thakur et al., 4.6): MPI, long",
-            terms=_halving_gather,
+            terms=reducing_and_back(halving),
         ),
         TREE_OF_NODES,
         Algorithm(

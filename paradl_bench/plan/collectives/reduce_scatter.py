@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.hierarchies import ring_of_nodes
-from paradl_bench.plan.cost_terms.pipelining import reducing, ring_of_parts
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import reducing, reducing_and_back, ring_of_parts
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-
 _ring = reducing(ring_of_parts)
-
-
-def _by_all_reduce(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # A ring all-reduce of the whole, ranks times message_bytes, of which each rank keeps its part.
-    moved = (ranks - 1) * message_bytes
-    return CostTerms(2 * (ranks - 1), 2 * moved, moved)
 
 
 OPERATION = CollectiveOperation(
@@ -33,7 +26,8 @@ OPERATION = CollectiveOperation(
         Algorithm(
             name="all_reduce",
             source="torch's gloo, which all-reduces a copy and keeps a part (ProcessGroupGloo::_reduce_scatter_base)",
-            terms=_by_all_reduce,
+            # A ring all-reduce of the whole, ranks times message_bytes, of which each rank keeps its part.
+            terms=reducing_and_back(ring_of_parts),
             libraries=("gloo",),
         ),
         ring_of_nodes(_ring),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.pipelining import direct
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -18,16 +19,12 @@ if TYPE_CHECKING:
 _SENDER = 0
 
 
-def _direct(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    return CostTerms(1 + 0 * ranks, message_bytes, 0 * message_bytes)
-
-
 OPERATION = CollectiveOperation(
     name="send_recv",
     message_bytes_is="the message",
     bus_factor=lambda ranks: 1.0,
     ends_with="receiver",
-    algorithms=(Algorithm(name="direct", source="ParaDL section 4 (T_p2p, Hockney): alpha + m beta", terms=_direct),),
+    algorithms=(Algorithm(name="direct", source="ParaDL section 4 (T_p2p, Hockney): alpha + m beta", terms=direct),),
 )
 
 

@@ -1,4 +1,4 @@
-"""Broadcast trees and chains in pieces, in a form that is linear in alpha and beta.
+"""Rings, trees and chains as steps and bytes; those in pieces in a form that is linear in alpha and beta.
 
 Sanders et al. (2009) give the two-tree time with the number of pieces k chosen to minimise. At that k the time is
 2 L alpha + m beta + 2 sqrt(2 L m alpha beta), L = ceil(log2 p): not linear, and libraries do not choose k so. NCCL cuts
@@ -74,6 +74,31 @@ def reducing(steps_and_bytes: StepsFunction) -> TermsFunction:
         return CostTerms(steps, moved, moved)
 
     return terms
+
+
+def reducing_and_back(steps_and_bytes: StepsFunction) -> TermsFunction:
+    """Terms of an algorithm that adds up all that arrives, and takes the sums back by as many steps and bytes."""
+
+    def terms(ranks: Floats, message_bytes: Floats) -> CostTerms:
+        steps, moved = steps_and_bytes(ranks, message_bytes)
+        return CostTerms(2 * steps, 2 * moved, moved)
+
+    return terms
+
+
+def direct(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    """Terms of a message from one rank to another: alpha + m beta."""
+    return CostTerms(1 + 0 * ranks, message_bytes, 0 * message_bytes)
+
+
+def ring(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a ring along which the parts of a message, one a rank, pass all others."""
+    return ring_of_parts(ranks, message_bytes / ranks)
+
+
+def halving(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of partners that exchange a half, a quarter, an eighth of a message: (p-1)/p of it in all."""
+    return depth(ranks), (ranks - 1) / ranks * message_bytes
 
 
 def ring_of_parts(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
