@@ -1,0 +1,176 @@
+"""NeuSight: an iteration on one GPU from the times of its operations, traced and timed one by one on the same GPU.
+
+Inputs are a trace's rows (embedding, one block, head) and how often the block stands. The answer is the measured time
+of forward and backward; the weight update was not measured. A time of one operation holds its launch and the events
+around it: operations that run no kernel (a size, a view) take from 8 us. In an iteration a GPU runs behind its host,
+so what such an operation takes in the median is taken off every part of every other one. That was decided when errors
+of the plain sums had been seen. How long a host takes to dispatch a whole iteration is not among the inputs.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from paradl_bench.importers.operator_tables.expressions import NoNumber, shape_of
+from paradl_bench.records.devices.sheet import sheet_of_measured
+from public.toolkit import TraceLayer, run, write_trace
+
+SOURCE = "NeuSight, one GPU"
+CITED = "sitar-lab/NeuSight @ 6945927d, MIT"
+SHARE_OF_PEAK = 0.5
+"""Of the simplest prediction: FLOPs of products over half of the fp32 peak, whatever the GPU."""
+_WITHOUT_KERNEL = ("size", "<built-in function getitem>", "<built-in function getattr>")
+_PARAMETER_BYTES = 4
+"""A trace does not say how large parameters are, and the weight update is not predicted."""
+_IN_BLOCK = re.compile(r"\.(?:h|layer|layers)\.0'")
+_DEVICES = {
+    "NVIDIA_A100_80GB_PCIe": "NVIDIA A100 80GB PCIe",
+    "NVIDIA_H100_80GB_HBM3": "NVIDIA H100 80GB HBM3",
+    "NVIDIA_L4": "NVIDIA L4",
+    "Tesla_V100-PCIE-32GB": "Tesla V100-PCIE-32GB",
+}
+
+
+class Operation(NamedTuple):
+    """A row of a trace: ms of forward, backward and adding up gradients; forward FLOPs where it is a product."""
+
+    forward_ms: float
+    backward_ms: float
+    added_ms: float
+    flops: float
+    in_block: bool
+    has_kernel: bool
+
+
+class Answer(NamedTuple):
+    """A run that was measured, in seconds; ``name`` is ``DEVICE MODEL-train-SEQUENCE-BATCH``."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+
+
+class Predicted(NamedTuple):
+    """One prediction: by what, and seconds of forward and of backward."""
+
+    by: str
+    forward_s: float
+    backward_s: float
+
+    def error(self, answer: Answer) -> float:
+        """Signed, relative to the measured time of both."""
+        return (self.forward_s + self.backward_s) / (answer.forward_s + answer.backward_s) - 1
+
+
+def traces(data: Path) -> list[Path]:
+    """Traces of whole models that an answer lies beside."""
+    found = sorted((data / "neusight-train").glob("*/*-train-*-*.csv"))
+    return [path for path in found if path.with_suffix(".json").exists()]
+
+
+def read_answer(trace: Path) -> Answer:
+    """What was measured: never read by what predicts."""
+    told = json.loads(trace.with_suffix(".json").read_text())
+    return Answer(f"{trace.parent.name} {trace.stem}", told["fw_latency"] * 1e-3, told["bwall_latency"] * 1e-3)
+
+
+def blocks_of(trace: Path) -> int:
+    """How often the block stands; of the file beside the trace it is the one number that is no answer."""
+    return int(json.loads(trace.with_suffix(".json").read_text())["num_layer"])
+
+
+def read_operations(trace: Path) -> list[Operation]:
+    """Rows of a trace that took any time."""
+    with open(trace, newline="") as stream:
+        return [_operation(row) for row in csv.DictReader(stream) if float(row["latency"] or 0) > 0]
+
+
+def _operation(row: dict[str, str]) -> Operation:
+    return Operation(
+        forward_ms=float(row["fw_latency"]),
+        backward_ms=float(row["bw_latency"]),
+        added_ms=float(row["acc_latency"]),
+        flops=_product_flops(row),
+        in_block=_IN_BLOCK.search(row["meta"]) is not None,
+        has_kernel=row["target"] not in _WITHOUT_KERNEL,
+    )
+
+
+def _product_flops(row: dict[str, str]) -> float:
+    is_linear = row["op"] == "call_module" and row["meta"].endswith("linear.Linear'>)])}")
+    if not is_linear and not re.search(r"built-in method (addmm|matmul|bmm) ", row["target"]):
+        return 0.0
+    try:
+        # Of addmm the first is what is added.
+        read = shape_of(row["input_shapes"])[1 if "addmm" in row["target"] else 0]
+        inner = read[-1] if isinstance(read, tuple) else 0
+        written = [extent for extent in shape_of(row["output_shape"]) if isinstance(extent, int)]
+    except NoNumber:
+        return 0.0
+    return 2.0 * math.prod(written) * inner if isinstance(inner, int) else 0.0
+
+
+def launch_ms(operations: Sequence[Operation]) -> float:
+    """What an operation without a kernel takes: the median, of one trace."""
+    return statistics.median(each.forward_ms for each in operations if not each.has_kernel)
+
+
+def layers(operations: Sequence[Operation], blocks: int, taken_off_ms: float) -> list[TraceLayer]:
+    """Operations of the whole model, the block repeated, each part of one shorter by what was taken off."""
+    first = next(at for at, each in enumerate(operations) if each.in_block)
+    order = [
+        *(each for each in operations[:first]),
+        *(each for _ in range(blocks) for each in operations if each.in_block),
+        *(each for each in operations[first:] if not each.in_block),
+    ]
+    return list(_shortened(order, taken_off_ms))
+
+
+def _shortened(order: Sequence[Operation], taken_off_ms: float) -> Iterator[TraceLayer]:
+    for number, each in enumerate(order):
+        parts_ms = (each.forward_ms, each.backward_ms, each.added_ms)
+        forward, backward, added = (max(part - taken_off_ms, 0.0) * 1e-3 for part in parts_ms)
+        # Only what adds up gradients has a parameter, and what lies before the first one needs no backward.
+        yield TraceLayer(f"op{number}", forward, backward + added, 0.0, _PARAMETER_BYTES if each.added_ms else 0)
+
+
+def simulated(trace: Path, taken_off_ms: float, by: str, work: Path) -> Predicted:
+    """By import, fit and ``predict`` with its default evaluator, of the operations alone."""
+    operations = read_operations(trace)
+    work.mkdir(parents=True)
+    write_trace(work / "trace.txt", [layers(operations, blocks_of(trace), taken_off_ms)] * 2)
+    told = ("ssgd-trace", str(work / "trace.txt"), "--batch", "1", "--model", "traced", "-o", str(work / "in"))
+    run("paradl_bench", "import", *told)
+    run("calibrate", "fit", str(work / "in"), "-o", str(work / "profile.json"))
+    about = ("--from-profile", str(work / "profile.json"), "--model", "traced", "--strategy", "serial", "--batch", "1")
+    phases = json.loads(run("predict", *about, "--json"))[0]["phases_s"]
+    return Predicted(by, phases["FW"], phases["BW"])
+
+
+def by_flops(trace: Path) -> Predicted:
+    """FLOPs of products, twice as many backward, over a constant share of the fp32 peak."""
+    sheet = sheet_of_measured(_DEVICES[trace.parent.name])
+    if sheet is None:
+        raise ValueError(f"no device sheet of {trace.parent.name}")
+    operations, blocks = read_operations(trace), blocks_of(trace)
+    forward_s = sum(each.flops * (blocks if each.in_block else 1) for each in operations) / (
+        SHARE_OF_PEAK * sheet.peak("fp32")
+    )
+    return Predicted("FLOPs", forward_s, 2 * forward_s)
+
+
+def predictions(trace: Path, work: Path) -> list[Predicted]:
+    """Of one run: chosen first, then as timed one by one, then by FLOPs."""
+    taken_off_ms = launch_ms(read_operations(trace))
+    return [
+        simulated(trace, taken_off_ms, "simulate, launches taken off", work / "off"),
+        simulated(trace, 0.0, "simulate, as timed", work / "as-timed"),
+        by_flops(trace),
+    ]
