@@ -96,12 +96,9 @@ def COMMAND(  # noqa: N802
             " give --level system"
         )
     read = _read(importer, [load_or_refuse(path) for path in files], told)
+    memory_bytes = parse_size(memory) if memory else 0
     environment = environment_of(
-        read,
-        cluster=cluster,
-        device_name=told.device_name,
-        memory_bytes=parse_size(memory) if memory else 0,
-        force=force,
+        read, cluster=cluster, device_name=told.device_name, memory_bytes=memory_bytes, force=force
     )
     summary = write_import(
         output,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from public import neusight
-from published import report
+from published_runs import report
 
 _HEAD = "op,target,meta,latency,fw_latency,bw_latency,acc_latency,input_shapes,output_shape\n"
 _ROWS = (
@@ -34,7 +34,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_block_is_repeated_and_the_launch_taken_off_each_part(trace: Path) -> None:
+def test_blocks_are_repeated_and_launches_taken_off(trace: Path) -> None:
     operations = neusight.read_operations(trace)
     assert neusight.launch_ms(operations) == 0.5
     found = neusight.layers(operations, 3, 0.5)
@@ -50,7 +50,7 @@ def test_the_simplest_prediction_counts_products_alone(trace: Path) -> None:
     assert found.backward_s == 2 * found.forward_s
 
 
-def test_a_report_has_a_row_a_run_and_the_mean_of_sizes(trace: Path) -> None:
+def test_a_report_has_a_row_a_run(trace: Path) -> None:
     answer = neusight.read_answer(trace)
     assert (answer.forward_s, answer.backward_s) == (0.01, 0.02)
     found = [neusight.Predicted("a", 0.01, 0.023), neusight.Predicted("b", 0.01, 0.017)]

@@ -226,7 +226,7 @@ def test_without_a_mapping_or_by_a_wrong_name(tmp_path: Path) -> None:
         ("4096,4096,4096,0.5,5", "times the peak of l4 in fp32: the unit is wrong"),
     ],
 )
-def test_rows_that_no_kernel_is_are_dropped_with_the_reason(tmp_path: Path, row: str, why: str) -> None:
+def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str, why: str) -> None:
     linear, _, mapping = write_tables(tmp_path)
     linear.write_text(f"b,n,k,fw (us),bw\n64,64,64,5,5\n{row}\n")
     out = tmp_path / "out"
@@ -260,7 +260,7 @@ def test_one_device_of_several_has_to_be_chosen(tmp_path: Path) -> None:
         ("transformer-operators/Vista/nccl/*_fp16_2_1.csv", "transformer-operators", None, set(), 4386),
     ],
 )  # fmt: skip
-def test_published_tables_are_read_by_the_mappings_that_come_along(
+def test_published_tables_are_read_by_shipped_mappings(
     tmp_path: Path, files: str, mapping: str, device: str | None, kinds: set[str], calls: int
 ) -> None:
     found = sorted(map(str, public_data().glob(files)))

@@ -1,6 +1,6 @@
 """Published training iterations, predicted from published operations alone, run by run.
 
-    python benchmarks/published/published.py [--data ../shared/data] [-o DIR]
+    python benchmarks/published/published_runs.py [--data ../shared/data] [-o DIR]
 
 First set: NeuSight's runs on one GPU (fp32, torch 2.1), each from the operations traced on the same GPU, through
 import, fit and predict. Beside it the simplest prediction: FLOPs over a constant share of the peak. Nothing is fitted
