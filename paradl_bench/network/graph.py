@@ -96,8 +96,8 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         inputs: indices of the activations read that autograd keeps. output: whether it keeps the first output.
         width: bytes of an element of the first output.
-        further: of outputs after the first, where these are memory of their own that autograd does not keep.
-        kept: of further tensors from forward to backward.
+        kept: of further tensors from forward to backward; without a gradient, of outputs after the first, as long as
+            that one.
         forward: held during forward beside these and the outputs.
         backward: held during backward beside all that is there when it begins, and the gradients that it makes;
             negative where much of that is let go before the last of these is made.
@@ -111,7 +111,6 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     inputs: tuple[Index, ...] = ()
     output: bool = False
     width: ElementBytes = 4
-    further: BatchBytes = (0, 0)
     kept: BatchBytes = (0, 0)
     forward: BatchBytes = (0, 0)
     backward: BatchBytes = (0, 0)

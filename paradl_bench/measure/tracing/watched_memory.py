@@ -219,7 +219,7 @@ def _in_proportion(few: LayerMemory, more: LayerMemory, count: int) -> LayerMemo
         each = (two - one) // count
         return each, one - each * count
 
-    names = ("further", "kept", "forward", "backward", "backward_if_held")
+    names = ("kept", "forward", "backward", "backward_if_held")
     return msgspec.structs.replace(few, **{name: parted(name) for name in names})
 
 
@@ -254,11 +254,9 @@ def _watch_on(
         outputs = tensor_leaves(result)
     held, most = moments.now, moments.peak
     first = moments.made(outputs[:1])
-    # Whoever called lets go of those of the others that autograd does not keep.
-    held_by_autograd = saved | addresses_of(outputs[:1])
-    further = moments.made([output for output in outputs[1:] if not addresses_of(output) & held_by_autograd])
-    returned = _sum(first, further)
-    kept = _sum(held, returned, -1)
+    # What autograd does not keep of the others is let go by who called; without autograd, together with the first.
+    passing = [output for output in outputs[1:] if not addresses_of(output) & (saved | addresses_of(outputs[:1]))]
+    kept = _sum(_sum(held, first, -1), moments.made(passing if leaves else ()), -1)
     layout = None if plain else call.gradient
     backward = _watch_backward(moments, outputs, leaves, layout, views_parameter=call.views_parameter)
     aliases = bool(addresses_of(outputs[:1]) & addresses_of(list(own.values())))
@@ -266,9 +264,8 @@ def _watch_on(
         inputs=tuple(i for i, t in enumerate(call.activations) if addresses_of(own[id(t)]) & saved),
         output=bool(addresses_of(outputs[:1]) & saved),
         width=outputs[0].element_size(),
-        further=further,
         kept=kept,
-        forward=_sum(_sum(most, returned, -1), kept, -1),
+        forward=_sum(_sum(most, first, -1), kept, -1),
         backward=backward.alone,
         backward_if_held=backward.if_held,
         passes_gradient=backward.passes,

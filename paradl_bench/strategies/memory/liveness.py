@@ -147,12 +147,14 @@ class Liveness(ShardedOperations):
         keeps = self._keeps(i)
         read, converted = self._convert_inputs(i, read)
         parameters = self._casts.parameters(i)
-        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + self._watched(i, "kept"))
+        kept = self._watched(i, "kept")
+        with_output = 0 if self._differentiated[i] else kept
+        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + kept - with_output)
         if shares_input(layer, kind):
             # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
             output = hold(read[0]) if read else ledger.allocate(0)
         else:
-            output = ledger.allocate(self._output_bytes(shard.layer) + self._watched(i, "further"))
+            output = ledger.allocate(self._output_bytes(shard.layer) + with_output)
         ledger.mark(self._watched(i, "forward"))
         if self._differentiated[i]:
             saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]

@@ -172,7 +172,7 @@ class RankOperations:
         sliced = shard.layer.input_elements < layer.input_elements and not any(map(self._is_cut, self._reads[i]))
         return sliced and bool(of_operation(shard.after_fw, "all_reduce")) and self._samples > 1
 
-    def _watched(self, i: int, when: Literal["further", "kept", "forward", "backward", "backward_if_held"]) -> int:
+    def _watched(self, i: int, when: Literal["kept", "forward", "backward", "backward_if_held"]) -> int:
         """Bytes that were watched of an operation, for the rank's part of it; none of what was not."""
         layer, run = self._layers[i], self._shards[i].layer
         if layer.memory is None or not layer.output_elements:

@@ -344,9 +344,9 @@ def test_what_autograd_keeps_is_watched() -> None:
 def test_outputs_that_autograd_does_not_keep_are_watched() -> None:
     memory, read = watched(lambda x: F.max_pool2d(x.detach(), 2, return_indices=True)[0])
     # A quarter as many positions, of 8 bytes each.
-    assert (memory.further, memory.kept, memory.forward) == ((read // 2, 0), (0, 0), (0, 0))
+    assert (memory.inputs, memory.kept, memory.forward) == ((), (read // 2, 0), (0, 0))
     memory, read = watched(lambda x: F.max_pool2d(x, 2, return_indices=True)[0])
-    assert (memory.further, memory.kept) == ((0, 0), (read // 2, 0))
+    assert (memory.inputs, memory.kept) == ((0,), (read // 2, 0))
 
 
 def test_views_with_nodes_of_their_own_are_told_apart() -> None:
