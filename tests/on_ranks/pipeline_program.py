@@ -1,7 +1,12 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward.
+with :scatter for a reduce-scatter in filter's backward, and :bf16 to train by autocast, with or without a pipeline.
+
+bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
+places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
+not by more; a rule that is wrong is off by the gradient itself. Where whole layers run on the same micro-batches, what
+is left is the order in which fp32 gradients are added up, ``LEAST_TIMES`` as much at most.
 """
 
 from __future__ import annotations
@@ -11,14 +16,18 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import drawn_networks
+import msgspec
 import torch
 import torch.distributed as dist
 from equality_program import TOLERANCE
 
+from paradl_bench.measure.execution.micro_steps import MicroSteps
 from paradl_bench.measure.proof import proving
+from paradl_bench.measure.proof.parts import own_parts, place_of
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -32,9 +41,13 @@ from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
+from paradl_bench.strategies.running.autocast import autocast_to
 
 SAMPLES = 2
 """Of a micro-batch."""
+MOST_TIMES, LEAST_TIMES = 2.0, 1e-3
+Gradients = dict[str, torch.Tensor]
+WHEN: tuple[When, ...] = ("first", "rebuild", "iteration")
 
 
 class Case(NamedTuple):
@@ -46,6 +59,7 @@ class Case(NamedTuple):
     count: int
     stages: tuple[str, ...]
     scatter: bool = False
+    lowered: bool = False
 
     @property
     def replicas(self) -> int:
@@ -85,8 +99,8 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word != "scatter")
-    return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages)
+    cuts = tuple(word for word in stages if word not in ("scatter", "bf16"))
+    return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages, "bf16" in stages)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
@@ -130,8 +144,7 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     assert pipeline is not None
     issued = list(recorder.issued("setup"))
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
-    recorded: tuple[When, ...] = ("first", "rebuild", "iteration")
-    for when in recorded:
+    for when in WHEN:
         with CollectiveRecorder() as recorder:
             pipeline.step(*model.make_batch(SAMPLES * case.count, seed=1))
             optimizer.step()
@@ -143,14 +156,81 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     return built.groups[1:]
 
 
+def settings_of(case: Case) -> PlanSettings:
+    return msgspec.structs.replace(case.settings, dtype="bf16", batch=2 * SAMPLES * case.count * case.replicas)
+
+
+def serial_gradients(case: Case, dtype: str, samples: int) -> Gradients:
+    """Of the mean over all samples, computed ``samples`` at a time."""
+    model, _ = case.load()
+    if dtype == "fp64":
+        model.module.double()
+    inputs, targets = model.make_batch(settings_of(case).batch, seed=7)
+    parts = len(inputs) // samples
+    for own, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
+        with autocast_to(dtype, torch.device("cpu"))():
+            loss = model.loss(model.module(own.double() if dtype == "fp64" else own), wanted)
+        (loss / parts).backward()
+    return {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
+
+
+def iterate(built: ParallelModule, model: LoadedModel, case: Case, own: slice) -> None:
+    inputs, targets = (tensor[own] for tensor in model.make_batch(settings_of(case).batch, seed=7))
+    if built.pipeline is not None:
+        built.pipeline.step(inputs, targets)
+        return
+    entered = autocast_to("bf16", torch.device("cpu"))
+    MicroSteps(built, model.loss, inputs, targets, 1, entered).run(None, lambda: None, [], lambda _: None)
+
+
+def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
+    settings = settings_of(case)
+    place = place_of(case.strategy, settings, context.rank)
+    exact = serial_gradients(case, "fp64", settings.batch)
+    serial = serial_gradients(case, "bf16", place.samples)
+    model, network = case.load()
+    with GradientOrder(model.module) as order, autocast_to("bf16", context.device)():
+        inputs, targets = model.make_batch(SAMPLES, seed=1)
+        model.loss(model.module(inputs), targets).backward()
+    network = order.of(network)
+    plan = planner_for(case.strategy).plan(network, case.strategy, settings)
+    with CollectiveRecorder() as recorder:
+        built = build_parallel(model.module, network, case.strategy, settings, context.device, model.loss)
+    issued = list(recorder.issued("setup"))
+    for when in WHEN:
+        model.module.zero_grad(set_to_none=True)
+        with CollectiveRecorder() as recorder:
+            iterate(built, model, case, place.own)
+        issued += recorder.issued(when)
+    found = differences(issued, planned_collectives(plan, context.rank))
+    assert not found, "; ".join(found)
+    parts = own_parts(network, case.strategy, context.rank, settings)
+    gradients = {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
+    held = {name: (serial[name][parts.get(name, ())], exact[name][parts.get(name, ())]) for name in gradients}
+    rounding = apart((of_serial, of_exact) for of_serial, of_exact in held.values())
+    assert rounding > 0, "serial training in bf16 is exact: nothing was rounded"
+    off = apart((gradient, held[name][1]) for name, gradient in gradients.items()) / rounding
+    assert off < MOST_TIMES, f"off by {off:.2f} times as much as serial training in bf16"
+    if not any(axis.has(Trait.SHARDS_LAYERS) for axis in case.strategy.axes):
+        off = apart((gradient, held[name][0]) for name, gradient in gradients.items()) / rounding
+        assert off < LEAST_TIMES, f"off serial training in bf16 by {off:.2g} times as much as that is off fp64"
+    return built.groups[1:]
+
+
+def apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """How far two sets of gradients lie from each other."""
+    return float(sum(((one - other).square().sum() for one, other in pairs), torch.zeros(()).double()).sqrt())
+
+
 def main(cases: list[str]) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
         # What was imported stays: a collection after each case is to be of that case.
         gc.freeze()
         for text in cases:
             try:
-                for compare in (compare_with_serial, compare_with_plan):
-                    groups = compare(case_of(text), context)
+                case = case_of(text)
+                for compare in (compare_lowered,) if case.lowered else (compare_with_serial, compare_with_plan):
+                    groups = compare(case, context)
                     context.barrier()
                     # Those of hundreds of cases would leave thousands of threads.
                     end_groups(groups)

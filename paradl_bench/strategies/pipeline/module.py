@@ -10,6 +10,7 @@ Where an axis shards layers, a stage runs its range of them under that axis' rul
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,15 +79,10 @@ class RankPipeline:
         self._first = group.rank == 0
         hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
-        detach = schedule.splits_backward
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
-        parts = [
-            StageModule(
-                module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach, entered=entered
-            )
-            for own in shards
-        ]
+        made = functools.partial(StageModule, module, detachable=schedule.splits_backward, entered=entered)
+        parts = [made(own, sharding, calls, last=own.stage is everywhere[-1]) for own in shards]
         self.module = torch.nn.ModuleList(parts)
         exchanged = [part if replicas is None else _exchanging(part, settings, device, replicas) for part in parts]
         self._running = running = [

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=2)]
 NETWORKS = """
 import torch
 from torch import nn
+from paradl_bench.network.models.token_tasks import NextToken
 
 class Residual(nn.Module):
     "Batch norm, activations in place, pooling, a skip connection and a dropped mask."
@@ -73,6 +74,15 @@ class Decoder(nn.Module):
         self.blocks, self.norm, self.head = nn.Sequential(Block(), Block()), nn.LayerNorm(64), nn.Linear(64, 10)
     def forward(self, x):
         return self.head(self.norm(self.blocks(x)).mean(1))
+
+class Tied(nn.Module):
+    "The first stage's embedding is the last one's output layer."
+    def __init__(self):
+        super().__init__()
+        self.token_task = NextToken(vocabulary=400, sequence=16)
+        self.embedding, self.blocks, self.norm = nn.Embedding(400, 64), nn.Sequential(Block(), Block()), nn.LayerNorm(64)
+    def forward(self, ids):
+        return nn.functional.linear(self.norm(self.blocks(self.embedding(ids))), self.embedding.weight)
 """
 
 PROGRAM = """
@@ -150,6 +160,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     program.write_text(PROGRAM)
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
+    cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb") if ranks == 2]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -81,6 +81,16 @@ DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
 }
 
+# Tensor and pipeline parallelism by autocast: as far from fp64 as serial training in bf16, and sent as planned.
+LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3")
+MORE_LOWERED = {
+    2: (
+        *("Own:t2:gpipe:1", "Split:t2:gpipe:1", "gpt2:t2:gpipe:1", "bert:t2:gpipe:1"),
+        *("Own:p2:gpipe:2", "Split:p2:1f1b:4", "Own:p2:interleaved:4", "Own:p2:zb:4", "gpt2:p2:1f1b:4"),
+    ),
+    4: ("Split:p2t2:gpipe:2", "Split:t2p2:1f1b:3:q", "gpt2:d2p2:1f1b:2", "bert:p4:interleaved:4", "Own:t4:gpipe:1"),
+}
+
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
     3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in IDIOMS],
@@ -145,6 +155,16 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", MORE_NESTED)
 def test_more_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, MORE_NESTED[ranks])
+
+
+def test_gradients_in_bf16_are_as_exact_as_serial_ones() -> None:
+    run(4, [f"transformer_networks.{case}:bf16" for case in LOWERED])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MORE_LOWERED)
+def test_more_gradients_in_bf16_are_as_exact(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}:bf16" for case in MORE_LOWERED[ranks]])
 
 
 @pytest.mark.slow
