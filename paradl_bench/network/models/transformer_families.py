@@ -45,7 +45,8 @@ def _experts(module: Any, tokens: torch.Tensor, experts: torch.Tensor, weights: 
     rows = tokens[order // experts.size(-1)]
     inner = module._apply_gate(_grouped_product(rows, module.gate_up_proj, ends))
     made = _grouped_product(inner, module.down_proj, ends) * weights.flatten()[order].unsqueeze(-1)
-    return made[order.argsort()].view(*experts.shape, -1).sum(1)
+    # Counted from the end, the dim is the same with all samples' tokens in one as with one sample's.
+    return made[order.argsort()].view(*experts.shape, -1).sum(-2)
 
 
 def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
