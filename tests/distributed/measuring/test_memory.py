@@ -80,7 +80,8 @@ class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.token_task = NextToken(vocabulary=400, sequence=16)
-        self.embedding, self.blocks, self.norm = nn.Embedding(400, 64), nn.Sequential(Block(), Block()), nn.LayerNorm(64)
+        self.embedding, self.norm = nn.Embedding(400, 64), nn.LayerNorm(64)
+        self.blocks = nn.Sequential(Block(), Block())
     def forward(self, ids):
         return nn.functional.linear(self.norm(self.blocks(self.embedding(ids))), self.embedding.weight)
 """
