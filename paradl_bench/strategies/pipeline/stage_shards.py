@@ -161,11 +161,24 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
     parameters = tuple(parameter for parameter in sharded.network.parameters if parameter.name in held)
-    order = tuple(dict.fromkeys(name for stage in stages for name in stage.network.gradient_order))
+    order = _arriving(stages, [name for name in sharded.network.gradient_order if name in held])
     if (parameters, order) == (network.parameters, network.gradient_order):
         # Making a network checks all of its layers.
         return network
     return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
+
+
+def _arriving(stages: Sequence[Stage], of_network: Sequence[str]) -> tuple[str, ...]:
+    """Parameters in the order in which their gradients arrive on a rank; what other stages use too, as in the stage."""
+    shared = frozenset(name for stage in stages for name in stage.shared)
+    found = [name for name in of_network if name not in shared]
+    for stage in stages:
+        order = stage.network.gradient_order
+        for at, name in enumerate(order):
+            if name in shared and name not in found:
+                behind = next((other for other in order[at:] if other not in shared), None)
+                found.insert(len(found) if behind is None else found.index(behind), name)
+    return tuple(found)
 
 
 def _gathered_again(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:

@@ -50,6 +50,7 @@ class Stage:
         receives, sends: the tensors that cross its cuts, ascending.
         made: per tensor that is sent, the layer that made what it holds, by index in the network.
         network: the stage's layers, parameters and buffers; what it receives is called ``input``.
+        shared: parameters that other stages use too.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Stage:
     sends: tuple[Crossing, ...]
     made: tuple[int, ...]
     network: ModelGraph
+    shared: frozenset[str] = frozenset()
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -98,6 +100,7 @@ def _cut(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -> t
             sends=sends[stage],
             made=tuple(flow.made_by(value, bounds[stage + 1]) for value in sends[stage]),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
+            shared=frozenset(name for name, own in owners.items() if stage in own and len(own) > 1),
         )
         for stage in range(count)
     )
