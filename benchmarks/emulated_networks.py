@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from paradl_bench.network.models.language_models import build_language_model
-from paradl_bench.network.models.language_sizes import Family
 from paradl_bench.network.models.torchvision_import import import_torchvision_models
 
 
@@ -74,7 +73,7 @@ def tiny_t5() -> nn.Module:
     return t5(TINY)
 
 
-def _untied(family: Family, size: Size, **settings: Any) -> nn.Module:
+def _untied(family: str, size: Size, **settings: Any) -> nn.Module:
     model = build_language_model(family, tied=False, vocab_size=size.vocabulary, **settings)
     model.input_shape = (size.tokens,)  # type: ignore[assignment]
     return model
