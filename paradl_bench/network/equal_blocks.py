@@ -18,6 +18,8 @@ import msgspec
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 
 Rename = Callable[[str], str]
+_INDEX = re.compile(r"\.(\d+)(?![^.#])")
+"""Behind a list's path in a name."""
 KEPT = 5
 """Blocks of a run that are traced: the first two, the one that stands for all between, and the last two."""
 TEMPLATE = 2
@@ -138,13 +140,15 @@ def _check_neighbours(network: ModelGraph, stretch: Stretch, stretches: Sequence
 
 def _placing(stretches: Sequence[Stretch]) -> Callable[[str], tuple[str, int] | None]:
     """A function that tells in which block of which list a name stands; None for one in none."""
-    paths = "|".join(re.escape(path) for path in dict.fromkeys(stretch.path for stretch in stretches))
-    pattern = re.compile(rf"({paths})\.(\d+)(?![^.#])")
+    paths = list(dict.fromkeys(stretch.path for stretch in stretches))
 
     @functools.cache
     def place(name: str) -> tuple[str, int] | None:
-        found = pattern.match(name)
-        return (found.group(1), int(found.group(2))) if found else None
+        for path in paths:
+            found = _INDEX.match(name, len(path)) if name.startswith(path) else None
+            if found:
+                return path, int(found.group(1))
+        return None
 
     return place
 

@@ -57,15 +57,17 @@ def choose_network(
         return network
     place = f"profile {profile_path}"
     known = profile.network.get(model)
-    if known is not None and sequence in (None, known.input_shape[-1]):
+    # Layers that were imported have no shapes.
+    if known is not None and sequence in (None, *known.input_shape[-1:]):
         check_layers(known, f"{place}, network {model!r}")
         return known
     if names_configuration(model) or size_of(model) is not None:
         return _traced(model, sequence)
     if known is not None:
+        samples = f"samples of {known.input_shape[-1]}" if known.input_shape else "samples of unknown shape"
         raise UserError(
-            f"--sequence {sequence}: {place} holds {model} with samples of {known.input_shape[-1]}; other lengths are"
-            f" of a config.json, or of --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
+            f"--sequence {sequence}: {place} holds {model} with {samples}; other lengths are of a config.json, or of"
+            f" --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
         )
     unknown = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
     raise UserError(f"{unknown}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")

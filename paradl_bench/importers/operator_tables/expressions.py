@@ -32,8 +32,8 @@ _MOST_DIGITS = 60
 """Of a result's numerator: beyond, it is no size of anything, and products of it take long."""
 _SHAPE_DEEPEST = 4
 _LONGEST_SHAPE = 2000
-_TOKEN = re.compile(r"\s*(?:([0-9]{1,19}(?:\.[0-9]{1,19})?)|([A-Za-z_][A-Za-z0-9_]*)|`([^`]{1,200})`|([-+*/()\[\],]))")
-_SHAPE_TOKEN = re.compile(r"\s*([0-9]{1,15}|[\[\](),])")
+_TOKEN = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)|([A-Za-z_][A-Za-z0-9_]*)|`([^`]{1,200})`|([-+*/()\[\],])")
+_SHAPE_TOKEN = re.compile(r"([0-9]{1,15}|[\[\](),])")
 
 
 class NoNumber(ValueError):
@@ -99,9 +99,10 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     """Kind (number, name, mark) and text of every token."""
     found, at, stripped = [], 0, text.rstrip()
     while at < len(stripped):
+        at = _past_blanks(stripped, at)
         match = _TOKEN.match(stripped, at)
         if match is None:
-            raise UserError(f"{text!r} is no expression: {stripped[at:].strip()[:1]!r} means nothing there")
+            raise UserError(f"{text!r} is no expression: {stripped[at]!r} means nothing there")
         number, word, quoted, mark = match.groups()
         if number is not None:
             found.append(("number", number))
@@ -111,6 +112,11 @@ def _tokens(text: str) -> list[tuple[str, str]]:
             found.append(("name" if quoted is None else "quoted", word or quoted))
         at = match.end()
     return found
+
+
+def _past_blanks(text: str, at: int) -> int:
+    """Where the next token begins: a pattern of blanks in front of one would take quadratic time."""
+    return next((place for place in range(at, len(text)) if not text[place].isspace()), len(text))
 
 
 @dataclass(slots=True)
@@ -264,6 +270,7 @@ def shape_of(text: str) -> Shape:
     parts: list[list[Shape | int]] = [[]]
     at = 0
     while at < len(text):
+        at = _past_blanks(text, at)
         match = _SHAPE_TOKEN.match(text, at)
         if match is None or not parts:
             raise NoNumber(f"{_quoted(text)} is no shape")

@@ -81,7 +81,7 @@ def traced(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> ModelGraph:
     # Traced by name: a model of this file is built here.
     if model.name == "branching":
         monkeypatch.setattr(
-            "paradl_bench.measure.tracing.tracing.load_model",
+            "paradl_bench.network.models.catalog.load_model",
             lambda name, shape, device: LoadedModel(name, on(device), shape),
         )
     return trace_network(model)
@@ -181,7 +181,7 @@ def test_outputs_gradients_and_parameters_each_share_their_memory() -> None:
 def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LoadedModel("varying", Varying().train(), (6,))
     on_meta = LoadedModel("varying", Varying().to("meta").train(), (6,))
-    monkeypatch.setattr("paradl_bench.measure.tracing.tracing.load_model", lambda *_, **__: on_meta)
+    monkeypatch.setattr("paradl_bench.network.models.catalog.load_model", lambda *_, **__: on_meta)
     twin = GhostTwin(trace_network(model), GhostRole(layers={}, between={}, update_s=0.0), 1.0)
     inputs, _ = model.make_batch(2, 0)
     alone = twin.alone(model.module)
