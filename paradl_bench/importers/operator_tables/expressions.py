@@ -274,16 +274,16 @@ def shape_of(text: str) -> Shape:
         match = _SHAPE_TOKEN.match(text, at)
         if match is None or not parts:
             raise NoNumber(f"{_quoted(text)} is no shape")
-        at, token = match.end(), match.group(1)
-        if token in "[(":
+        at, symbol = match.end(), match.group(1)
+        if symbol in "[(":
             parts.append([])
-        elif token in "])":
+        elif symbol in "])":
             closed = tuple(parts.pop())
             if not parts:
                 raise NoNumber(f"{_quoted(text)} is no shape")
             parts[-1].append(closed)
-        elif token != ",":
-            parts[-1].append(int(token))
+        elif symbol != ",":
+            parts[-1].append(int(symbol))
         if len(parts) > _SHAPE_DEEPEST:
             raise NoNumber(f"{_quoted(text)} is no shape")
     if len(parts) != 1 or len(parts[0]) != 1 or not isinstance(parts[0][0], tuple):

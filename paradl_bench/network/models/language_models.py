@@ -35,7 +35,8 @@ def build_language_model(family: str, *, tied: bool | None = None, **settings: A
         ) from None
     configuration, model = family_classes(family)
     # Tokens that begin and end a text say nothing of a network; the family's own may lie beyond another vocabulary.
-    fixed = {"bos_token_id": None, "eos_token_id": None, "attn_implementation": WITHOUT_MASKS}
+    fixed: dict[str, object] = dict.fromkeys(("bos_token_id", "eos_token_id"))
+    fixed["attn_implementation"] = WITHOUT_MASKS
     if "num_experts_per_tok" in settings:
         fixed["experts_implementation"] = EXPERTS
     try:
