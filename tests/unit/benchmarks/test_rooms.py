@@ -27,14 +27,14 @@ LISTED = set(listed())
 
 
 def test_the_list_names_every_command_of_a_page() -> None:
-    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = {found for page in pages for found in re.findall(r"python benchmarks/([\w/]+\.py)", page.read_text())}
     assert len(named) > 20
     assert named <= LISTED
 
 
 def test_files_that_pages_name_are_there() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "results" / "README.md"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"]
     named = {found for page in pages for found in re.findall(r"(?<![\w/])benchmarks/[\w/]+\.py", page.read_text())}
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
