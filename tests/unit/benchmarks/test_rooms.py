@@ -39,6 +39,14 @@ def test_files_that_pages_name_are_there() -> None:
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())]
+    own = [(page, link) for page, link in links if not link.startswith(("http", "mailto"))]
+    assert len(own) > 50
+    assert [(page.name, link) for page, link in own if not (page.parent / link).exists()] == []
+
+
 def test_every_command_and_room_says_what_it_is_for() -> None:
     named = [line for line in LIST[1:] if line]
     assert [line for line in named if len(line.split()) < 4] == []
