@@ -10,6 +10,7 @@ import click
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
+from paradl_bench.core.terminal.help import GroupedGroup
 
 if TYPE_CHECKING:
     from calibrate.profile.profile import Profile
@@ -18,7 +19,7 @@ _PATH = click.Path(path_type=Path)
 _SHOWN_MOVEMENTS = 25
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GroupedGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="paradl", prog_name="calibrate")
 def group() -> None:
     """Fit measurements to one profile, explain it, compare two. Add --debug to any command for tracebacks."""

@@ -14,6 +14,7 @@ import msgspec
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets_command import buckets
 from predict.prediction.command_options import (
@@ -51,20 +52,33 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.group(
+    cls=GroupedGroup,
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices ...]",
+    subcommand_metavar="[COMMAND ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
-@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
-@click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
-@click.option("--explain", is_flag=True, help=_EXPLAIN_HELP)
-@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
-@click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
-@click.option("--spread", is_flag=True, help=_SPREAD_HELP)
-@click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
-@click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP)
+@option_group(
+    "What is shown",
+    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+    click.option(
+        "--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours."
+    ),
+    click.option("--explain", is_flag=True, help=_EXPLAIN_HELP),
+    click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP),
+    folded=False,
+)
+@option_group(
+    "Slow and sleeping ranks",
+    click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP),
+    click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP),
+    click.option("--spread", is_flag=True, help=_SPREAD_HELP),
+)
+@option_group(
+    "Fusion of gradients",
+    click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP),
+)
 @output_options
 @click.pass_context
 @collected(shown=ShownOptions, written=OutputOptions)

@@ -7,32 +7,43 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import point_options, refuse_missing
 
 
-@click.command("what-if", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("what-if", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="QUANTITY=VALUES",
-    help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
-    "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points), 0.1:10:log:21,"
-    " 1:64:x2, or 1,2,4. Repeatable.",
+@option_group(
+    "What is changed",
+    click.option(
+        "--vary",
+        multiple=True,
+        metavar="QUANTITY=VALUES",
+        help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
+        "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points),"
+        " 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
+    ),
+    click.option(
+        "--replace",
+        multiple=True,
+        metavar="PATTERN=MODULE[+MODULE...]",
+        help="Layers by a pattern of their names, and what stands in their place: none, or modules as"
+        " linear(4096,512), conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+    ),
+    click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time."),
+    folded=False,
 )
-@click.option(
-    "--replace",
-    multiple=True,
-    metavar="PATTERN=MODULE[+MODULE...]",
-    help="Layers by a pattern of their names, and what stands in their place: none, or modules as linear(4096,512), "
-    "conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+@option_group(
+    "Output",
+    click.option(
+        "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
+    click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots])."),
+    click.option("--force", is_flag=True, help="Replace existing output files."),
+    folded=False,
 )
-@click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time.")
-@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
-@click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots]).")
-@click.option("--force", is_flag=True, help="Replace existing output files.")
 def what_if_command(**options: Any) -> None:
     """Predict other links, another device, other rank counts, batches or layers, beside what was measured.
 
