@@ -16,13 +16,14 @@ from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
 from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
-from predict.prediction.buckets_command import buckets
+from predict.prediction.buckets.command import buckets
 from predict.prediction.command_options import (
     OutputOptions,
     layers_option,
     output_options,
     point_options,
     refuse_missing,
+    why_option,
 )
 from predict.search.command import search_command
 from predict.timeline.command import timeline
@@ -46,6 +47,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     price: float | None
     wide: bool
+    why: bool
     explain: bool
     knee: float
     fusion_out: str | None
@@ -65,6 +67,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours."
     ),
+    why_option,
     click.option("--explain", is_flag=True, help=_EXPLAIN_HELP),
     click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP),
     folded=False,
@@ -133,7 +136,7 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
         content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
     if not written.write(content):
         return
-    print_table(predictions, sweeps)
+    print_table(predictions, sweeps, why=shown.why)
     if shown.wide or shown.price is not None:
         print_use(predictions)
     for ledger in predicted.ledgers:
@@ -145,7 +148,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
-    from predict.prediction.fusion_messages import fusion_file
+    from predict.prediction.buckets.fusion_messages import fusion_file
 
     if output == "-":
         raise UserError("--fusion-out -: give a file; predictions go to standard output")

@@ -115,6 +115,8 @@ point_options = option_group(
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
+why_option = click.option("--why", is_flag=True, help="List all remarks: what was extrapolated, from what, and how.")
+
 output_options = option_group(
     "Output",
     click.option(

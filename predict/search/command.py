@@ -10,7 +10,7 @@ import click
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.plan.axes.registry import option_types
-from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing, why_option
 
 SEARCHED = {
     **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
@@ -51,6 +51,7 @@ SEARCHED = {
         help="Values of bucket_cap_mb to try, beside torch's default.",
     ),
     click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+    why_option,
     folded=False,
 )
 @output_options
@@ -91,7 +92,7 @@ def _run(options: dict[str, Any], written: OutputOptions) -> None:
     as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
     content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
     if written.write(content):
-        print_answer(answer)
+        print_answer(answer, why=options["why"])
 
 
 for _parameter in search_command.params:

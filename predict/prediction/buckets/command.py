@@ -40,7 +40,7 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import say
-    from predict.prediction.bucket_advice import advise, print_advice
+    from predict.prediction.buckets.advice import advise, print_advice
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
     for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):
