@@ -99,10 +99,12 @@ def _layers_in_words(profile: Profile) -> str:
     help="Draw measured points, fit, interval and residuals of every collective into DIR, as PNG (paradl[plots]).",
 )
 @click.option("--plot", is_flag=True, help="Draw the same in the terminal, in 80 columns, with or without colour.")
+@click.option("--all", "everything", is_flag=True, help="Print all tables. Default: one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
+def show(profile: Path, output: Path | None, plot: bool, everything: bool, as_json: bool) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
     from calibrate.profile.profile import read_profile
+    from calibrate.report.overview import print_overview
     from calibrate.report.show import explanation, print_profile
 
     shown = read_profile(profile)
@@ -114,7 +116,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     if as_json:
         write_output("-", encode_pretty(explanation(shown)))
     else:
-        print_profile(shown, open_console())
+        (print_profile if everything else print_overview)(shown, open_console())
         if plot:
             from calibrate.report.terminal_plot import plots
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from paradl_bench.core.units import counted
+from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 
 _MOST_TOPICS = 5
 _TOPICS = (
-    ("parts taken as none", re.compile(r"it is taken as none")),
+    ("parts of unlike machines", re.compile(r"no machine is known|unlike machines")),
+    ("parts taken as none", re.compile(TAKEN_AS_NONE)),
     ("ranks beyond", re.compile(r"beyond (?:the )?(\d+) ranks|measured cluster's (\d+):")),
     ("ranks below", re.compile(r"below (\d+) ranks")),
     ("local batch", re.compile(r"at local batch (\d+): scaled")),
@@ -79,7 +81,8 @@ def confidence_in(rows: Sequence[tuple[str, Predicted]], *, option: str = "--why
     every = len({name for name, _ in rows})
     remarks = tuple(text + (f" ({', '.join(names)})" if len(names) < every else "") for text, names in told.items())
     shares = [f"{row.sources['measured']:.0%}" for _, row in (min(rows, key=_measured), max(rows, key=_measured))]
-    parts = [f"{' to '.join(dict.fromkeys(shares))} measured"]
+    of = " of layers" if any(TAKEN_AS_NONE in line for _, row in rows for line in row.extrapolated) else ""
+    parts = [f"{' to '.join(dict.fromkeys(shares))}{of} measured"]
     beyond = topics(line for _, row in rows for line in row.extrapolated)
     parts += [f"extrapolated: {', '.join(beyond)}"] if beyond else []
     line = "; ".join(parts) + "."
