@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -80,7 +81,7 @@ class GroupedCommand(click.Command):
         named: dict[str, list[str]] = {}
         for parameter in parameters:
             group, record = _group_of.get(parameter, _OTHER), parameter.get_help_record(ctx)
-            if record is None:
+            if record is None or isinstance(parameter, click.Argument):
                 continue
             if folds and group.folded:
                 named.setdefault(group.title, []).append(parameter.opts[-1])
@@ -92,11 +93,23 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
         if named:
             with formatter.section("More options, which --help-all explains"):
-                formatter.write_dl([(title, ", ".join(flags)) for title, flags in named.items()])
+                _write_flags(named, formatter)
         with formatter.section(_OTHER.title if explained else "Options"):
             formatter.write_dl(others)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
+
+
+def _write_flags(named: Mapping[str, list[str]], formatter: click.HelpFormatter) -> None:
+    """Titles, and beside each its flags, none of which is broken at its hyphens."""
+    indent = formatter.current_indent + max(map(len, named)) + 2
+    for title, flags in named.items():
+        text = ", ".join(flags)
+        lines = textwrap.wrap(text, formatter.width - indent, break_long_words=False, break_on_hyphens=False)
+        first = f"{'':{formatter.current_indent}}{title}"
+        for line in lines:
+            formatter.write(f"{first:{indent}}{line}\n")
+            first = ""
 
 
 class GroupedGroup(GroupedCommand, click.Group):
