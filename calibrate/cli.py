@@ -10,6 +10,7 @@ import click
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
+from paradl_bench.core.terminal.help import GroupedGroup
 
 if TYPE_CHECKING:
     from calibrate.profile.profile import Profile
@@ -18,7 +19,7 @@ _PATH = click.Path(path_type=Path)
 _SHOWN_MOVEMENTS = 25
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GroupedGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="paradl", prog_name="calibrate")
 def group() -> None:
     """Fit measurements to one profile, explain it, compare two. Add --debug to any command for tracebacks."""
@@ -98,10 +99,12 @@ def _layers_in_words(profile: Profile) -> str:
     help="Draw measured points, fit, interval and residuals of every collective into DIR, as PNG (paradl[plots]).",
 )
 @click.option("--plot", is_flag=True, help="Draw the same in the terminal, in 80 columns, with or without colour.")
+@click.option("--all", "everything", is_flag=True, help="Print all tables. Default: one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
+def show(profile: Path, output: Path | None, plot: bool, everything: bool, as_json: bool) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
     from calibrate.profile.profile import read_profile
+    from calibrate.report.overview import print_overview
     from calibrate.report.show import explanation, print_profile
 
     shown = read_profile(profile)
@@ -113,7 +116,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     if as_json:
         write_output("-", encode_pretty(explanation(shown)))
     else:
-        print_profile(shown, open_console())
+        (print_profile if everything else print_overview)(shown, open_console())
         if plot:
             from calibrate.report.terminal_plot import plots
 

@@ -9,9 +9,10 @@ import pkgutil
 import click
 
 from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.core.terminal.help import GroupedGroup
 
 
-class _Commands(click.Group):
+class _Commands(GroupedGroup):
     """A group whose commands are the modules of ``paradl_bench.commands``; only the one called is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -14,14 +14,16 @@ import msgspec
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
-from predict.prediction.buckets_command import buckets
+from predict.prediction.buckets.command import buckets
 from predict.prediction.command_options import (
     OutputOptions,
     layers_option,
     output_options,
     point_options,
     refuse_missing,
+    why_option,
 )
 from predict.search.command import search_command
 from predict.timeline.command import timeline
@@ -45,26 +47,41 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     price: float | None
     wide: bool
+    why: bool
     explain: bool
     knee: float
     fusion_out: str | None
 
 
 @click.group(
+    cls=GroupedGroup,
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices ...]",
+    subcommand_metavar="[COMMAND ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
-@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
-@click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
-@click.option("--explain", is_flag=True, help=_EXPLAIN_HELP)
-@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
-@click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
-@click.option("--spread", is_flag=True, help=_SPREAD_HELP)
-@click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
-@click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP)
+@option_group(
+    "What is shown",
+    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+    click.option(
+        "--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours."
+    ),
+    why_option,
+    click.option("--explain", is_flag=True, help=_EXPLAIN_HELP),
+    click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP),
+    folded=False,
+)
+@option_group(
+    "Slow and sleeping ranks",
+    click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP),
+    click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP),
+    click.option("--spread", is_flag=True, help=_SPREAD_HELP),
+)
+@option_group(
+    "Fusion of gradients",
+    click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP),
+)
 @output_options
 @click.pass_context
 @collected(shown=ShownOptions, written=OutputOptions)
@@ -119,7 +136,7 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
         content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
     if not written.write(content):
         return
-    print_table(predictions, sweeps)
+    print_table(predictions, sweeps, why=shown.why)
     if shown.wide or shown.price is not None:
         print_use(predictions)
     for ledger in predicted.ledgers:
@@ -131,7 +148,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
-    from predict.prediction.fusion_messages import fusion_file
+    from predict.prediction.buckets.fusion_messages import fusion_file
 
     if output == "-":
         raise UserError("--fusion-out -: give a file; predictions go to standard output")

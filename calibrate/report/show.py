@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from calibrate.fit.collectives.outliers import SHOWN_OUTLIERS, outlier_words
@@ -49,7 +50,7 @@ def explanation(profile: Profile) -> dict[str, object]:
 
 
 def print_profile(profile: Profile, console: Console) -> None:
-    """Explain a profile to a person."""
+    """Explain all of a profile to a person."""
     _print_origin(profile, console)
     sums = model_sums(profile)
     if sums:
@@ -71,11 +72,16 @@ def print_profile(profile: Profile, console: Console) -> None:
     _print_weaknesses(weaknesses(profile), console)
 
 
-def _print_origin(profile: Profile, console: Console) -> None:
-    console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}")
+def origin_lines(profile: Profile) -> Iterator[str]:
+    """What was measured when, and the rates of its devices."""
+    yield f"Profile of {profile.created_utc}"
     for environment in profile.environments:
-        console.print(f"Measured on {_environment(environment)}")
-    for line in device_lines(profile.devices):
+        yield f"Measured on {_environment(environment)}"
+    yield from device_lines(profile.devices)
+
+
+def _print_origin(profile: Profile, console: Console) -> None:
+    for line in (*origin_lines(profile), f"By {' '.join(profile.command_line)}"):
         console.print(line)
     rows = []
     for source in profile.sources:
@@ -102,7 +108,7 @@ def _environment(environment: Environment) -> str:
 def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
     """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
     title = "Layers: how they add up to an iteration that nobody probed (medians)"
-    console.print(table_of([_model_cells(model) for model in sums], title=title))
+    console.print(table_of([_model_cells(model) for model in sums], title=title, keys=4))
     console.print(
         "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
         "and 90% interval; blocks: standard deviation between blocks spread over time."
@@ -146,8 +152,9 @@ def _print_copies(profile: Profile, console: Console) -> None:
 
 def _print_communication(profile: Profile, console: Console) -> None:
     title = "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)"
-    console.print(table_of([_fit_cells(fit) for fit in profile.communication], title=title))
+    console.print(table_of([_fit_cells(fit) for fit in profile.communication], title=title, keys=3))
     console.print(
+        "alpha is of one step of the algorithm; a call takes several: a ring all-reduce 2 (p - 1). "
         "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
         "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
     )
@@ -160,7 +167,7 @@ def _fit_cells(fit: CommunicationFit) -> dict[str, str]:
         "level": fit.level,
         "regime": fit.regime,
         "algorithm": fit.algorithm,
-        "alpha": _alpha(fit),
+        "alpha a step": _alpha(fit),
         "beta": _beta(fit),
         "fitted on": f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
         "ranks": "-".join(map(str, dict.fromkeys(fit.ranks_range))),

@@ -12,6 +12,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.core.units import parse_size_sweep
 from paradl_bench.plan.collectives.catalog import operations
@@ -74,91 +75,114 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     link_bandwidth: str | None
 
 
-@click.command("collectives")
-@click.option(
-    "--ranks",
-    type=click.IntRange(1),
-    help="How many ranks, at least 2; 1 of --tool nccl-tests alone, to try it on one GPU. Needed unless torchrun or"
-    " srun says, or --nodes and --ranks-per-node do.",
+@click.command("collectives", cls=GroupedCommand)
+@option_group(
+    "On what",
+    click.option(
+        "--ranks",
+        type=click.IntRange(1),
+        help="How many ranks, at least 2; 1 of --tool nccl-tests alone, to try it on one GPU. Needed unless torchrun or"
+        " srun says, or --nodes and --ranks-per-node do.",
+    ),
+    click.option(
+        "--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True
+    ),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cpu for gloo, cuda for nccl."),
+    folded=False,
 )
-@click.option("--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cpu for gloo, cuda for nccl.")
-@click.option(
-    "--tool",
-    type=click.Choice([_TORCH, *sorted(tools())]),
-    default=_TORCH,
-    show_default=True,
-    help="Who runs the sweep: torch.distributed, or programs that are installed here.",
+@option_group(
+    "Tools beside torch",
+    click.option(
+        "--tool",
+        type=click.Choice([_TORCH, *sorted(tools())]),
+        default=_TORCH,
+        show_default=True,
+        help="Who runs the sweep: torch.distributed, or programs that are installed here.",
+    ),
+    click.option(
+        "--tool-path",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Where the tool's programs lie. Default: found on PATH.",
+    ),
+    click.option(
+        "--launcher-arg",
+        "launcher_arguments",
+        metavar="ARG",
+        multiple=True,
+        help="To mpirun or srun, as it is (--launcher-arg=--hostfile=hosts). May be given several times.",
+    ),
+    click.option(
+        "--level",
+        metavar="NAME",
+        help="Level that the ranks of OSU and IMB span, which they don't print. Default: node, system in a Slurm job of"
+        " several nodes.",
+    ),
 )
-@click.option(
-    "--tool-path",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Where the tool's programs lie. Default: found on PATH.",
+@option_group(
+    "What is swept",
+    click.option("--ops", metavar="OP[,OP...]", help=f"Of {', '.join(operations())}.  [default: all that are swept]"),
+    click.option(
+        "--sizes",
+        default="1K:64M:2",
+        show_default=True,
+        metavar="FIRST:LAST:FACTOR",
+        help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
+        " contributes to all_gather, what each keeps of reduce_scatter, a message of send_recv and exchange.",
+    ),
+    click.option(
+        "--contexts",
+        metavar="CONTEXT[,CONTEXT...]",
+        help="Measure calls too as a run surrounds them, idle and so in turn: after-compute, once the last rank has"
+        " arrived; with-compute, all_reduce and what both cost each other; with-all-reduce, while one is in flight; or"
+        " groups=K, K disjoint groups of --ranks each at once (rank r is in group r modulo K).",
+    ),
+    click.option("--beside-compute", is_flag=True, hidden=True),
+    click.option("--behind-compute", is_flag=True, hidden=True),
+    click.option("--beside-all-reduce", is_flag=True, hidden=True),
+    click.option("--concurrent", hidden=True, type=click.IntRange(1)),
+    click.option(
+        "--side-by-side",
+        metavar="R",
+        type=click.IntRange(2),
+        help="Sweep among every R ranks side by side, as those of a node, all such groups at once. All-reduces of"
+        " with-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
+    ),
+    folded=False,
 )
-@click.option(
-    "--launcher-arg",
-    "launcher_arguments",
-    metavar="ARG",
-    multiple=True,
-    help="To mpirun or srun, as it is (--launcher-arg=--hostfile=hosts). May be given several times.",
+@option_group(
+    "How often",
+    click.option("--blocks", default=5, show_default=True, type=click.IntRange(1), help="Sweeps spread over time."),
+    click.option(
+        "--point-seconds",
+        default=0.1,
+        show_default=True,
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds of repetitions for one operation and size in one block: small messages get many, large ones few.",
+    ),
+    click.option("--seed", default=0, show_default=True, help="Of the order of sizes in a block."),
 )
-@click.option(
-    "--level",
-    metavar="NAME",
-    help="Level that the ranks of OSU and IMB span, which they don't print. Default: node, system in a Slurm job of"
-    " several nodes.",
+@option_group(
+    "Who starts the ranks",
+    click.option(
+        "--launcher",
+        type=click.Choice(["own", "torchrun", "mpirun", "srun"]),
+        help="Who starts the ranks; mpirun is for other tools than torch.",
+    ),
+    click.option(
+        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+    ),
+    nodes_option,
+    ranks_per_node_option,
+    link_option,
+    hang_option,
 )
-@click.option("--ops", metavar="OP[,OP...]", help=f"Of {', '.join(operations())}.  [default: all that are swept]")
-@click.option(
-    "--sizes",
-    default="1K:64M:2",
-    show_default=True,
-    metavar="FIRST:LAST:FACTOR",
-    help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
-    " contributes to all_gather, what each keeps of reduce_scatter, a message of send_recv and exchange.",
+@option_group(
+    "Output",
+    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    folded=False,
 )
-@click.option(
-    "--contexts",
-    metavar="CONTEXT[,CONTEXT...]",
-    help="Measure calls too as a run surrounds them, idle and so in turn: after-compute, once the last rank has"
-    " arrived; with-compute, all_reduce and what both cost each other; with-all-reduce, while one is in flight; or"
-    " groups=K, K disjoint groups of --ranks each at once (rank r is in group r modulo K).",
-)
-@click.option("--beside-compute", is_flag=True, hidden=True)
-@click.option("--behind-compute", is_flag=True, hidden=True)
-@click.option("--beside-all-reduce", is_flag=True, hidden=True)
-@click.option("--concurrent", hidden=True, type=click.IntRange(1))
-@click.option(
-    "--side-by-side",
-    metavar="R",
-    type=click.IntRange(2),
-    help="Sweep among every R ranks side by side, as those of a node, all such groups at once. All-reduces of"
-    " with-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
-)
-@click.option("--blocks", default=5, show_default=True, type=click.IntRange(1), help="Sweeps spread over time.")
-@click.option(
-    "--point-seconds",
-    default=0.1,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds of repetitions for one operation and size in one block: small messages get many, large ones few.",
-)
-@click.option("--seed", default=0, show_default=True, help="Of the order of sizes in a block.")
-@click.option(
-    "--launcher",
-    type=click.Choice(["own", "torchrun", "mpirun", "srun"]),
-    help="Who starts the ranks; mpirun is for other tools than torch.",
-)
-@click.option(
-    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
-)
-@nodes_option
-@ranks_per_node_option
-@link_option
-@hang_option
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 @collected(by=ToolOptions, sweep=SweepOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802

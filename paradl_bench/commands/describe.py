@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import click
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, write_output
-from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, say, write_output
+from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_bytes
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.options import SampleOptions, sample_options
+
+_MOST_ROWS = 40
+_KINDS = 3
 
 
 @click.command("describe")
@@ -19,9 +26,10 @@ from paradl_bench.plan.options import SampleOptions, sample_options
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")
+@click.option("--all", "every_layer", is_flag=True, help="List each layer of a network of many. Default: its modules.")
 @collected(sample=SampleOptions)
 def COMMAND(  # noqa: N802
-    model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool
+    model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool, every_layer: bool
 ) -> None:
     """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing.
 
@@ -36,30 +44,52 @@ def COMMAND(  # noqa: N802
     network = trace_network(load_model(model, shape, device="meta"))
     if output or as_json:
         write_output(output or "-", encode_pretty(network), force=force)
-    if not output and not as_json:
-        _print(network)
+    if output != "-" and not as_json:
+        _print(network, every_layer=every_layer)
+    if output and output != "-":
+        say(f"wrote {output}")
 
 
-def _print(network: ModelGraph) -> None:
-    elements = {tensor.name: tensor.elements for tensor in network.parameters}
-    rows = [
-        (
-            layer.name,
-            layer.kind,
-            ", ".join(layer.inputs),
-            "x".join(map(str, layer.output_shape)) or "scalar",
-            f"{sum(elements.get(name, 0) for name in layer.parameters):,}",
-            f"{layer.fw_flops / 1e6:,.2f}",
-            f"{(layer.bw_input_flops + layer.bw_weight_flops) / 1e6:,.2f}",
-        )
-        for layer in network.layers
-    ]
+def _print(network: ModelGraph, *, every_layer: bool) -> None:
     console = open_console()
-    columns = ("layer", "kind", "reads", "output", "parameters", "FW MFLOP", "BW MFLOP")
     title = f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample"
-    console.print(table(columns, rows, title=title))
+    whole = every_layer or len(network.layers) <= _MOST_ROWS
+    parts = {layer.name: [layer] for layer in network.layers} if whole else modules_of(network)
+    console.print(
+        table_of([_cells(name, layers, network, one_by_one=whole) for name, layers in parts.items()], title=title)
+    )
+    if not whole:
+        console.print(f"Layers by module; {len(network.layers)} one by one: --all", highlight=False)
     console.print(
         f"{len(network.layers)} layers, {network.parameter_elements:,} parameters "
         f"({format_bytes(network.parameter_bytes)}), FW {network.fw_flops / 1e9:.2f} and BW "
         f"{network.bw_flops / 1e9:.2f} GFLOP a sample"
     )
+
+
+def modules_of(network: ModelGraph) -> dict[str, list[Layer]]:
+    """Layers by the module that they lie in, as deep as names go without more than so many modules."""
+    deepest = max(layer.name.count(".") for layer in network.layers)
+    for depth in range(deepest, 0, -1):
+        parts = grouped(network.layers, lambda layer: ".".join(layer.name.split(".")[:depth]))  # noqa: B023
+        if len(parts) <= _MOST_ROWS:
+            return parts
+    return parts
+
+
+def _cells(name: str, layers: Sequence[Layer], network: ModelGraph, *, one_by_one: bool) -> dict[str, str]:
+    """A layer, or several of one module."""
+    elements = {tensor.name: tensor.elements for tensor in network.parameters}
+    kinds = Counter(layer.kind for layer in layers)
+    few = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_KINDS))
+    single = len(layers) == 1
+    parameters = {own for layer in layers for own in layer.parameters}
+    return {
+        "layer": name,
+        "output": "x".join(map(str, layers[-1].output_shape)) or "scalar",
+        "parameters": f"{sum(elements.get(own, 0) for own in parameters):,}",
+        "FW MFLOP": f"{sum(layer.fw_flops for layer in layers) / 1e6:,.2f}",
+        "BW MFLOP": f"{sum(layer.bw_input_flops + layer.bw_weight_flops for layer in layers) / 1e6:,.2f}",
+        "kind": layers[0].kind if single else few + (", ..." if len(kinds) > _KINDS else ""),
+        "reads": ", ".join(layers[0].inputs) if one_by_one else "",
+    }

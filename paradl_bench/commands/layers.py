@@ -11,6 +11,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.units import parse_counts
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
@@ -50,52 +51,77 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     hang_timeout_s: float
 
 
-@click.command("layers")
+@click.command("layers", cls=GroupedCommand)
 @click.argument("model")
-@click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure.")
-@sample_options
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@dtype_option
+@option_group(
+    "What is measured",
+    click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure."),
+    sample_options,
+    folded=False,
+)
+@option_group(
+    "Where and in what",
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+    dtype_option,
+    folded=False,
+)
 @kernel_options
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
-@click.option(
-    "--ranks-on-host",
-    metavar="R[,R...]",
-    help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other. Several"
-    " numbers (1,2) are measured in turn. Default: 1, or as many as torchrun or srun started.",
+@option_group(
+    "On how many ranks",
+    click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True),
+    click.option(
+        "--ranks-on-host",
+        metavar="R[,R...]",
+        help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other. Several"
+        " numbers (1,2) are measured in turn. Default: 1, or as many as torchrun or srun started.",
+    ),
+    folded=False,
 )
-@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
-@click.option(
-    "--iterations",
-    default=4,
-    show_default=True,
-    type=click.IntRange(2),
-    help="Pairs of iterations (plain, probed) a block.",
+@option_group(
+    "How often",
+    click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time."),
+    click.option(
+        "--iterations",
+        default=4,
+        show_default=True,
+        type=click.IntRange(2),
+        help="Pairs of iterations (plain, probed) a block.",
+    ),
+    click.option(
+        "--warmup", default=2, show_default=True, type=click.IntRange(1), help="Iterations before the first block."
+    ),
+    click.option(
+        "--isolated",
+        type=click.Choice(["none", "split", "all"]),
+        help="Operations measured alone as well: those whose backward has two parts, or all. Default: split; none with"
+        " --compile.",
+    ),
 )
-@click.option(
-    "--warmup", default=2, show_default=True, type=click.IntRange(1), help="Iterations before the first block."
+@option_group(
+    "Shards of layers",
+    click.option(
+        "--shards",
+        default="",
+        metavar="S[,S...]",
+        help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
+    ),
+    axis_options(of_shards=True),
 )
-@click.option(
-    "--isolated",
-    type=click.Choice(["none", "split", "all"]),
-    help="Operations measured alone as well: those whose backward has two parts, or all. Default: split; none with"
-    " --compile.",
+@option_group(
+    "Who starts the ranks",
+    verify_option,
+    click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks."),
+    click.option(
+        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+    ),
+    hang_option,
 )
-@click.option(
-    "--shards",
-    default="",
-    metavar="S[,S...]",
-    help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
+@option_group(
+    "Output",
+    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    folded=False,
 )
-@axis_options(of_shards=True)
-@verify_option
-@click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
-@click.option(
-    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
-)
-@hang_option
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @collected(sample=SampleOptions, kernels=KernelFlags, timing=TimingOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     model: str,

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from paradl_bench.core.terminal.collected import collected
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.units import parse_recompute
 from paradl_bench.plan.options import (
     SampleOptions,
@@ -81,23 +82,30 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     link_bandwidth: str | None
 
 
-@click.command("train")
+@click.command("train", cls=GroupedCommand)
 @click.argument("model")
-@click.option("--strategy", required=True, metavar="S", help=f"serial, {axis_examples()}, or nested: d2f2, d2p2f2.")
-@click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
-@click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
-@click.option(
-    "--warmup",
-    default=5,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Iterations before them; in the first three collectives are recorded.",
+@option_group(
+    "What is trained",
+    click.option("--strategy", required=True, metavar="S", help=f"serial, {axis_examples()}, or nested: d2f2, d2p2f2."),
+    click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch."),
+    click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations."),
+    click.option(
+        "--warmup",
+        default=5,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Iterations before them; in the first three collectives are recorded.",
+    ),
+    sample_options,
+    click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True),
+    folded=False,
 )
-@sample_options
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
-@accumulate_option
-@memory_options
-@batch_norm_option
+@option_group(
+    "Training",
+    accumulate_option,
+    memory_options,
+    batch_norm_option,
+)
 @axis_options(
     {
         "ranks_per_node": {
@@ -106,60 +114,88 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
     }
 )
-@nodes_option
-@link_option
-@click.option(
-    "--balance",
-    metavar="DIR",
-    help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
+@option_group(
+    "Emulated nodes",
+    nodes_option,
+    link_option,
 )
-@click.option(
-    "--fusion",
-    metavar="none|buffer|FILE",
-    help="Of data parallelism, which gradients share an all-reduce: those of a layer, those that fit in a buffer, or as"
-    " predict --fusion-out wrote. Default: DDP's buckets.",
+@option_group(
+    "Stages of a pipeline",
+    click.option(
+        "--balance",
+        metavar="DIR",
+        help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
+    ),
 )
-@click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer. Default: 64 MiB.")
-@click.option(
-    "--input",
-    metavar="FOLDER|synthetic",
-    help="Read, decode and collate images in every iteration; synthetic makes some, of ImageNet's sizes. Default:"
-    " samples that are drawn in memory once.",
+@option_group(
+    "Fusion of gradients",
+    click.option(
+        "--fusion",
+        metavar="none|buffer|FILE",
+        help="Of data parallelism, which gradients share an all-reduce: those of a layer, those that fit in a buffer,"
+        " or as predict --fusion-out wrote. Default: DDP's buckets.",
+    ),
+    click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer. Default: 64 MiB."),
 )
-@click.option(
-    "--io-workers",
-    type=click.IntRange(0, 1024),
-    help="Of --input: processes that read for each rank. Default: 0, it reads by itself.",
-)
-@click.option(
-    "--preset",
-    metavar="P",
-    help="Of --input: how a framework overlaps input and exchange: naive, caffe-mpi, mxnet, tensorflow, cntk, pytorch"
-    " (the default). All but pytorch exchange each layer by itself; naive and cntk do so behind backward.",
+@option_group(
+    "Input",
+    click.option(
+        "--input",
+        metavar="FOLDER|synthetic",
+        help="Read, decode and collate images in every iteration; synthetic makes some, of ImageNet's sizes. Default:"
+        " samples that are drawn in memory once.",
+    ),
+    click.option(
+        "--io-workers",
+        type=click.IntRange(0, 1024),
+        help="Of --input: processes that read for each rank. Default: 0, it reads by itself.",
+    ),
+    click.option(
+        "--preset",
+        metavar="P",
+        help="Of --input: how a framework overlaps input and exchange: naive, caffe-mpi, mxnet, tensorflow, cntk,"
+        " pytorch (the default). All but pytorch exchange each layer by itself; naive and cntk do so behind backward.",
+    ),
 )
 @emulation_options
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@dtype_option
+@option_group(
+    "Where and in what",
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+    dtype_option,
+    folded=False,
+)
 @kernel_options
-@verify_option
-@click.option(
-    "--time-collectives",
-    is_flag=True,
-    help="Time each collective and message by itself on every rank, in half of the iterations; CPU alone.",
+@option_group(
+    "Proof and times of single calls",
+    verify_option,
+    click.option(
+        "--time-collectives",
+        is_flag=True,
+        help="Time each collective and message by itself on every rank, in half of the iterations; CPU alone.",
+    ),
 )
-@click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
-@click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    default=3600.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds that the whole run may take.",
+@option_group(
+    "Who starts the ranks",
+    click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise."),
+    click.option(
+        "--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own."
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        default=3600.0,
+        show_default=True,
+        type=click.FloatRange(0, min_open=True),
+        help="Seconds that the whole run may take.",
+    ),
+    hang_option,
 )
-@hang_option
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@option_group(
+    "Output",
+    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    folded=False,
+)
 @collected(
     run=RunOptions,
     sample=SampleOptions,

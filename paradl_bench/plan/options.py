@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,24 +10,12 @@ import click
 import msgspec
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.terminal.help import Decorator, option_group, together
 from paradl_bench.core.units import parse_sample_shape
 from paradl_bench.plan.axes.options import Shown
 from paradl_bench.plan.axes.registry import option_types
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 _AS_DECLARED: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-
-
-def together(*options: Decorator) -> Decorator:
-    """One decorator for several options, which help shows in this order."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +49,8 @@ dtype_option = click.option(
     help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
 )
 
-kernel_options = together(
+kernel_options = option_group(
+    "Kernels",
     click.option(
         "--channels-last/--no-channels-last",
         default=None,
@@ -135,7 +124,8 @@ accumulate_option = click.option(
     " other.",
 )
 
-memory_options = together(
+memory_options = option_group(
+    "Memory",
     click.option(
         "--recompute",
         metavar="none|all|MODULE[,...]",
@@ -158,13 +148,14 @@ def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_sh
         texts: by the name of an option, what a command says otherwise of it: ``help``, ``metavar``.
         of_shards: only those that decide what ranks run of layers that they shard.
     """
-    return together(
+    return option_group(
+        "Axes of a strategy",
         *(
             _axis_option(shown, texts.get(shown.name, {}))
             for options in option_types()
             if options.of_shards or not of_shards
             for shown in options.shown
-        )
+        ),
     )
 
 
@@ -180,7 +171,8 @@ def _axis_option(shown: Shown, texts: Mapping[str, str]) -> Decorator:
     return click.option(shown.flag, shown.name, type=kind, **said)
 
 
-emulation_options = together(
+emulation_options = option_group(
+    "Emulated compute",
     click.option(
         "--emulate",
         metavar="FILE",
@@ -206,7 +198,8 @@ emulation_options = together(
     click.option("--seed", metavar="N", type=click.IntRange(0), help="Of what --spread draws. Default: 0."),
 )
 
-input_options = together(
+input_options = option_group(
+    "Input",
     click.option(
         "--preset",
         metavar="P",

@@ -6,14 +6,25 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import point_options, refuse_missing
 
 
-@click.command("ghost", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("ghost", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option("--spread", is_flag=True, help="With what train --emulate --spread draws every sleep from.")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Write the table, as JSON; - for standard output.")
-@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@option_group(
+    "Of sleeping layers",
+    click.option("--spread", is_flag=True, help="With what train --emulate --spread draws every sleep from."),
+    folded=False,
+)
+@option_group(
+    "Output",
+    click.option(
+        "-o", "--output", required=True, metavar="FILE", help="Write the table, as JSON; - for standard output."
+    ),
+    click.option("--force", is_flag=True, help="Replace an existing output file."),
+    folded=False,
+)
 def ghost(**options: Any) -> None:
     """Write the seconds that layers sleep in an emulated run of one strategy and batch.
 

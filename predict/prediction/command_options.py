@@ -11,6 +11,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
+from paradl_bench.core.terminal.help import option_group
 from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
@@ -18,10 +19,10 @@ from paradl_bench.plan.options import (
     input_options,
     kernel_options,
     memory_options,
-    together,
 )
 
-fusion_options = together(
+fusion_options = option_group(
+    "Fusion of gradients",
     click.option(
         "--fusion",
         metavar="none|buffer|ada|mg-wfbp|ddp",
@@ -42,7 +43,8 @@ layers_option = click.option(
     " (NAME: mlp, trees, ...); or the roofline alone.",
 )
 
-point_options = together(
+point_options = option_group(
+    "What is predicted",
     click.option(
         "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
     ),
@@ -74,21 +76,27 @@ point_options = together(
         metavar="NAME",
         help="Another GPU than the measured one, of those that predict devices lists. Compute scales by the roofline.",
     ),
-    click.option(
-        "--evaluator",
-        default="simulate",
-        show_default=True,
-        help="simulate, paradl, osf, csf, dag or flops; predict search takes simulate and flops, buckets simulate and"
-        " osf, timeline and diagnose simulate.",
+    option_group(
+        "Method",
+        click.option(
+            "--evaluator",
+            default="simulate",
+            show_default=True,
+            help="simulate, paradl, osf, csf, dag or flops; predict search takes simulate and flops, buckets simulate"
+            " and osf, timeline and diagnose simulate.",
+        ),
+        layers_option,
     ),
-    click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
-    click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
-    layers_option,
+    option_group(
+        "Training",
+        click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
+        click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
+        click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
+        accumulate_option,
+        batch_norm_option,
+    ),
     kernel_options,
-    click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
-    accumulate_option,
     memory_options,
-    batch_norm_option,
     axis_options(
         {
             "ranks_per_node": {
@@ -103,16 +111,21 @@ point_options = together(
     ),
     input_options,
     fusion_options,
+    folded=False,
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
-output_options = together(
+why_option = click.option("--why", is_flag=True, help="List all remarks: what was extrapolated, from what, and how.")
+
+output_options = option_group(
+    "Output",
     click.option(
         "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
     click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
     click.option("--force", is_flag=True, help="Replace an existing output file."),
+    folded=False,
 )
 
 

@@ -14,8 +14,24 @@ from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
+from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling import Sweep
+
+_MEANT = {
+    "90%": "the iteration's interval",
+    "efficiency": "speed-up over one rank, divided by the ranks",
+    "FW": "forward",
+    "BW": "backward",
+    "for layers": "communication that forward and backward wait for (all-gathers, halos)",
+    "idle": "waiting for other stages of a pipeline",
+    "input": "waiting for a mini-batch to be read",
+    "h2d": "waiting for it to be copied to the device",
+    "GE": "gradient exchange that is left after backward",
+    "WU": "weight update",
+    "exposed": "all communication that no compute hides",
+}
+"""What columns hold."""
 
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
@@ -65,52 +81,49 @@ def rows_csv(rows: Sequence[Mapping[str, object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ()) -> None:
-    """Tables on standard output: the answers, with flags as numbered footnotes and the knee of each sweep; the phases.
+def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = (), *, why: bool = False) -> None:
+    """Tables on standard output: the answers, the phases; then what they rest on, and the knee of each sweep.
 
-    Two, so that each stays within the width of a terminal.
+    Args:
+        why: list every remark, not how many there are.
     """
-
     first = predictions[0]
     shape = "x".join(map(str, first.input_shape))
-    footnotes: dict[str, int] = {}
-    rows = []
-    for prediction in predictions:
-        lines = (*prediction.provenance.extrapolated, *prediction.provenance.notes)
-        numbers = {footnotes.setdefault(line, len(footnotes) + 1) for line in lines}
-        rows.append(_answer(prediction, with_band=bool(sweeps)) | {"see": _ranges(sorted(numbers))})
     console = open_console()
     computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
     title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
-    console.print(table_of(rows, title=title))
+    answers = [_answer(prediction, with_band=bool(sweeps)) for prediction in predictions]
+    console.print(table_of(answers, title=title, keys=3))
     phases = [_phases(prediction) for prediction in predictions]
-    console.print(table_of(phases))
-    for_layers = "for layers: all-gathers, halos and the like that FW and BW wait for. "
-    console.print(
-        "90%: interval of the iteration. measured: share of the seconds. "
-        + (for_layers if any(row["for layers"] for row in phases) else "")
-        + ("idle: waiting for other stages. " if any(row["idle"] for row in phases) else "")
-        + ("input: waiting for a mini-batch to be read. " if any(row["input"] for row in phases) else "")
-        + ("h2d: waiting for it to be copied to the device. " if any(row["h2d"] for row in phases) else "")
-        + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides.",
-        highlight=False,
-    )
+    console.print(table_of(phases, keys=3))
+    rows = [(name, prediction.provenance) for name, prediction in zip(_names(predictions), predictions, strict=True)]
+    for line in confidence_in(rows).lines(why=why):
+        console.print(line, highlight=False)
+    if any(sweep.keeps_samples_a_rank for sweep in sweeps):
+        for line in _unlike_serial(predictions):
+            console.print(line, highlight=False)
     for sweep in sweeps:
         console.print(f"knee of {sweep}", highlight=False)
-    beyond = {line for prediction in predictions for line in prediction.provenance.extrapolated}
-    for line, number in footnotes.items():
-        console.print(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}", highlight=False)
+    columns = [name for name in _MEANT if name in answers[0] or any(row.get(name) for row in phases)]
+    console.print("; ".join(f"{name}: {_MEANT[name]}" for name in columns) + ".", highlight=False)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, three and more that follow each other as 1-3."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+def _names(predictions: Sequence[Prediction]) -> list[str]:
+    """What tells each of them apart."""
+    batches = len({prediction.batch for prediction in predictions}) > 1
+    return [f"{each.strategy} on batch {each.batch}" if batches else each.strategy for each in predictions]
+
+
+def _unlike_serial(predictions: Sequence[Prediction]) -> list[str]:
+    """That one rank computes more samples than each rank of the others, where a table has both."""
+    serial = {each.local_batch for each in predictions if each.ranks == 1}
+    others = {
+        each.local_batch for each in predictions if each.ranks > 1 and each.local_batch == each.batch // each.ranks
+    }
+    if len(serial) != 1 or not others or serial == others:
+        return []
+    a_rank = " or ".join(map(str, sorted(others)))
+    return [f"The serial row computes {serial.pop()} samples on its rank, others {a_rank}: compare samples/s."]
 
 
 def lacks_parts(prediction: Prediction) -> bool:
@@ -142,7 +155,7 @@ def print_use(predictions: Sequence[Prediction]) -> None:
     """A table of what the iterations make of their ranks."""
 
     console = open_console()
-    console.print(table_of([_use_cells(prediction) for prediction in predictions]))
+    console.print(table_of([_use_cells(prediction) for prediction in predictions], keys=3))
     bases = dict.fromkeys((each.use.peak_flops_basis, each.use.peak_flops_per_rank is not None) for each in predictions)
     for basis, known in bases:
         text = (
@@ -158,7 +171,9 @@ def _use_cells(prediction: Prediction) -> dict[str, str]:
         return "" if value is None else f"{value:.4g}"
 
     busy = prediction.use.model_flops_utilisation
+    with_epoch = prediction.time.epoch_s is not None
     return _configuration(prediction) | {
+        "samples/s": number(prediction.time.samples_per_s) if with_epoch else "",
         "MFU": "" if busy is None else f"{busy:.1%}",
         "samples/s a rank": number(prediction.use.samples_per_s_per_rank),
         "tokens/s a rank": number(prediction.use.tokens_per_s_per_rank),
@@ -183,13 +198,18 @@ def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
     return _configuration(prediction) | {
         "iteration": format_seconds(prediction.iteration_s),
         "90%": interval_cell(prediction),
-        "epoch": "" if prediction.time.epoch_s is None else format_seconds(prediction.time.epoch_s),
-        "samples/s": f"{prediction.time.samples_per_s:.4g}",
+        **_throughput(prediction),
         "efficiency": _efficiency_cell(prediction, with_band),
         "memory": memory_cell(memory.memory_bytes, memory.memory_interval_bytes, memory.fits),
-        "measured": f"{prediction.provenance.sources['measured']:.0%}"
-        + (" of layers" if lacks_parts(prediction) else ""),
     }
+
+
+def _throughput(prediction: Prediction) -> dict[str, str]:
+    """An epoch, where its samples are known; ``--wide`` shows samples/s then."""
+    epoch_s = prediction.time.epoch_s
+    return (
+        {"samples/s": f"{prediction.time.samples_per_s:.4g}"} if epoch_s is None else {"epoch": format_seconds(epoch_s)}
+    )
 
 
 def _phases(prediction: Prediction) -> dict[str, str]:

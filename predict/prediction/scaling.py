@@ -15,6 +15,8 @@ from paradl_bench.plan.strategy import Strategy, parse_strategy
 from predict.prediction.interval import Timed, efficiency_band
 from predict.prediction.prediction import Prediction
 
+_A_RANK = "samples a rank"
+
 
 class Sweep(NamedTuple):
     """One strategy over rank counts.
@@ -32,12 +34,17 @@ class Sweep(NamedTuple):
     knee_ranks: int
     knee_range: tuple[int, int]
 
+    @property
+    def keeps_samples_a_rank(self) -> bool:
+        """Whether the mini-batch grows with the ranks."""
+        return self.kept.endswith(_A_RANK)
+
     def __str__(self) -> str:
         goes_on = ", the most of the sweep" if self.knee_ranks == self.largest_ranks else ""
         low, high = self.knee_range
-        band = f"; {low} to {high} by the ends of its band" if low < high else ""
-        text = f"{self.strategy}, {self.kept}: {self.knee_ranks} ranks{goes_on}; up to there efficiency is at least"
-        return f"{text} {self.fraction:.3g} of that at {self.smallest_ranks}{band}"
+        band = f" (90%: {low} to {high})" if low < high else ""
+        text = f"{self.strategy}, {self.kept}: {self.knee_ranks} ranks{goes_on}{band}."
+        return f"{text} Up to there efficiency is at least {self.fraction:.3g} of that at {self.smallest_ranks} ranks."
 
 
 class _Point(NamedTuple):
@@ -93,7 +100,7 @@ def _growing(strategy: Strategy) -> str:
 
 
 def _kept(prediction: Prediction, *, strong: bool) -> str:
-    return f"batch {prediction.batch}" if strong else f"{prediction.batch / prediction.ranks:.12g} samples a rank"
+    return f"batch {prediction.batch}" if strong else f"{prediction.batch / prediction.ranks:.12g} {_A_RANK}"
 
 
 def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> Sweep:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from paradl_bench.core.terminal.collected import collected
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.plan.axes.registry import option_types
-from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing, why_option
 
 SEARCHED = {
     **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
@@ -25,26 +26,34 @@ SEARCHED = {
 """Options of a point that a search chooses itself, or has no use for, and why."""
 
 
-@click.command("search", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("search", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's.")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show.")
-@click.option(
-    "--predictions",
-    default=60,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Candidates to predict exactly at most, besides a few that need little memory; more settle what is left open.",
+@option_group(
+    "Of a search",
+    click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
+    click.option(
+        "--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show."
+    ),
+    click.option(
+        "--predictions",
+        default=60,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="N",
+        help="Candidates to predict exactly at most, besides a few that need little memory; more settle"
+        " what is left open.",
+    ),
+    click.option(
+        "--caps",
+        metavar="MiB[,MiB...]",
+        default="1,2,4,8,16,32,64,128,256",
+        show_default=True,
+        help="Values of bucket_cap_mb to try, beside torch's default.",
+    ),
+    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+    why_option,
+    folded=False,
 )
-@click.option(
-    "--caps",
-    metavar="MiB[,MiB...]",
-    default="1,2,4,8,16,32,64,128,256",
-    show_default=True,
-    help="Values of bucket_cap_mb to try, beside torch's default.",
-)
-@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
 @output_options
 @click.pass_context
 @collected(written=OutputOptions)
@@ -83,7 +92,7 @@ def _run(options: dict[str, Any], written: OutputOptions) -> None:
     as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
     content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
     if written.write(content):
-        print_answer(answer)
+        print_answer(answer, why=options["why"])
 
 
 for _parameter in search_command.params:

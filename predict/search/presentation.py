@@ -9,6 +9,8 @@ from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
+from predict.prediction.confidence import confidence_in
+from predict.prediction.prediction import PredictedUse
 from predict.prediction.presentation import interval_cell
 from predict.search.contrast import Contrasted
 from predict.search.ranking import Searched
@@ -18,9 +20,12 @@ _REASONS = 8
 _SURE = 0.0005
 
 
-def print_answer(answer: Answer) -> None:
-    """A table of strategies, their commands, and what became of all other candidates; on standard output."""
+def print_answer(answer: Answer, *, why: bool = False) -> None:
+    """A table of strategies, their commands, and what became of all other candidates; on standard output.
 
+    Args:
+        why: list every remark.
+    """
     console = open_console()
     limit = answer.memory_bytes_per_rank
     within = f", {format_bytes(limit)} a rank" if limit is not None else ", memory not known"
@@ -32,22 +37,24 @@ def print_answer(answer: Answer) -> None:
         line(text)
     evaluator = answer.rows[0].prediction.evaluator
     title = f"{answer.model}, batch {answer.batch}{within}" + (f": {evaluator}" if evaluator != "simulate" else "")
-    console.print(table_of([_cells(row) for row in answer.rows], title=title))
+    several = len({row.prediction.ranks for row in answer.rows}) > 1
+    console.print(table_of([_cells(row, several=several) for row in answer.rows], title=title, keys=3))
     line(
         "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"
         f" that they share do not count. Of strategies in no row: {_percent(answer.probability_of_others)}."
     )
-    line("*: in the Pareto set of time, memory and rank-hours. Rows are in order of time.")
+    line("*: no other row is better in time, memory and rank-hours at once. Rows are in order of time.")
+    if several:
+        line("rank-hours: hours of all ranks together, for a million samples.")
     for row in answer.rows:
         line(f"{row.place}  {row.predict_command}")
     if answer.rows[0].train_command is not None:
         line(f"to run the first: {answer.rows[0].train_command}")
     for searched in answer.searched:
-        for text in _account(searched):
+        for text in _account(searched, why=why):
             line(text)
-    beyond = dict.fromkeys(text for row in answer.rows for text in row.prediction.provenance.extrapolated)
-    if beyond:
-        line(f"extrapolated, in some row ({len(beyond)} ways; --json says which): {next(iter(beyond))}")
+    for text in confidence_in([(f"row {row.place}", row.prediction.provenance) for row in answer.rows]).lines(why=why):
+        line(text)
 
 
 def _not_compared(searched: Sequence[Searched]) -> list[str]:
@@ -63,8 +70,8 @@ def _not_compared(searched: Sequence[Searched]) -> list[str]:
     ]
 
 
-def _account(searched: Searched) -> list[str]:
-    """What became of the candidates of one number of ranks, in words."""
+def _account(searched: Searched, *, why: bool) -> list[str]:
+    """What became of the candidates of one number of ranks, in words; ``why`` they were ruled out as well."""
     low, high = map(format_difference, searched.estimates_off)
     lines = [
         f"{searched.ranks} ranks: {searched.candidates:,} candidates (a strategy with its settings):"
@@ -75,7 +82,9 @@ def _account(searched: Searched) -> list[str]:
     if searched.open and searched.open_from_s is not None:
         soonest = format_seconds(searched.open_from_s)
         lines.append(f"  those left open may be faster, by estimates from {soonest} on: give more --predictions")
-    lines += _contrasts(searched)
+    lines += _contrasts(searched)[: None if why else 1]
+    if not why:
+        return lines
     reasons = sorted(searched.impossible.items(), key=lambda item: -item[1])
     lines += [f"  ruled out in {counted(count, 'strategy')}: {reason}" for reason, count in reasons[:_REASONS]]
     if len(reasons) > _REASONS:
@@ -104,7 +113,8 @@ def _contrasted(one: Contrasted) -> str:
     return f"{format_seconds(one.iteration_s)} ({one.candidate}; the best is {one.best_is_faster:.3g} times as fast)"
 
 
-def _cells(row: Row) -> Mapping[str, str]:
+def _cells(row: Row, *, several: bool) -> Mapping[str, str]:
+    """By column; ``several`` numbers of ranks are told apart by their rank-hours."""
     found = row.prediction
     settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
     if (count := found.options.get("micro_batches")) is not None:
@@ -112,22 +122,26 @@ def _cells(row: Row) -> Mapping[str, str]:
     settings += [f"{name} {found.options[name]}" for name in SIMULATED_ALONE if name in found.options]
     cap = found.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
-    cost = found.use.cost_per_epoch if found.use.cost_per_epoch is not None else found.use.cost_per_million_samples
     return {
-        "": str(row.place),
+        "": f"{row.place}{'*' if row.pareto else ''}",
         "strategy": found.strategy,
         "settings": ", ".join(settings),
         "iteration": format_seconds(found.iteration_s),
         "90%": interval_cell(found),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
-        "memory": format_bytes(found.memory.memory_bytes),
-        "fits": {True: "yes", False: "no", None: ""}[found.memory.fits],
-        "samples/s": f"{found.time.samples_per_s:.4g}",
-        "efficiency": f"{found.use.efficiency:.0%}",
-        "rank-h/M": f"{found.use.rank_hours_per_million_samples:.4g}",
-        "cost": "" if cost is None else f"{cost:.4g}",
-        "*": "*" if row.pareto else "",
+        "memory": format_bytes(found.memory.memory_bytes) + (" too much" if found.memory.fits is False else ""),
+        **_worth(found.use, several=several),
     }
+
+
+def _worth(use: PredictedUse, *, several: bool) -> dict[str, str]:
+    """What a strategy makes of its ranks, in one column."""
+    cost = use.cost_per_epoch if use.cost_per_epoch is not None else use.cost_per_million_samples
+    if cost is not None:
+        return {"cost": f"{cost:.4g}"}
+    if several:
+        return {"rank-hours": f"{use.rank_hours_per_million_samples:.4g}"}
+    return {"efficiency": f"{use.efficiency:.0%}"}
 
 
 def _percent(chance: float) -> str:

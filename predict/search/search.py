@@ -18,7 +18,7 @@ from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import OF_INPUT
-from predict.prediction.bucket_advice import parse_caps
+from predict.prediction.buckets.advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import MEASURED, limit_memory, read_model, settings_of
 from predict.prediction.stage_balance import CUT_BY

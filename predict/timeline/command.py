@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import point_options, refuse_missing
 
 _SLOW_HELP = (
@@ -13,19 +14,27 @@ _SLOW_HELP = (
 )
 
 
-@click.command("timeline", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("timeline", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
-@click.option("-o", "--output", metavar="FILE", help="Write the trace, as JSON; - for standard output.")
-@click.option(
-    "--ranks-shown",
-    type=click.Choice(["roles", "all"]),
-    default="roles",
-    show_default=True,
-    help="Ranks that do the same once in the trace, or each of them.",
+@option_group(
+    "Of a timeline",
+    click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP),
+    folded=False,
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of a table and a picture.")
-@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@option_group(
+    "Output",
+    click.option("-o", "--output", metavar="FILE", help="Write the trace, as JSON; - for standard output."),
+    click.option(
+        "--ranks-shown",
+        type=click.Choice(["roles", "all"]),
+        default="roles",
+        show_default=True,
+        help="Ranks that do the same once in the trace, or each of them.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of a table and a picture."),
+    click.option("--force", is_flag=True, help="Replace an existing output file."),
+    folded=False,
+)
 def timeline(**options: Any) -> None:
     """Show when each rank computes and communicates in one predicted iteration.
 

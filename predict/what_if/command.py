@@ -7,36 +7,51 @@ from typing import Any
 
 import click
 
-from predict.prediction.command_options import point_options, refuse_missing
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
+from predict.prediction.command_options import point_options, refuse_missing, why_option
 
 
-@click.command("what-if", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("what-if", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="QUANTITY=VALUES",
-    help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
-    "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points), 0.1:10:log:21,"
-    " 1:64:x2, or 1,2,4. Repeatable.",
+@option_group(
+    "What is changed",
+    click.option(
+        "--vary",
+        multiple=True,
+        metavar="QUANTITY=VALUES",
+        help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
+        "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points),"
+        " 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
+    ),
+    click.option(
+        "--replace",
+        multiple=True,
+        metavar="PATTERN=MODULE[+MODULE...]",
+        help="Layers by a pattern of their names, and what stands in their place: none, or modules as"
+        " linear(4096,512), conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+    ),
+    click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time."),
+    why_option,
+    folded=False,
 )
-@click.option(
-    "--replace",
-    multiple=True,
-    metavar="PATTERN=MODULE[+MODULE...]",
-    help="Layers by a pattern of their names, and what stands in their place: none, or modules as linear(4096,512), "
-    "conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+@option_group(
+    "Output",
+    click.option(
+        "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
+    click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots])."),
+    click.option("--force", is_flag=True, help="Replace existing output files."),
+    folded=False,
 )
-@click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time.")
-@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
-@click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots]).")
-@click.option("--force", is_flag=True, help="Replace existing output files.")
 def what_if_command(**options: Any) -> None:
     """Predict other links, another device, other rank counts, batches or layers, beside what was measured.
 
+    Without --vary and --replace, try twice as much of everything, and say what helps most.
+
     \b
+    predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256
     predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256 --vary bandwidth=0.1:10:log
     predict what-if ... --vary peak-flops=1,2,4 --vary memory-bandwidth=1,2,4 --grid
     predict what-if ... --vary batch=16:256:x2 --layers regressed:mlp,roofline --plot sources.png
@@ -44,11 +59,6 @@ def what_if_command(**options: Any) -> None:
       --replace 'avgpool=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)'
     """
     refuse_missing(options, "profile", "model", "strategy", "batch")
-    if not options["vary"] and not options["replace"]:
-        raise click.UsageError(
-            "Missing option '--vary' or '--replace': write --vary bandwidth=0.1:10:log, or another quantity,"
-            " or --replace 'PATTERN=none' of layers."
-        )
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite
 
@@ -56,6 +66,8 @@ def what_if_command(**options: Any) -> None:
         raise UserError("--json and --csv exclude each other: give one")
     if options["replace"]:
         _refuse_beside_replace(options)
+    elif options["grid"] and not options["vary"]:
+        raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
     if options["plot"]:
         from paradl_bench.core.terminal.pictures import refuse_undrawable
 
@@ -82,7 +94,8 @@ def _vary(options: dict[str, Any]) -> None:
     from predict.what_if.quantities import parse_varied, settings_of
     from predict.what_if.what_if import what_if
 
-    settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
+    varied = [parse_varied(text) for text in options["vary"]]
+    settings = settings_of(varied, grid=options["grid"]) if varied else None
     # Every source is read before any of them is predicted from, so that a wrong one costs nothing.
     requests = [read_request({**options, "layers": source}) for source in _sources(options["layers"])]
     predicted = [
@@ -98,7 +111,7 @@ def _vary(options: dict[str, Any]) -> None:
         say(f"predict: left out: {line}")
     rows = [row for each in predicted for row in each.rows]
     if _write(rows, options, flat_row):
-        print_what_if(rows, grid=options["grid"])
+        print_what_if(rows, grid=options["grid"], ranked=not options["vary"], why=options["why"])
     if options["plot"]:
         draw_what_if(rows, options["plot"], force=options["force"])
 
@@ -123,7 +136,7 @@ def _replace(options: dict[str, Any]) -> None:
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
     if _write(predicted.rows, options, csv_row):
-        print_replacing(predicted.rows)
+        print_replacing(predicted.rows, why=options["why"])
     if options["plot"]:
         strong = options["scaling"] == "strong"
         draw_replacing(predicted.rows, options["plot"], strong_scaling=strong, force=options["force"])

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from paradl_bench.core.terminal.collected import collected
+from paradl_bench.core.terminal.help import GroupedCommand
 from predict.prediction.command_options import OutputOptions, output_options
 
 
-@click.command("devices", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("devices", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @output_options
 @collected(written=OutputOptions)
 def devices(written: OutputOptions, **_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,71 +13,109 @@ from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_seconds
 from predict.costs.hardware.what_if_hardware import AS_MEASURED
+from predict.prediction.confidence import confidence_in
 from predict.prediction.presentation import memory_cell
-from predict.what_if.quantities import DEVICE, FACTORS, Setting, hardware_of, shown_value
-from predict.what_if.what_if import BOUNDS, WhatIf
+from predict.what_if.quantities import COUNTS, DEVICE, FACTORS, Setting, hardware_of, shown_value
+from predict.what_if.what_if import WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_TICKS = 9
 _PANELS_ABREAST = 3
-_TITLES = {"exposed communication": "exposed"}
+_OTHERS = ("epoch", "memory")
 
 
-def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
-    """A table on standard output, with what lies beyond measurement and the notes below it."""
+def print_what_if(rows: Sequence[WhatIf], *, grid: bool, ranked: bool = False, why: bool = False) -> None:
+    """A table on standard output, and below it what the columns mean and what the rows rest on.
+
+    Args:
+        ranked: rows are in the order of what helps most.
+        why: list every remark.
+    """
     from rich.text import Text
 
     first = rows[0]
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
-    how = "all combinations" if grid else "one at a time, the others as measured" if len(names) > 1 else ""
-    title = f"{first.model}: {first.evaluator}, what if {', '.join(names)}" + (f" ({how})" if how else "")
-    shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
-    epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
-    layers = ["layers"] if _layers_differ(rows) else []
-    columns = [*layers, "strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
-    columns += ["memory", "bound by", *shown]
-    shown_rows = []
-    for row in rows:
-        cells = (
-            *([row.layers_from] if layers else []),
-            row.strategy,
-            str(row.ranks),
-            str(row.batch),
-            *([_text(row.varied)] if varied == ["varied"] else [_value(row.varied, name) for name in names]),
+    named_by = _bases(rows) if ranked else rows
+    of_points = {
+        "layers": [row.layers_from for row in named_by],
+        "strategy": [row.strategy for row in named_by],
+        "ranks": [str(row.ranks) for row in named_by],
+        "batch": [str(row.batch) for row in named_by],
+    }
+    alike = {name: cells[0] for name, cells in of_points.items() if len(set(cells)) == 1 and name != "layers"}
+    named = {name: cells for name, cells in of_points.items() if len(set(cells)) > 1 and name not in varied}
+    columns = [*named, *varied, "iteration", "90%", "speed-up", "bound by", *_OTHERS]
+    cells = [
+        [
+            *(of_row[index] for of_row in named.values()),
+            *([_text(row.varied)] if varied == ["varied"] else [_value(row, name) for name in names]),
             format_seconds(row.iteration_s),
             format_around(row.interval_s, row.iteration_s),
-            *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
             f"{row.speedup_over_base:.3g}",
-            memory_cell(row.memory_bytes, row.memory_interval_bytes, row.fits),
-            row.bound_by,
-            *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
-        )
-        shown_rows.append([Text(cell, style="" if row.varied else "bold") for cell in cells])
-    open_console().print(table([_TITLES.get(name, name) for name in columns], shown_rows, title=title))
-    _print_notes(rows)
+            f"{row.bound_by} {row.seconds_of[row.bound_by] / row.iteration_s:.0%}",
+            *_other_cells(row, [] if ranked else rows),
+        ]
+        for index, row in enumerate(rows)
+    ]
+    styled = [
+        [Text(cell, style="" if row.varied else "bold") for cell in of] for row, of in zip(rows, cells, strict=True)
+    ]
+    how = "all combinations" if grid else "one at a time" if len(names) > 1 else ""
+    about = ", ".join([first.model, *(f"{name} {cell}" for name, cell in alike.items())])
+    what = "twice as much of one thing at a time" if ranked else f"{', '.join(names)}" + (f" ({how})" if how else "")
+    title = f"{about}: {first.evaluator}, what if {what}"
+    open_console().print(table(columns, styled, title=title, keys=len(named) + len(varied)))
+    for line in _most_helpful(rows) if ranked else ():
+        open_console().print(line, highlight=False)
+    _print_notes(rows, why=why)
 
 
-def _print_notes(rows: Sequence[WhatIf]) -> None:
+def _bases(rows: Sequence[WhatIf]) -> list[WhatIf]:
+    """The row as measured that each row is held against."""
+    starts = [index for index, row in enumerate(rows) if not row.varied]
+    return [rows[max(start for start in starts if start <= index)] for index in range(len(rows))]
+
+
+def _most_helpful(rows: Sequence[WhatIf]) -> list[str]:
+    """What helps each point most, in words."""
+    lines = []
+    for base, best in itertools.pairwise(rows):
+        if best.varied and not base.varied:
+            point = f"{base.strategy} on batch {base.batch}"
+            lines.append(
+                f"{point}: {_text(best.varied)} helps most, {best.speedup_over_base:.3g} times as many samples/s."
+            )
+    return lines
+
+
+def _other_cells(row: WhatIf, rows: Sequence[WhatIf]) -> list[str]:
+    """Memory where it is not the same in all rows, and the epoch."""
+    differs = len({each.memory_bytes for each in rows}) > 1
+    return [
+        "" if row.epoch_s is None else format_seconds(row.epoch_s),
+        memory_cell(row.memory_bytes, row.memory_interval_bytes, row.fits) if differs else "",
+    ]
+
+
+def _print_notes(rows: Sequence[WhatIf], *, why: bool) -> None:
     """What the columns mean, and what the rows rest on."""
     console = open_console()
-    console.print(
-        "speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is. "
-        "exposed: communication that nothing hides. 90%: interval of the iteration. "
-        "bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.",
-        highlight=False,
-    )
     # Rows on other hardware would say so once a value; what they vary stands in the table.
     as_measured = [row for row in rows if DEVICE not in row.varied and hardware_of(row.varied) == AS_MEASURED]
-    lines = {line for row in as_measured for line in row.extrapolated}
-    said = [f"extrapolated: {line}" for line in sorted(lines)]
+    lines = confidence_in([(f"{row.strategy} on batch {row.batch}", row) for row in as_measured]).lines(why=why)
     if any(row.sources["scaled_by_roofline"] for row in rows):
-        said.append("extrapolated: compute of rows on another device is scaled by the roofline")
+        lines.append("extrapolated: compute on other hardware is scaled by the roofline")
     if any(DEVICE in row.varied for row in rows):
-        said.append("device: by data sheets of both devices; links and the host stay as measured")
-    for line in (*said, *dict.fromkeys(note for row in rows for note in row.notes)):
+        lines.append("device: by data sheets of both devices; links and the host stay as measured")
+    if {name.partition("@")[0] for row in rows for name in row.varied} & set(FACTORS):
+        lines.append("bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.")
+    lines.append("speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is.")
+    if any(row.bound_by == "exposed communication" for row in rows):
+        lines.append("exposed communication: what nothing hides.")
+    for line in lines:
         console.print(line, highlight=False)
 
 
@@ -84,8 +123,11 @@ def _text(setting: Setting) -> str:
     return ", ".join(f"{name} {shown_value(name, value)}" for name, value in setting.items()) or "-"
 
 
-def _value(setting: Setting, name: str) -> str:
-    return shown_value(name, setting[name]) if name in setting else "-"
+def _value(row: WhatIf, name: str) -> str:
+    """What a row has of a quantity: ``-`` as measured, with the number of ranks or samples that this is."""
+    if name in row.varied:
+        return shown_value(name, row.varied[name])
+    return f"- ({getattr(row, name)})" if name in COUNTS else "-"
 
 
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:

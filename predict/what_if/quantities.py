@@ -80,6 +80,21 @@ def settings_of(varied: Sequence[Varied], *, grid: bool) -> tuple[Setting, ...]:
     return tuple(dict(zip(names, row, strict=True)) for row in itertools.product(*values))
 
 
+def doubled(ranks: int, batch: int, levels: Sequence[str]) -> tuple[Setting, ...]:
+    """Twice as much of every number that has one, each by itself; half of latencies.
+
+    Args:
+        ranks, batch: of the point, global.
+        levels: of the network; where there are several, each is tried too.
+    """
+    of_levels = ["", *(f"@{level}" for level in levels if len(levels) > 1)]
+    twice = {"peak-flops": 2.0, "memory-bandwidth": 2.0, "batch": float(2 * batch)}
+    if ranks > 1:
+        twice |= {f"bandwidth{at}": 2.0 for at in of_levels} | {f"latency{at}": 0.5 for at in of_levels}
+        twice["ranks"] = float(2 * ranks)
+    return tuple({name: value} for name, value in twice.items())
+
+
 def shown_value(name: str, value: float | str) -> str:
     """A value for a person: names and counts in full, factors to four digits."""
     if isinstance(value, str):

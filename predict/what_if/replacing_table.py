@@ -13,6 +13,7 @@ from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from paradl_bench.network.replacement.modules import shape_text
+from predict.prediction.confidence import confidence_in
 from predict.prediction.presentation import flat_row, memory_cell
 from predict.what_if.replacing import LayerSeconds, Replacing
 
@@ -23,12 +24,16 @@ _COLUMNS = (
 _OF_LAYERS = ("layer", "", "returns", "parameters", "forward", "sd", "from", "backward", "sd", "from")
 
 
-def print_replacing(rows: Sequence[Replacing]) -> None:
-    """A table of all points before and after, one of the layers that are new or changed, and what they rest on."""
+def print_replacing(rows: Sequence[Replacing], *, why: bool = False) -> None:
+    """A table of all points before and after, one of the layers that are new or changed, and what they rest on.
+
+    Args:
+        why: list every remark.
+    """
     first, changed = rows[0], rows[1]
     console = open_console()
     title = f"{first.model}: {first.evaluator}, what if {' and '.join(changed.replaced)}"
-    console.print(table(_COLUMNS, [_cells(row) for row in rows], title=title))
+    console.print(table(_COLUMNS, [_cells(row) for row in rows], title=title, keys=4))
     if changed.layers:
         title = f"layers that are new or read other shapes, on {changed.local_batch} samples"
         console.print(table(_OF_LAYERS, [_layer_cells(layer) for layer in changed.layers], title=title))
@@ -38,7 +43,7 @@ def print_replacing(rows: Sequence[Replacing]) -> None:
         " over one rank, a rank.",
         highlight=False,
     )
-    _print_notes(rows)
+    _print_notes(rows, why=why)
 
 
 def csv_row(row: Replacing) -> dict[str, object]:
@@ -46,13 +51,12 @@ def csv_row(row: Replacing) -> dict[str, object]:
     return flat_row({**msgspec.structs.asdict(row), "layers": [layer.name for layer in row.layers]})
 
 
-def _print_notes(rows: Sequence[Replacing]) -> None:
+def _print_notes(rows: Sequence[Replacing], *, why: bool) -> None:
     """Of either network, what is extrapolated and remarked."""
     console = open_console()
     for which in ("as they are", "replaced"):
         of = [row for row in rows if bool(row.replaced) == (which == "replaced")]
-        said = [f"extrapolated: {line}" for row in of for line in row.extrapolated]
-        for line in dict.fromkeys((*said, *(note for row in of for note in row.notes))):
+        for line in confidence_in([(f"{row.strategy} on batch {row.batch}", row) for row in of]).lines(why=why):
             console.print(f"layers {which}: {line}", highlight=False)
 
 

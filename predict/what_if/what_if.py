@@ -20,7 +20,7 @@ from predict.costs.hardware.what_if_hardware import Hardware
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request
 from predict.prediction.stage_balance import with_balanced_stages
-from predict.what_if.quantities import DEVICE, Setting, hardware_of, number_of
+from predict.what_if.quantities import DEVICE, Setting, doubled, hardware_of, number_of
 from predict.workload import Configuration, Evaluator
 
 Bound = Literal["compute", "exposed communication", "idle", "input"]
@@ -72,7 +72,7 @@ class WhatIfs:
 
 def what_if(
     request: Request,
-    settings: Sequence[Setting],
+    settings: Sequence[Setting] | None,
     *,
     dataset_samples: int | None = None,
     strong_scaling: bool = False,
@@ -80,6 +80,8 @@ def what_if(
     """Predict every point of a request as measured, then under every setting.
 
     Args:
+        settings: None for twice as much of everything (:func:`predict.what_if.quantities.doubled`), what helps most
+            first.
         dataset_samples: of an epoch; None leaves epochs out.
         strong_scaling: other rank counts keep the global mini-batch; else it grows with them.
 
@@ -87,21 +89,27 @@ def what_if(
         UserError: a setting names a level that the cluster lacks, a point is not possible as measured, or nothing of
             what was varied is.
     """
-    for setting in settings:
-        hardware_of(setting).check_levels(request.costs.communication.cluster)
+    cluster = request.costs.communication.cluster
+    for setting in settings or ():
+        hardware_of(setting).check_levels(cluster)
     rows: list[WhatIf] = []
     refused: list[UserError] = []
     predict = _remembering(request.costs, request.evaluator, dataset_samples)
     layers_from = str(request.costs.layers_from)
     for point in request.points:
         base = predict({}, point)
-        rows.append(_row({}, layers_from, base, base))
-        for setting in settings:
+        levels = [level.name for level in cluster.levels]
+        tried = doubled(point.strategy.ranks, point.settings.batch, levels) if settings is None else settings
+        found = []
+        for setting in tried:
             try:
                 varied = _varied_point(request, point, setting, strong_scaling=strong_scaling)
-                rows.append(_row(setting, layers_from, predict(setting, varied), base))
+                found.append(_row(setting, layers_from, predict(setting, varied), base))
             except UserError as error:
                 refused.append(error)
+        if settings is None:
+            found.sort(key=lambda row: -row.speedup_over_base)
+        rows += [_row({}, layers_from, base, base), *found]
     if len(rows) == len(request.points):
         raise refused[0]
     left_out = dict.fromkeys((*request.left_out, *map(str, refused)))

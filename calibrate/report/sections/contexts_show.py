@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.core.statistics import Z90
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -21,16 +22,11 @@ def print_contexts(profile: Profile, console: Console) -> None:
     """A table of all entries; nothing where there are none."""
     if not profile.contexts:
         return
-    from rich.table import Table
-
-    table = Table(title="In context a call takes added + factor x its time idle (90%)", title_justify="left")
-    for name in _WORDS:
-        table.add_column(name, overflow="fold")
-    for name in _NUMBERS:
-        table.add_column(name, justify="right", overflow="fold")
-    for entry in profile.contexts:
-        table.add_row(entry.operation, entry.library, entry.level, _surrounded_by(entry), *_numbers(entry))
-    console.print(table)
+    title = "In context a call takes added + factor x its time idle (90%)"
+    rows = [
+        (each.operation, each.library, each.level, _surrounded_by(each), *_numbers(each)) for each in profile.contexts
+    ]
+    console.print(table((*_WORDS, *_NUMBERS), rows, title=title, keys=4))
     console.print("Of groups at once, the factor (phi) is of what bytes take.")
 
 

@@ -140,11 +140,12 @@ def progress(title: str, total: float) -> Iterator[Progress]:
         yield _Bar(bar, bar.add_task(title, total=total))
 
 
-def open_console(width: int = 160) -> Console:
-    """A console on standard output for tables; where that is no terminal, wide enough to break no row."""
+def open_console(width: int = 100) -> Console:
+    """A console on standard output; where that is no terminal, of this width unless ``COLUMNS`` says another."""
     from paradl_bench.core.terminal.plain_console import PlainConsole
 
-    return PlainConsole() if sys.stdout.isatty() else PlainConsole(width=width)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return PlainConsole() if known else PlainConsole(width=width)
 
 
 def say(text: str, *, lines: bool = False) -> None:

@@ -18,6 +18,12 @@ class PlainConsole(Console):
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
 
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As Console's; a sentence is broken into lines at a terminal alone, so that a file can be searched for it."""
+        if not self.is_terminal and all(isinstance(each, str) for each in objects):
+            settings.setdefault("soft_wrap", True)
+        super().print(*objects, **settings)
+
     def render_str(self, text: str, **settings: Any) -> Text:
         """A text without what would steer a terminal, so that widths are those of what is shown."""
         return super().render_str(plain(text), **(settings | {"markup": False, "emoji": False}))

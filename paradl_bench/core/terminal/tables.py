@@ -11,28 +11,43 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _NUMBER = re.compile(r"[-+±<x/ ]{0,4}\d")
+_WORDS_WIDTH = 24
+"""Characters of a cell from which on words may be broken into lines; numbers never are."""
 
 
-def table(columns: Iterable[str], rows: Iterable[Sequence[str | Text]], *, title: str | None = None) -> Table:
+def table(
+    columns: Iterable[str], rows: Iterable[Sequence[str | Text]], *, title: str | None = None, keys: int = 1
+) -> Table:
     """A table as wide as it needs. A column whose cells mostly begin with a number runs from the right.
 
-    A column that is empty in all rows is left out.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    A column that is empty in all rows is left out. Where the rest is too wide, it is printed in parts, which cut no
+    number and break no short word.
 
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    rows = list(rows)
+    Args:
+        keys: so many first columns name a row: each part has them.
+    """
+    from paradl_bench.core.terminal.fitted_table import FittedTable
+
+    columns, rows = list(columns), list(rows)
     shown = [(name, cells) for name, *cells in zip(columns, *rows, strict=True) if any(map(str, cells)) or not rows]
+    drawn = FittedTable(title, keys=sum(name in columns[:keys] for name, _ in shown))
     for name, cells in shown:
         filled = [str(cell) for cell in cells if str(cell)]
-        numbers = sum(_NUMBER.match(cell) is not None for cell in filled)
-        drawn.add_column(name, justify="right" if 2 * numbers > len(filled) else "left", overflow="fold")
+        numbers = 2 * sum(_NUMBER.match(cell) is not None for cell in filled) > len(filled)
+        width = max(len(line) for text in (name, *filled) for line in text.splitlines() or [""])
+        whole = numbers or width <= _WORDS_WIDTH
+        drawn.add_column(
+            name,
+            justify="right" if numbers else "left",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=width if whole else _WORDS_WIDTH,
+        )
     for row in zip(*(cells for _, cells in shown), strict=True):
         drawn.add_row(*row)
     return drawn
 
 
-def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None) -> Table:
+def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None, keys: int = 1) -> Table:
     """A :func:`table` of at least one row, each of which names its cells by their columns."""
-    return table(rows[0], [list(row.values()) for row in rows], title=title)
+    return table(rows[0], [list(row.values()) for row in rows], title=title, keys=keys)

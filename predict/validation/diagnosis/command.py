@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
 if TYPE_CHECKING:
@@ -17,22 +18,32 @@ _BESIDE_A_RUN = ("profile", "cluster", "layers", "run", "memory", "at_least", "r
 """Options that go with --run: the run says the rest."""
 
 
-@click.command("diagnose", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("diagnose", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option("--run", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Of paradl-bench train; says the rest.")
-@click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's.")
-@click.option(
-    "--at-least",
-    default=0.05,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="F",
-    help="Share of an iteration from which on a limitation is present.",
+@option_group(
+    "Of a diagnosis",
+    click.option(
+        "--run", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Of paradl-bench train; says the rest."
+    ),
+    click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
+    click.option(
+        "--at-least",
+        default=0.05,
+        show_default=True,
+        type=click.FloatRange(0, 1, min_open=True),
+        metavar="F",
+        help="Share of an iteration from which on a limitation is present.",
+    ),
+    click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies."),
+    folded=False,
 )
-@click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies.")
-@click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--force", is_flag=True, help="Replace an output file, and take a run of another environment.")
+@option_group(
+    "Output",
+    click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--force", is_flag=True, help="Replace an output file, and take a run of another environment."),
+    folded=False,
+)
 @click.pass_context
 def diagnose(ctx: click.Context, /, **options: Any) -> None:
     """Say which limitations and bottlenecks a configuration has, and what would help.

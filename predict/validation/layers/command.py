@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand
 from predict.prediction.command_options import OutputOptions, refuse_missing
 
 
-@click.command("validate-layers", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("validate-layers", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote.")
 @click.option("--model", metavar="M", help="A model of the profile, whose layers it measured.")
 @click.option(

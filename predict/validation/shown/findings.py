@@ -35,10 +35,9 @@ def _activity_line(report: Report) -> list[str]:
 
 
 def findings(report: Report) -> list[str]:
-    """Sentences about the whole report."""
+    """Sentences about the whole report; :func:`beyond_measurement` has those on single predictions."""
     simulated = pairs_of(report.pairs, PREDICTOR)
     unlike = [pair.run for pair in simulated if pair.issued_equals_plan is False]
-    beyond = dict.fromkeys(line for pair in simulated for line in pair.extrapolated)
     floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
     return [
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
@@ -50,10 +49,15 @@ def findings(report: Report) -> list[str]:
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
         *report.serial_runs_wanted,
         *report.not_applicable,
-        *(f"extrapolated: {line}" for line in beyond),
         *([f"noise floor from: {', '.join(floors)}"] if floors else []),
         *report.notes,
     ]
+
+
+def beyond_measurement(report: Report) -> list[str]:
+    """What predictions extrapolated, each once."""
+    simulated = pairs_of(report.pairs, PREDICTOR)
+    return [f"extrapolated: {line}" for line in dict.fromkeys(line for pair in simulated for line in pair.extrapolated)]
 
 
 def _ranking_line(evaluator: str, ranking: Ranking) -> str:

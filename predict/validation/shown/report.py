@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
 from paradl_bench.core.terminal.printed import in_code, in_markdown
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
+from paradl_bench.core.units import format_accuracy, format_around, format_difference, format_seconds
+from predict.prediction.confidence import Rests, confidence_in
 from predict.prediction.presentation import flat_row, rows_csv
 from predict.validation.runs import PHASES
 from predict.validation.shown.cells import Table, configured_pair, markdown_table
-from predict.validation.shown.findings import findings
+from predict.validation.shown.findings import beyond_measurement, findings
 from predict.validation.shown.of_ranks import calls_table, markdown_activity, markdown_calls
 from predict.validation.validation_report import (
     EVALUATORS,
@@ -27,6 +29,11 @@ from predict.validation.validation_report import (
 FILES = ("report.md", "pairs.csv", "report.json")
 
 _ALL = "all"
+_NAMES = ("model", "strategy", "batch", "evaluator")
+_OF_RUNS = ("model", "strategy", "batch", "measured", "predicted", "90% interval", "error", "inside")
+_OF_SCORES = ("strategy", "evaluator", "runs", "mean accuracy", "worst", "interval holds", "noise floor")
+_OF_REPEATED = ("model", "strategy", "batch", "runs", "median", "predicted", "error", "inside")
+"""What a terminal shows; report.md has all columns."""
 
 
 def refuse_existing(directory: Path, *, force: bool) -> None:
@@ -57,21 +64,33 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
         write_output("-", encode_pretty(report))
         return
     console = open_console()
-    tables = {"Predicted against measured": _runs(report), "Accuracy": _scores(report)}
+    tables = {
+        "Predicted against measured": _shown(_runs(report, relative=True), _OF_RUNS),
+        "Accuracy": _shown(_scores(report), _OF_SCORES),
+    }
     if report.reruns:
         tables["What repeating a run predicts of it"] = _reruns(report)
     if report.repeated:
-        tables["Median of a configuration's runs"] = _repeated(report)
+        tables["Median of a configuration's runs"] = _shown(_repeated(report), _OF_REPEATED)
         tables["Accuracy over configurations"] = _configurations(report)
     if report.scaling_factors:
         tables["Scaling factor"] = _scaling(report)
     if any(pair.calls for pair in report.pairs):
         tables["Calls timed one by one"] = calls_table(report)
     for title, (titles, rows) in tables.items():
-        console.print(table(titles, rows, title=title))
+        console.print(table(titles, rows, title=title, keys=sum(name in _NAMES for name in titles)))
     for line in findings(report):
         console.print(line, highlight=False)
-    tell(f"Report: {path}")
+    simulated = [(pair.run, Rests(pair.sources, pair.extrapolated)) for pair in pairs_of(report.pairs, PREDICTOR)]
+    for line in confidence_in(simulated, option=f"{path.name} lists").lines(why=False) if simulated else ():
+        console.print(line, highlight=False)
+    tell(f"Report, with baselines and phases: {path}")
+
+
+def _shown(whole: Table, titles: Sequence[str]) -> Table:
+    """Some columns of a table of the report."""
+    places = [list(whole.titles).index(title) for title in titles]
+    return Table(titles, [[row[place] for place in places] for row in whole.rows])
 
 
 def markdown(report: Report) -> str:
@@ -98,7 +117,7 @@ def markdown(report: Report) -> str:
         *_markdown_scaling(report),
         "## Findings",
         "",
-        *(f"- {in_markdown(line)}" for line in findings(report)),
+        *(f"- {in_markdown(line)}" for line in (*findings(report), *beyond_measurement(report))),
         "",
         "## Phases",
         "",
@@ -222,7 +241,8 @@ def _configurations(report: Report) -> Table:
     return Table(("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds"), rows)
 
 
-def _runs(report: Report) -> Table:
+def _runs(report: Report, *, relative: bool = False) -> Table:
+    """Every run; intervals in seconds, or ``relative`` to what they are of."""
     by_run: dict[str, dict[str, Pair]] = {}
     for pair in report.pairs:
         by_run.setdefault(pair.run, {})[pair.evaluator] = pair
@@ -238,7 +258,9 @@ def _runs(report: Report) -> Table:
             format_seconds(pair.measured_iqr_s),
             f"{pair.noise_floor:.1%}",
             format_seconds(pair.predicted_s),
-            " to ".join(map(format_seconds, pair.interval_s)),
+            format_around(pair.interval_s, pair.predicted_s)
+            if relative
+            else " to ".join(map(format_seconds, pair.interval_s)),
             format_difference(pair.error),
             "yes" if pair.covered else "no",
             _memory_cell(pair),

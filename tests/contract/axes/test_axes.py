@@ -301,7 +301,8 @@ def test_a_toy_axis_is_searched(toy: Path) -> None:
     [("predict", ()), ("predict", ("search",)), ("paradl_bench", ("train",)), ("paradl_bench", ("layers",))],
 )
 def test_the_option_of_a_toy_axis_shows_in_help(toy: Path, program: str, words: tuple[str, ...]) -> None:
-    text = with_toy(toy, COMMAND.format(program), *words, "--help")
+    text = with_toy(toy, COMMAND.format(program), *words, "--help-all")
+    assert "--toy-layers" in with_toy(toy, COMMAND.format(program), *words, "--help")
     assert "--toy-layers" in text
     assert "The first layers of the toy" in text
 

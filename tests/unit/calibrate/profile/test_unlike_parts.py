@@ -47,7 +47,8 @@ def test_merged_parts_of_unlike_machines_are_named_everywhere(parts: tuple[Profi
         result = CliRunner().invoke(predict, [*asked, "--json"])
         assert result.exit_code == 0, result.output
         assert json.loads(result.output)[0]["extrapolated"][0] == SAID
-        assert SAID in CliRunner().invoke(predict, asked).output
+        assert "extrapolated: parts of unlike machines" in CliRunner().invoke(predict, asked).output
+        assert SAID in CliRunner().invoke(predict, [*asked, "--why"]).output
 
 
 def test_parts_of_one_machine_are_not_named(parts: tuple[Profile, Profile], tmp_path: Path) -> None:

@@ -8,17 +8,24 @@ from pathlib import Path
 
 import click
 import msgspec
+import pytest
+from click.testing import CliRunner
 from profile_factory import make_profile
 from rich.console import Console
 
+from calibrate.cli import group as calibrate
+from calibrate.profile.collectives.communication_time import communication_seconds
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile
 from calibrate.report.explanation import model_sums, weaknesses
 from calibrate.report.show import print_models
 from calibrate.report.terminal_plot import plots
 from paradl_bench.cli import group
-from paradl_bench.core.units import parse_size, parse_size_sweep, spell_size
+from paradl_bench.core.units import format_seconds, parse_size, parse_size_sweep, spell_size
+from paradl_bench.plan.collectives.catalog import operations
 
 CASE = read_profile(Path(__file__).parents[3] / "data" / f"profile-v{SCHEMA_VERSION}.json")
+
+COMMITTED = Path(__file__).parents[4] / "results" / "cpu-2core" / "2026-11-21-ffbe79c" / "accuracy" / "profile.json"
 
 
 def check(command: str) -> None:
@@ -81,6 +88,34 @@ def test_plots_fit_into_80_columns_and_show_every_rank_count() -> None:
     for text in texts:
         assert max(map(len, text.splitlines())) <= 80
         assert all(label in text for label in ("90% interval", "fit", "ranks", "+0%", "|"))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_profile_is_shown_on_one_screen(width: int) -> None:
+    shown = CliRunner().invoke(calibrate, ["show", str(COMMITTED)], env={"COLUMNS": str(width)}).output
+    lines = [len(line) // width + 1 for line in shown.splitlines()]
+    assert sum(lines) <= 50
+    for text in ("mobilenet_v2", "206/206", "1.00 KiB", "64.0 MiB", "GB/s", "of one step of the algorithm", "--all"):
+        assert text in shown
+
+
+def test_the_screen_has_calls_as_they_are_predicted() -> None:
+    profile = read_profile(COMMITTED)
+    fits = [fit for fit in profile.communication if fit.operation == "all_reduce"]
+    seconds = [float(communication_seconds(operations()["all_reduce"], fits, 2, size)) for size in (1024, 2**26)]
+    shown = CliRunner().invoke(calibrate, ["show", str(COMMITTED)]).output
+    (row,) = (line for line in shown.splitlines() if line.startswith(" all_reduce"))
+    assert format_seconds(seconds[0]) in row
+    # Of two ranks, bus bandwidth is bytes over seconds.
+    assert f"{2**26 / seconds[1] / 1e9:.3g} GB/s" in row
+
+
+def test_all_tables_are_there_for_those_who_ask() -> None:
+    shown = CliRunner().invoke(calibrate, ["show", str(COMMITTED), "--all"], env={"COLUMNS": "80"}).output
+    for text in ("layers-resnet18-1", "alpha a step", "132 us ± 2.35 us", "with-compute", "4.02 GB/s ± 14.1%"):
+        assert text in shown
+    tables = [line for line in shown.splitlines() if line.startswith(" ")]
+    assert max(map(len, tables)) <= 80
 
 
 def test_times_of_unlike_kernels_are_listed_and_remeasured_separately() -> None:

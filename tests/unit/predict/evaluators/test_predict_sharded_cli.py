@@ -112,7 +112,7 @@ def test_an_option_that_says_nothing_is_refused(predict: Caller, arguments: str,
 
 
 def test_every_strategy_in_one_call(predict: Caller) -> None:
-    code, out, err = predict("--strategy", "serial,d2,f2,c2,s2,d2f2,d2s2", "--batch", "8")
+    code, out, err = predict("--strategy", "serial,d2,f2,c2,s2,d2f2,d2s2", "--batch", "8", "--why")
     assert (code, err) == (0, "")
     assert "not measured, scaled from the nearest operation of the kind" in out
     assert "for layers" in out

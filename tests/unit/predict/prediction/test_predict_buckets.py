@@ -13,7 +13,7 @@ from profile_factory import free_copies, make_network, make_profile, ring_fit, w
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from predict.cli import group
-from predict.prediction.bucket_advice import BucketAdvice, parse_caps, print_advice
+from predict.prediction.buckets.advice import BucketAdvice, parse_caps, print_advice
 from predict.prediction.interval import Interval, Timed, gain_band
 
 NETWORK = make_network((256, 512, 512, 512, 32))

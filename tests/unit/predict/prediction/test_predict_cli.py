@@ -25,8 +25,32 @@ def test_the_table_names_every_strategy_and_says_what_was_extrapolated(predict: 
     result = predict("--strategy", "serial,data", "--ranks", "2:8:x2", "--batch", "8")
     assert result.code == 0
     assert result.err == ""
-    for text in ("serial", "d2", "d4", "d8", "iteration", "extrapolated: all_reduce beyond 2 ranks", "100.0%"):
+    for text in ("serial", "d2", "d4", "d8", "iteration", "extrapolated: ranks beyond 2", "--why lists ", "100.0%"):
         assert text in result.out
+    assert "all_reduce beyond 2 ranks" not in result.out
+    assert "The serial row computes 8 samples on its rank, others 4: compare samples/s." in result.out
+
+
+def test_every_remark_is_listed_for_those_who_ask(predict: Caller) -> None:
+    asked = ("--strategy", "serial,d2,d8", "--batch", "8")
+    told = predict(*asked, "--why").out
+    remarks = {line for row in predict(*asked, "--json").json() for line in (*row["extrapolated"], *row["notes"])}
+    assert remarks
+    assert [line for line in remarks if line not in told] == []
+    assert f"--why lists {len(remarks)} remark" in told
+    assert "extrapolated: all_reduce beyond 2 ranks (d8)" in told
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_number_of_a_table_is_cut(predict: Caller, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    asked = ("--strategy", "data,p2", "--ranks", "2:8:x2", "--batch", "8", "--dataset-samples", "1000", "--wide")
+    monkeypatch.setenv("COLUMNS", "1000")
+    numbers = {word for line in predict(*asked).out.splitlines() if line.startswith(" d") for word in line.split()}
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [line for line in predict(*asked).out.splitlines() if line.startswith(" ")]
+    assert len(numbers) > 20
+    assert numbers - {word for line in rows for word in line.split()} == set()
+    assert max(map(len, rows)) <= width
 
 
 def test_json_holds_what_the_interface_says(predict: Caller) -> None:

@@ -104,7 +104,7 @@ def test_the_knee_is_the_last_point_with_sufficient_efficiency() -> None:
     found, (sweep,) = knees(points)
     # 0.8 of 0.9 is 0.72. That 32 ranks are efficient again makes no knee of them.
     assert [point.use.knee_ranks for point in found] == [8] * 5
-    assert "8 ranks; up to there efficiency is at least 0.8 of that at 2" in str(sweep)
+    assert "8 ranks. Up to there efficiency is at least 0.8 of that at 2 ranks." in str(sweep)
     assert sweep.knee_range == (8, 8)
     assert knees(points, fraction=0.95)[1][0].knee_ranks == 2
     assert "the most of the sweep" in str(knees(points, fraction=0.1)[1][0])
@@ -120,7 +120,7 @@ def test_the_knees_range_comes_from_independent_errors_of_points() -> None:
     ]
     (sweep,) = with_knees(points, loose, strong=False, fraction=0.8)[1]
     assert (sweep.knee_ranks, sweep.knee_range) == (4, (2, 8))
-    assert "2 to 8 by the ends of its band" in str(sweep)
+    assert "4 ranks (90%: 2 to 8). " in str(sweep)
 
 
 def test_errors_shared_by_all_points_leave_the_knee_unmoved() -> None:

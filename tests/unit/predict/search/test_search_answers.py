@@ -112,7 +112,8 @@ def test_several_numbers_of_ranks_are_compared_by_rank_hours(profile: Path) -> N
 
 
 def test_the_table_says_what_was_ruled_out_and_why(profile: Path) -> None:
-    result = asked(profile, "--ranks", "8", "--batch", "12")
+    assert "does not part" not in asked(profile, "--ranks", "8", "--batch", "12").output
+    result = asked(profile, "--ranks", "8", "--batch", "12", "--why")
     assert result.exit_code == 0, result.output
     assert "batch 12 does not part over 8 replicas" in result.output
     assert "candidates (a strategy with its settings): " in result.output
@@ -209,7 +210,7 @@ def test_steps_lead_from_the_fastest_to_the_smallest() -> None:
 
 
 def test_possible_settings_outside_the_search_are_listed(profile: Path) -> None:
-    said = asked(profile, "--ranks", "4", "--batch", "4096", "--predictions", "2", "--top", "1").output
+    said = asked(profile, "--ranks", "4", "--batch", "4096", "--predictions", "2", "--top", "1", "--why").output
     assert "not searched: more than 512 micro-batches; gradients exchanged by leaders of nodes" in said
     (searched,) = found(profile, "--ranks", "1", "--batch", "8", "--predictions", "1")["searched"]
     assert searched["not_searched"] == []

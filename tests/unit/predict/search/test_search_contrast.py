@@ -85,7 +85,7 @@ def test_what_memory_rules_out_is_in_no_contrast(profile: Path) -> None:
 
 def test_text_says_how_many_and_of_what(profile: Path) -> None:
     one = searched(profile)
-    shown = asked(profile, *ASKED).stdout
+    shown = asked(profile, *ASKED, "--why").stdout
     assert f"of {one['predicted']} candidates predicted, median " in shown
     assert f"of all {one['of_all']['candidates']:,} that memory does not rule out, by their estimates" in shown
     assert f"({shlex.join([one['of_predicted']['worst']['candidate']]).strip(chr(39))}; the best is " in shown

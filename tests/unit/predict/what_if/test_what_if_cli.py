@@ -89,6 +89,29 @@ def test_sources_of_layer_times_are_drawn_side_by_side(predict: Caller) -> None:
     assert "layers" in predict.what_if(*varied[:2], "--layers", "measured,roofline")[1].splitlines()[2]
 
 
+def test_twice_of_everything_is_ranked_by_what_helps(predict: Caller) -> None:
+    rows = json.loads(predict.what_if("--json")[1])
+    assert rows[0]["varied"] == {}
+    gains = [row["speedup_over_base"] for row in rows[1:]]
+    assert gains == sorted(gains, reverse=True)
+    tried = {name: value for row in rows for name, value in row["varied"].items()}
+    assert tried == {
+        **{"bandwidth": 2, "latency": 0.5, "peak-flops": 2, "memory-bandwidth": 2},
+        **{"batch": 16, "ranks": 4},
+    }
+    for row in rows[1:]:
+        ((name, value),) = row["varied"].items()
+        alone = json.loads(predict.what_if("--vary", f"{name}={value:g}", "--json")[1])[1]
+        assert row["iteration_s"] == alone["iteration_s"], name
+    (best,) = rows[1]["varied"]
+    assert f"d2 on batch 8: {best} " in predict.what_if()[1]
+
+
+def test_serial_training_has_no_links_to_double(predict: Caller) -> None:
+    rows = json.loads(predict.what_if("--strategy", "serial", "--json")[1])
+    assert {name for row in rows for name in row["varied"]} == {"peak-flops", "memory-bandwidth", "batch"}
+
+
 def test_csv_and_files(predict: Caller) -> None:
     target = predict.folder / "out.csv"
     options = ("--vary", "bandwidth=1,2", "--csv", "-o", str(target))
@@ -118,7 +141,6 @@ def test_drawings_are_images_or_pages_that_hold_one(predict: Caller) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing option '--vary'"),
         (("--vary", "speed=2"), "choices are bandwidth, "),
         (("--vary", "bandwidth@rack=2"), "rack"),
         (("--vary", "bandwidth=2", "--json", "--csv"), "exclude each other"),
@@ -177,9 +199,9 @@ def test_ranks_beyond_the_cluster_are_left_out_of_any_sweep(predict: Caller) -> 
 def test_the_table_says_what_does_not_fit_and_the_notes(predict: Caller) -> None:
     cluster = predict.folder / "cluster.yaml"
     cluster.write_text(CLUSTER)
-    code, out, _ = predict.what_if("--cluster", str(cluster), "--vary", "batch=8,4096")
+    code, out, _ = predict.what_if("--cluster", str(cluster), "--vary", "batch=8,4096", "--why")
     assert code == 0
-    rows = {row.split()[2]: row for row in out.splitlines() if row.startswith(" d2 ")}
+    rows = {row.split()[0]: row for row in out.splitlines() if row.strip().startswith(("8 ", "4096 "))}
     assert "(too much)" in rows["4096"]
     assert "(too much)" not in rows["8"]
     assert "65536" in predict.what_if("--vary", "batch=65536", "--vary", "latency=2")[1]

@@ -6,21 +6,30 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
 
-@click.command("buckets", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("buckets", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option(
-    "--caps",
-    metavar="MiB[,MiB...]",
-    default="1,2,4,8,16,25,32,64,128,256",
-    show_default=True,
-    help="Values of bucket_cap_mb to try, beside torch's default.",
+@option_group(
+    "Of buckets",
+    click.option(
+        "--caps",
+        metavar="MiB[,MiB...]",
+        default="1,2,4,8,16,25,32,64,128,256",
+        show_default=True,
+        help="Values of bucket_cap_mb to try, beside torch's default.",
+    ),
+    folded=False,
 )
-@click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@option_group(
+    "Output",
+    click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--force", is_flag=True, help="Replace an existing output file."),
+    folded=False,
+)
 @click.pass_context
 def buckets(ctx: click.Context, /, **options: Any) -> None:
     """Say which bucket_cap_mb of DistributedDataParallel to take, with adaFusion's grouping beside it.
@@ -31,7 +40,7 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import say
-    from predict.prediction.bucket_advice import advise, print_advice
+    from predict.prediction.buckets.advice import advise, print_advice
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
     for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):

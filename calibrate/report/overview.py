@@ -1,0 +1,159 @@
+"""A profile on one screen: what it holds, how well, and what would help most. ``--all`` prints the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.collectives.communication_time import communication_seconds
+from calibrate.profile.collectives.contexts import InContext
+from calibrate.profile.profile import Profile
+from calibrate.profile.unlike_parts import unlike_parts
+from calibrate.report.explanation import ModelSums, model_sums, weaknesses
+from calibrate.report.sections.kernel_show import kernel_lines
+from calibrate.report.show import origin_lines
+from paradl_bench.core.statistics import grouped
+from paradl_bench.core.terminal.tables import table_of
+from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
+from paradl_bench.plan.collectives.catalog import operations
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SMALL_BYTES, _LARGE_BYTES = 1024, 64 * 1024**2
+_MOST = 3
+"""Weaknesses, notes and the like that are shown; of rows of a table twice as many."""
+
+
+def print_overview(profile: Profile, console: Console) -> None:
+    """One screen for a person."""
+    for line in (*origin_lines(profile), _sources(profile)):
+        console.print(line, highlight=False)
+    models = grouped(model_sums(profile), lambda sums: (sums.model, sums.computed_in))
+    if models:
+        computed = {sums.computed_in for own in models.values() for sums in own}
+        rows = [_model_cells(own, computed) for own in models.values()]
+        _print_rows(rows, f"Layers in {' or '.join(computed)}, and the iterations they add up to", 2, console)
+    calls = grouped(profile.communication, lambda fit: (fit.operation, fit.library, fit.level))
+    if calls:
+        rows = [_call_cells(fits) for fits in calls.values()]
+        _print_rows(rows, "Collectives: what a call of some bytes takes", 3, console)
+        console.print(
+            "alpha: of one step of the algorithm, and a call takes several. GB/s: bus bandwidth, as nccl-tests says it."
+            " held out: error at sizes that were left out of the fit.",
+            highlight=False,
+        )
+    for line in _first(list(_other_lines(profile)), 2 * _MOST):
+        console.print(line, highlight=False)
+    for line in _first(dict.fromkeys((*unlike_parts(profile), *profile.notes)), _MOST):
+        console.print(f"note: {line}", highlight=False)
+    found = weaknesses(profile)
+    if found:
+        console.print("What would help most:", highlight=False)
+    for each in found[:_MOST]:
+        size = "" if each.size is None else f" ({each.size:.1%})"
+        console.print(f"{each.kind}: {each.text}{size}", highlight=False)
+        console.print(f"  {each.command}", highlight=False)
+    more = f", and {counted(len(found) - _MOST, 'more weak point')}" if len(found) > _MOST else ""
+    console.print(f"All tables{more}: calibrate show --all", highlight=False)
+
+
+def _sources(profile: Profile) -> str:
+    kinds = grouped(profile.sources, lambda source: source.kind)
+    listed = ", ".join(f"{len(own)} of {kind}" for kind, own in kinds.items())
+    unfinished = sum(not source.complete for source in profile.sources)
+    busy = sum(source.host_load is not None and source.host_load.is_busy for source in profile.sources)
+    said = [f"{counted(len(profile.sources), 'measurement')}: {listed}"]
+    said += [f"{unfinished} not finished"] if unfinished else []
+    said += [f"{busy} while the host was busy"] if busy else []
+    return "; ".join(said)
+
+
+def _print_rows(rows: Sequence[dict[str, str]], title: str, keys: int, console: Console) -> None:
+    console.print(table_of(rows[: 2 * _MOST], title=title, keys=keys))
+    if len(rows) > 2 * _MOST:
+        console.print(f"and {len(rows) - 2 * _MOST} more: --all", highlight=False)
+
+
+def _model_cells(sums: Sequence[ModelSums], computed: set[str]) -> dict[str, str]:
+    """One model, over all batches and ranks on the host."""
+    worst = max(sums, key=lambda each: abs(each.remainder_relative))
+    return {
+        "model": sums[0].model,
+        "computed in": sums[0].computed_in if len(computed) > 1 else "",
+        "layers": f"{min(each.layers_measured for each in sums)}/{sums[0].layers}",
+        "batches": _listed(each.batch for each in sums),
+        "ranks": _listed(each.ranks_on_host for each in sums),
+        "iteration": _ends([each.iteration_s for each in sums], format_seconds),
+        "unexplained": format_difference(worst.remainder_relative),
+        "blocks": f"±{max(each.common_relative_sd for each in sums):.1%}",
+    }
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(set(numbers))))
+
+
+def _ends(values: Sequence[float], words: Callable[[float], str]) -> str:
+    low, high = words(min(values)), words(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _call_cells(fits: Sequence[CommunicationFit]) -> dict[str, str]:
+    """One operation through a library on a level, at the most ranks that were measured."""
+    first = min(fits, key=lambda fit: fit.bytes_range)
+    ranks = max(fit.ranks_range[1] for fit in fits)
+    fewest, most = first.bytes_range[0], max(fit.bytes_range[1] for fit in fits)
+    small, large = (min(max(size, fewest), most) for size in (_SMALL_BYTES, _LARGE_BYTES))
+    operation = operations()[first.operation]
+
+    def seconds(size: int) -> float:
+        return float(communication_seconds(operation, fits, ranks, size))
+
+    bandwidth = operation.bus_bandwidth(ranks, large, seconds(large)) if large else 0.0
+    return {
+        "operation": first.operation,
+        "library": first.library,
+        "level": first.level,
+        "ranks": _ends([fit.ranks_range[end] for fit in fits for end in (0, 1)], lambda count: f"{count:.0f}"),
+        format_bytes(_SMALL_BYTES): format_seconds(seconds(small)) + _other_size(small, _SMALL_BYTES),
+        format_bytes(_LARGE_BYTES): f"{bandwidth / 1e9:.3g} GB/s{_other_size(large, _LARGE_BYTES)}",
+        "alpha": format_seconds(first.alpha_s),
+        "held out": f"{max(fit.held_out_relative_error for fit in fits):.1%}",
+    }
+
+
+def _other_size(size: int, wanted: int) -> str:
+    """Where no message of the column's size was measured, that of the nearest."""
+    return "" if size == wanted else f" ({format_bytes(size)})"
+
+
+def _other_lines(profile: Profile) -> Iterator[str]:
+    """What surrounds calls, copies, regressors and input, a line each."""
+    for (library, context), entries in grouped(profile.contexts, lambda one: (one.library, one.context)).items():
+        yield f"{library}, {context}: {_context_words(entries)}"
+    if profile.copies:
+        rates = [1e-9 / copy.beta_s_per_byte for copy in profile.copies if copy.beta_s_per_byte]
+        if rates:
+            yield f"copies of gradients into and out of buckets: {_ends(rates, lambda rate: f'{rate:.3g} GB/s')}"
+    yield from kernel_lines(profile.kernel_models)
+    for side in profile.input_side:
+        yield f"input: {side.source}"
+
+
+def _context_words(entries: Sequence[InContext]) -> str:
+    sizes = _ends(
+        [float(size) for entry in entries for size in entry.bytes_range], lambda size: format_bytes(round(size))
+    )
+    operations_named = ", ".join(dict.fromkeys(entry.operation for entry in entries))
+    factors = [entry.factor for entry in entries if not entry.waits]
+    slower = (
+        f" take {_ends(factors, lambda factor: f'{factor:.3g}')} times as long as idle" if factors else " wait for it"
+    )
+    return f"calls of {operations_named}, {sizes},{slower}"
+
+
+def _first(lines: Iterable[str], most: int) -> list[str]:
+    listed = list(lines)
+    return listed[:most] + ([f"and {len(listed) - most} more: --all"] if len(listed) > most else [])

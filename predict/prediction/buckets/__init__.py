@@ -1,0 +1,1 @@
+"""``predict buckets``, and the messages that a rule of fusion sends."""
