@@ -1,4 +1,4 @@
-"""Published iterations: how a trace's operations become a model's layers, and what the simplest prediction counts."""
+"""Published iterations: how tables become a model's layers, what the simplest prediction counts, and the report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
-from public import neusight
-from published_runs import report
+from published_runs import DATA, SETS, report
+from sets import neusight, neusight_four
+from sets.runs import Predicted, PublishedSet, Run, coverage, table
+
+from paradl_bench.network.graph import Layer, ModelGraph
 
 _HEAD = "op,target,meta,latency,fw_latency,bw_latency,acc_latency,input_shapes,output_shape\n"
 _ROWS = (
@@ -20,7 +23,7 @@ _ROWS = (
     "call_method,size,('transformer.h.0'),0.5,0.5,0,0,\"[[1, 4, 8]]\",\"(1,)\"",
     "call_function,<built-in method addmm of x>,('x.h.0'),6,2,3,1,\"[[16], [4, 8], [8, 16]]\",\"(4, 16)\"",
     "call_method,size,('transformer.h.0'),0.5,0.5,0,0,\"[[1, 4, 8]]\",\"(1,)\"",
-    "call_module,head,\"('head', <class 'torch.nn.modules.linear.Linear'>)])}\",5,2,3,0,\"[[1, 4, 8]]\",\"(1, 4, 10)\"",
+    "call_module,lm_head,\"('h', <class 'torch.nn.modules.linear.Linear'>)])}\",5,2,3,0,\"[[1, 4, 8]]\",\"(1, 4, 10)\"",
 )  # fmt: skip
 
 
@@ -50,11 +53,62 @@ def test_the_simplest_prediction_counts_products_alone(trace: Path) -> None:
     assert found.backward_s == 2 * found.forward_s
 
 
-def test_a_report_has_a_row_a_run(trace: Path) -> None:
-    answer = neusight.read_answer(trace)
-    assert (answer.forward_s, answer.backward_s) == (0.01, 0.02)
-    found = [neusight.Predicted("a", 0.01, 0.023), neusight.Predicted("b", 0.01, 0.017)]
-    text = report([(answer, found), (answer, found[::-1])])
-    assert "| NVIDIA_L4 toy-train-4-1 | 30.0 | +10.0% | -10.0% | +0.0%, +15.0% |" in text
-    assert "all | | 10.0% | 10.0% | |" in text
-    assert neusight.traces(trace.parents[2]) == [trace]
+def _network(*kinds: str) -> ModelGraph:
+    names = [f"{at}.{kind}" for at, kind in enumerate(kinds)]
+    before = ["input", *names]
+    layers = (Layer(name=own, kind=kind, inputs=(last,)) for own, kind, last in zip(names, kinds, before, strict=False))
+    return ModelGraph(name="toy", input_shape=(4,), layers=tuple(layers), parameters=())
+
+
+def test_traced_operations_go_to_the_layers_that_do_the_same(trace: Path) -> None:
+    rows = neusight_four.traced(trace)
+    assert [row.kind for row in rows] == ["embedding", "", "addmm", "", "linear"]
+    network = _network("embedding", "view", "addmm", "addmm", "linear", "loss")
+    found = neusight_four.times_of(rows, network, 2)
+    assert list(found) == ["0.embedding", "2.addmm", "3.addmm", "4.linear"]
+    assert found["0.embedding"] == pytest.approx((0.5e-3, 1e-3))
+    assert found["3.addmm"] == pytest.approx((1.5e-3, 3e-3))
+
+
+def test_a_network_that_is_not_the_traces_is_refused(trace: Path) -> None:
+    rows = neusight_four.traced(trace)
+    with pytest.raises(ValueError, match="linear is 2"):
+        neusight_four.times_of(rows, _network("embedding", "addmm", "addmm", "linear"), 1)
+
+
+def test_a_table_has_signed_errors_and_what_is_left_out() -> None:
+    runs = (
+        Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))),
+        Run("two", 2.0, (Predicted("a", 1.8, (1.7, 1.9)), Predicted("b", 2.0))),
+        Run("three", 3.0, (), "it cuts the sequence"),
+    )
+    assert coverage(runs[:2]) == (1, 2, pytest.approx((0.2 / 1.1 + 0.1 / 1.8) / 2))
+    text = "\n".join(table(PublishedSet("T", "who", "what", ("a cause",), runs)))
+    assert "| one | 1000 | +10.0% | -20.0% |  |" in text
+    assert "| mean of errors' sizes | | 10.0% | 10.0% | |" in text
+    assert "| mean error, signed | | +0.0% | -10.0% | |" in text
+    assert "Of 2 90% intervals 1 hold; the median half-width is 11.9%." in text
+    assert text.endswith("- Not predicted, three: it cuts the sequence\n- a cause\n")
+
+
+def test_data_that_are_absent_are_said_to_be(tmp_path: Path) -> None:
+    assert report(tmp_path, list(SETS)).count("skipped") == len(SETS)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements are not beside the repository")
+def test_the_real_trace_has_every_kind_of_layer() -> None:
+    rows = neusight_four.traced(DATA / neusight_four.TRACE)
+    kinds = {
+        "embedding",
+        "norm",
+        "addmm",
+        "matmul",
+        "elementwise",
+        "mask",
+        "softmax",
+        "dropout",
+        "activation",
+        "linear",
+    }
+    assert {row.kind for row in rows} == kinds | {""}
+    assert sum(row.in_block and row.kind != "" for row in rows) == 24
