@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import neusight, neusight_four  # noqa: E402
+from sets import neusight, neusight_four, simumax  # noqa: E402
 from sets.runs import table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 
-SETS = {"neusight": neusight, "neusight-four": neusight_four}
+SETS = {"neusight": neusight, "neusight-four": neusight_four, "simumax": simumax}
 
 
 def report(data: Path, names: list[str]) -> str:
@@ -36,7 +36,8 @@ def report(data: Path, names: list[str]) -> str:
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as work:
-            lines += table(SETS[name].published(data, Path(work) / name))
+            for found in SETS[name].published(data, Path(work) / name):
+                lines += table(found)
     return "\n".join(lines)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from paradl_bench.importers.importer import Imported, Importer, load_file, times_in_situ
 from paradl_bench.importers.writing import FileRead, write_import
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.records.measurement import Environment
 
 
@@ -20,32 +21,30 @@ class Place(NamedTuple):
     cluster: str
 
 
+class Timed(NamedTuple):
+    """Seconds of forward and backward of a layer on one sample, whole or as a rank of a strategy runs it (``t4``)."""
+
+    layer: Layer
+    forward_s: float
+    backward_s: float
+    shard: str = ""
+
+
 def write_layers(
-    folder: Path,
-    source: Path,
-    network: ModelGraph,
-    times_s: Mapping[str, tuple[float, float]],
-    place: Place,
+    folder: Path, source: Path, network: ModelGraph, timed: Sequence[Timed], place: Place, dtype: str
 ) -> None:
-    """Write fp32 seconds of forward and backward of one sample, by layers' names; a layer without times took none.
+    """Write times of layers; what the network has beside them took none.
 
     Args:
         source: the file that they are from.
     """
-    held = Imported(rows=len(times_s), networks=[network])
-    for layer in network.layers:
-        for phase, seconds in zip(("FW", "BW"), times_s.get(layer.name, (0.0, 0.0)), strict=True):
-            row = times_in_situ(
-                model=network.name,
-                layer=layer.name,
-                operation=layer.operation,
-                phase=phase,
-                batch=1,
-                dtype="fp32",
-                rank=0,
-                samples_s=(seconds,),
-            )
-            held.layers.append(row)
+    known = {each.layer.name for each in timed if not each.shard}
+    others = [Timed(layer, 0.0, 0.0) for layer in network.layers if layer.name not in known]
+    held = Imported(rows=len(timed), networks=[network])
+    for layer, forward_s, backward_s, shard in (*timed, *others):
+        times_of = partial(times_in_situ, model=network.name, layer=layer.name, operation=layer.operation)
+        for phase, seconds in (("FW", forward_s), ("BW", backward_s)):
+            held.layers.append(times_of(phase=phase, batch=1, dtype=dtype, rank=0, samples_s=(seconds,), shard=shard))
     environment = Environment(
         device="cuda",
         device_name=place.device_name,

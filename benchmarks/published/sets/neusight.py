@@ -187,10 +187,11 @@ def predictions(trace: Path, work: Path) -> list[Halves]:
     ]
 
 
-def published(data: Path, work: Path) -> PublishedSet:
+def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     """The set of all runs; answers are read once predictions stand."""
     found = [(trace, predictions(trace, work / f"{at}")) for at, trace in enumerate(traces(data))]
-    return PublishedSet(SOURCE, CITED, INPUTS, (), tuple(_run(read_answer(trace), each) for trace, each in found))
+    runs = tuple(_run(read_answer(trace), each) for trace, each in found)
+    return (PublishedSet(SOURCE, CITED, INPUTS, (), runs),)
 
 
 def _run(answer: Answer, found: Sequence[Halves]) -> Run:

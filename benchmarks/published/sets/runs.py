@@ -87,5 +87,8 @@ def table(found: PublishedSet) -> list[str]:
         if held is not None:
             lines += ["", f"Of {held[1]} 90% intervals {held[0]} hold; the median half-width is {held[2]:.1%}."]
         lines.append("")
-    lines += [f"- Not predicted, {run.name}: {run.remark}" for run in found.runs if not run.predicted]
+    left = [run for run in found.runs if not run.predicted]
+    for why in dict.fromkeys(run.remark for run in left):
+        names = [run.name for run in left if run.remark == why]
+        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names)}")
     return [*lines, *(f"- {cause}" for cause in found.causes), ""]

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import neusight, neusight_four
+from sets import neusight, neusight_four, simumax
 from sets.runs import Predicted, PublishedSet, Run, coverage, table
 
 from paradl_bench.network.graph import Layer, ModelGraph
@@ -65,9 +65,9 @@ def test_traced_operations_go_to_the_layers_that_do_the_same(trace: Path) -> Non
     assert [row.kind for row in rows] == ["embedding", "", "addmm", "", "linear"]
     network = _network("embedding", "view", "addmm", "addmm", "linear", "loss")
     found = neusight_four.times_of(rows, network, 2)
-    assert list(found) == ["0.embedding", "2.addmm", "3.addmm", "4.linear"]
-    assert found["0.embedding"] == pytest.approx((0.5e-3, 1e-3))
-    assert found["3.addmm"] == pytest.approx((1.5e-3, 3e-3))
+    assert [each.layer.name for each in found] == ["0.embedding", "2.addmm", "3.addmm", "4.linear"]
+    assert [each.forward_s for each in found] == pytest.approx([0.5e-3, 1.5e-3, 1.5e-3, 1.5e-3])
+    assert [each.backward_s for each in found] == pytest.approx([1e-3, 3e-3, 3e-3, 2.5e-3])
 
 
 def test_a_network_that_is_not_the_traces_is_refused(trace: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_table_has_signed_errors_and_what_is_left_out() -> None:
     assert "| mean of errors' sizes | | 10.0% | 10.0% | |" in text
     assert "| mean error, signed | | +0.0% | -10.0% | |" in text
     assert "Of 2 90% intervals 1 hold; the median half-width is 11.9%." in text
-    assert text.endswith("- Not predicted, three: it cuts the sequence\n- a cause\n")
+    assert text.endswith("- Not predicted (1), it cuts the sequence: three\n- a cause\n")
 
 
 def test_data_that_are_absent_are_said_to_be(tmp_path: Path) -> None:
@@ -112,3 +112,54 @@ def test_the_real_trace_has_every_kind_of_layer() -> None:
     }
     assert {row.kind for row in rows} == kinds | {""}
     assert sum(row.in_block and row.kind != "" for row in rows) == 24
+
+
+def test_a_case_of_simumax_says_its_strategy() -> None:
+    pipeline = simumax.case_of("llama3_70b_l12_tp1_pp2_dp4_mbc8_cef", "llama3-70b", 8)
+    how = ("--schedule", "1f1b", "--micro-batches", "8", "--stages", "blocks.6.norm_1")
+    assert pipeline.strategy == ("d4p2", "--batch", "32", *how)
+    tensor = simumax.case_of("llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "llama3-405b", 4)
+    assert tensor.strategy == ("d2t4", "--batch", "8", "--accumulate", "4")
+    assert tensor.not_here == ""
+    experts = simumax.case_of("deepseekv2_tp1_ep8_pp1_dp8_l4_mbc4_cef", "deepseekv2", 4)
+    assert experts.not_here == "the tool has no axis for experts on several ranks"
+
+
+def _linear(name: str, features: int) -> Layer:
+    attributes = {"out_features": features, "bias": False}
+    return Layer(
+        name=name,
+        kind="linear",
+        attributes=attributes,
+        inputs=("x",),
+        input_shapes=((4, 8),),
+        output_shape=(4, features),
+    )
+
+
+def test_queries_keys_and_values_share_one_product() -> None:
+    share = {"efficient_factor": 0.5, "gbps": 8}
+    system = {"accelerator": {"bandwidth": {"default": share, "ce_fusion": share}}}
+    times = {
+        ("linear", stage, (1, 4, 0, 8, 12)): seconds
+        for stage, seconds in (("FW", 3.0), ("BW_input", 4.0), ("BW_weight", 5.0))
+    }
+    prices = simumax.Prices(system, times, 12)
+    found = [prices.timed(_linear(name, features)) for name, features in (("query", 8), ("key", 2), ("value", 2))]
+    assert [each.forward_s for each in found] == pytest.approx([2.0, 0.5, 0.5])
+    assert sum(each.backward_s for each in found) == pytest.approx(9.0)
+
+
+def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
+    fit = {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 5.0, "fixed_latency_us": 12.0}
+    system = {"networks": {"high_intra_node": {"bandwidth": {"gbps": 2}, "op": {"all_reduce": fit}}}}
+    level = json.loads(simumax.link_file(system, "all_reduce", 4, tmp_path / "c.yaml").read_text())["levels"][0]
+    assert level["alpha_s"] == pytest.approx(7e-6)
+    assert level["beta_s_per_byte"] == pytest.approx(1 / 2**30)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements are not beside the repository")
+def test_every_run_of_simumax_is_predicted_or_says_why() -> None:
+    found = simumax.cases(DATA)
+    assert len(found) == 22
+    assert sum(not case.not_here for case in found) == 12
