@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import neusight, neusight_four, simumax  # noqa: E402
+from sets import llm_foundry, neusight, neusight_four, simumax  # noqa: E402
 from sets.runs import table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 
-SETS = {"neusight": neusight, "neusight-four": neusight_four, "simumax": simumax}
+SETS = {"neusight": neusight, "neusight-four": neusight_four, "simumax": simumax, "llm-foundry": llm_foundry}
 
 
 def report(data: Path, names: list[str]) -> str:

@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of forward and backward of a layer on one sample, whole or as a rank of a strategy runs it (``t4``)."""
+    """Seconds of forward and backward of a layer on a local batch, whole or as a rank runs it (``t4``)."""
 
     layer: Layer
     forward_s: float
@@ -31,7 +31,7 @@ class Timed(NamedTuple):
 
 
 def write_layers(
-    folder: Path, source: Path, network: ModelGraph, timed: Sequence[Timed], place: Place, dtype: str
+    folder: Path, source: Path, network: ModelGraph, timed: Sequence[Timed], place: Place, dtype: str, batch: int = 1
 ) -> None:
     """Write times of layers; what the network has beside them took none.
 
@@ -44,7 +44,9 @@ def write_layers(
     for layer, forward_s, backward_s, shard in (*timed, *others):
         times_of = partial(times_in_situ, model=network.name, layer=layer.name, operation=layer.operation)
         for phase, seconds in (("FW", forward_s), ("BW", backward_s)):
-            held.layers.append(times_of(phase=phase, batch=1, dtype=dtype, rank=0, samples_s=(seconds,), shard=shard))
+            held.layers.append(
+                times_of(phase=phase, batch=batch, dtype=dtype, rank=0, samples_s=(seconds,), shard=shard)
+            )
     environment = Environment(
         device="cuda",
         device_name=place.device_name,

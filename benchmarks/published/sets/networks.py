@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,3 +86,56 @@ def llama3_70b_l12() -> Llama:
 def llama3_405b_l4() -> Llama:
     """Four blocks of Llama-3 405B, 4,096 tokens."""
     return Llama(4, 16384, 128, 16, 53248)
+
+
+class _MptBlock(torch.nn.Module):
+    """A block of MPT, without biases."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.projection = (torch.nn.Linear(width, parts * width, bias=False) for parts in (3, 1))
+        self.up, self.down = (
+            torch.nn.Linear(width, 4 * width, bias=False),
+            torch.nn.Linear(4 * width, width, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the next block reads."""
+        parts = self.qkv(self.norm_1(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(seen.transpose(1, 2).flatten(-2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Mpt(torch.nn.Module):
+    """A causal language model as llm-foundry's authors trained: positions are learnt, the head is the embedding."""
+
+    equal_blocks = ("blocks",)
+
+    def __init__(self, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        vocabulary, tokens = 50_368, 2048
+        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
+        self.embedding, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(tokens, width)
+        self.blocks = torch.nn.ModuleList(_MptBlock(width, heads) for _ in range(blocks))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of token ids (batch, tokens)."""
+        x = self.embedding(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+mpt_760m = partial(Mpt, 1536, 12, 24)
+mpt_1b = partial(Mpt, 2048, 16, 24)
+mpt_3b = partial(Mpt, 2560, 20, 32)
+mpt_13b = partial(Mpt, 5120, 40, 40)
+mpt_30b = partial(Mpt, 7168, 56, 48)
+mpt_70b = partial(Mpt, 8192, 64, 80)

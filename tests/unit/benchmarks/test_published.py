@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import neusight, neusight_four, simumax
+from sets import llm_foundry, neusight, neusight_four, simumax
 from sets.runs import Predicted, PublishedSet, Run, coverage, table
 
 from paradl_bench.network.graph import Layer, ModelGraph
@@ -163,3 +163,40 @@ def test_every_run_of_simumax_is_predicted_or_says_why() -> None:
     found = simumax.cases(DATA)
     assert len(found) == 22
     assert sum(not case.not_here for case in found) == 12
+
+
+_FSDP = "model,seq_len,gpus,gpu,micro_batch,grad_accum,tokens_per_s_per_gpu,precision,activation_checkpointing\n"
+
+
+@pytest.fixture
+def fsdp(tmp_path: Path) -> Path:
+    table = tmp_path / llm_foundry.RUNS
+    table.parent.mkdir()
+    lines = (
+        "1b,2048,16,h100_80gb,4,1,900,amp_bf16,False",
+        "1b,2048,8,h100_80gb,2,3,1000,amp_bf16,True",
+        "1b,4096,8,h100_80gb,2,3,500,amp_bf16,False",
+        "1b,2048,8,h100_80gb,2,3,2000,amp_fp8,False",
+        "3b,2048,8,h100_80gb,2,3,300,amp_bf16,False",
+        "1b,2048,8,a100_40gb,2,3,300,bf16,False",
+    )
+    table.write_text(_FSDP + "\n".join(lines))
+    return tmp_path
+
+
+def test_models_with_one_rank_count_are_left_out(fsdp: Path) -> None:
+    found = llm_foundry.by_model(llm_foundry.rows(fsdp, "h100_80gb"))
+    assert [(row.ranks, row.accumulate, row.recompute) for row in found["1b"]] == [(8, 3, True), (16, 1, False)]
+    assert list(found) == ["1b"]
+
+
+def test_layers_add_up_to_the_smallest_run(fsdp: Path) -> None:
+    smallest = llm_foundry.rows(fsdp, "h100_80gb")[0]
+    costs = {"fw_flops": 4, "bw_input_flops": 4, "bw_weight_flops": 4}
+    layers = tuple(Layer(name=name, kind="linear", inputs=("input",), **costs) for name in ("blocks.0.up", "head"))
+    network = ModelGraph(name="toy", input_shape=(10,), layers=layers, parameters=())
+    block, head = llm_foundry.timed_layers(network, smallest, 10)
+    # Two samples of ten tokens; the block runs forward twice.
+    assert block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
+    assert block.backward_s == pytest.approx(3 * block.forward_s)
+    assert head.backward_s == pytest.approx(2 * head.forward_s)
