@@ -29,10 +29,10 @@ NEEDS = (RUNS, *SWEEPS)
 CITED = "mosaicml/llm-foundry @ 8c8dd48f, Apache-2.0; xxrjun/nccl-tests-cluster @ 455de4f8, Apache-2.0"
 PLACE = Place("NVIDIA H100 80GB HBM3", 80_000_000_000, "h100")
 CAUSES = (
-    "The smallest run of the 70b model has a micro-batch of 2, the other of 8; of the 30b model 3, and 10 and 14. Kernels"
-    " of larger matrices reach more of the peak, which a time proportional to tokens does not know.",
-    "The smallest run of the 760m model is 8% slower a GPU than the larger ones with the same micro-batch. It adds up two"
-    " micro-batches, they have one. No input says why.",
+    "The smallest run of the 70b model has a micro-batch of 2, the other of 8; of the 30b model 3, and 10 and 14."
+    " Kernels of larger matrices reach more of the peak, which a time proportional to tokens does not know.",
+    "The smallest run of the 760m model is 8% slower a GPU than the larger ones with the same micro-batch. It adds up"
+    " two micro-batches, they have one. No input says why.",
 )
 
 
