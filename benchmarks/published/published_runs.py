@@ -18,17 +18,24 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import llm_foundry, neusight, neusight_four, simumax  # noqa: E402
-from sets.runs import table  # noqa: E402
+from sets import llm_foundry, neusight, neusight_four, primus, simumax  # noqa: E402
+from sets.runs import PublishedSet, summary, table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 
-SETS = {"neusight": neusight, "neusight-four": neusight_four, "simumax": simumax, "llm-foundry": llm_foundry}
+SETS = {
+    "neusight": neusight,
+    "neusight-four": neusight_four,
+    "simumax": simumax,
+    "llm-foundry": llm_foundry,
+    "primus": primus,
+}
 
 
 def report(data: Path, names: list[str]) -> str:
     """Tables of the sets of these names."""
     lines: list[str] = []
+    sets: list[PublishedSet] = []
     for name in names:
         missing = [str(path) for path in SETS[name].NEEDS if not (data / path).exists()]
         if missing:
@@ -36,9 +43,10 @@ def report(data: Path, names: list[str]) -> str:
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as work:
-            for found in SETS[name].published(data, Path(work) / name):
-                lines += table(found)
-    return "\n".join(lines)
+            found = SETS[name].published(data, Path(work) / name)
+        sets += found
+        lines += [line for each in found for line in table(each)]
+    return "\n".join([*(summary(sets) if sets else ()), *lines])
 
 
 def main() -> None:

@@ -57,13 +57,12 @@ class _Block(torch.nn.Module):
 
 
 class Llama(torch.nn.Module):
-    """A causal language model with few blocks, as SimuMax's authors trained."""
+    """A causal language model as Megatron-LM trains it, 4,096 tokens."""
 
     equal_blocks = ("blocks",)
 
-    def __init__(self, blocks: int, width: int, heads: int, groups: int, inner: int) -> None:
+    def __init__(self, blocks: int, width: int, heads: int, groups: int, inner: int, vocabulary: int = 128_256) -> None:
         super().__init__()
-        vocabulary = 128_256
         self.token_task = NextToken(vocabulary=vocabulary, sequence=4096)
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.blocks = torch.nn.ModuleList(_Block(width, heads, groups, inner) for _ in range(blocks))
@@ -79,13 +78,18 @@ class Llama(torch.nn.Module):
 
 
 def llama3_70b_l12() -> Llama:
-    """Twelve blocks of Llama-3 70B, 4,096 tokens."""
+    """Twelve blocks of Llama-3 70B."""
     return Llama(12, 8192, 64, 8, 28672)
 
 
 def llama3_405b_l4() -> Llama:
-    """Four blocks of Llama-3 405B, 4,096 tokens."""
+    """Four blocks of Llama-3 405B."""
     return Llama(4, 16384, 128, 16, 53248)
+
+
+def llama2_7b() -> Llama:
+    """Llama-2 7B."""
+    return Llama(32, 4096, 32, 32, 11008, 32_000)
 
 
 class _MptBlock(torch.nn.Module):

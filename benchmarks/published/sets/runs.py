@@ -92,3 +92,21 @@ def table(found: PublishedSet) -> list[str]:
         names = [run.name for run in left if run.remark == why]
         lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names)}")
     return [*lines, *(f"- {cause}" for cause in found.causes), ""]
+
+
+def summary(sets: Sequence[PublishedSet]) -> list[str]:
+    """A row a set: how many runs are predicted, mean errors of all predictions, and how intervals hold."""
+    lines = ["| set | runs predicted | mean of errors' sizes, and signed, of the first | others | 90% intervals |"]
+    lines.append("|---|---|---|---|---|")
+    for found in sets:
+        runs = [run for run in found.runs if run.predicted]
+        if not runs:
+            continue
+        means = [(each.by, *mean_error(runs, at)) for at, each in enumerate(runs[0].predicted)]
+        (by, size, signed), *others = means
+        beside = ", ".join(f"{other} {mean:.1%}" for other, mean, _ in others)
+        held = coverage(runs)
+        intervals = f"{held[0]} of {held[1]} hold, half-width {held[2]:.1%}" if held else "none"
+        count = f"{len(runs)} of {len(found.runs)}"
+        lines.append(f"| {found.title} | {count} | {by} {size:.1%}, {signed:+.1%} | {beside} | {intervals} |")
+    return [*lines, ""]

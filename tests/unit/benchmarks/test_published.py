@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import llm_foundry, neusight, neusight_four, simumax
-from sets.runs import Predicted, PublishedSet, Run, coverage, table
+from sets import llm_foundry, neusight, neusight_four, primus, simumax
+from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
 
 from paradl_bench.network.graph import Layer, ModelGraph
 
@@ -200,3 +200,20 @@ def test_layers_add_up_to_the_smallest_run(fsdp: Path) -> None:
     assert block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
     assert block.backward_s == pytest.approx(3 * block.forward_s)
     assert head.backward_s == pytest.approx(2 * head.forward_s)
+
+
+def test_stages_have_as_many_blocks() -> None:
+    assert primus.cuts(4) == "blocks.8.norm_1,blocks.16.norm_1,blocks.24.norm_1"
+
+
+def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
+    path = tmp_path / primus.RUNS
+    path.parent.mkdir()
+    path.write_text("schedule,tokens_per_s_per_gpu\n1f1b,100\nzbb,125\n")
+    assert primus.read_answers(tmp_path) == {"zbb": 1.25}
+
+
+def test_a_summary_has_a_row_a_set() -> None:
+    runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
+    text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
+    assert text.endswith("| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n")
