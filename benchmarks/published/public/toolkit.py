@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[3]
+PUBLISHED = Path(__file__).parents[1]
 
 
 class TraceLayer(NamedTuple):
@@ -38,7 +39,10 @@ def run(module: str, *arguments: str) -> str:
         RuntimeError: it failed; with what it said.
     """
     command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(PUBLISHED), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[2:])}: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Published iterations: how a trace's operations become a model's layers, and what the simplest prediction counts."""
+"""Published iterations: how tables become a model's layers, what the simplest prediction counts, and the report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
-from public import neusight
-from published_runs import report
+from published_runs import DATA, SETS, report
+from sets import llm_foundry, neusight, neusight_four, primus, simumax
+from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
+
+from paradl_bench.network.graph import Layer, ModelGraph
 
 _HEAD = "op,target,meta,latency,fw_latency,bw_latency,acc_latency,input_shapes,output_shape\n"
 _ROWS = (
@@ -20,7 +23,7 @@ _ROWS = (
     "call_method,size,('transformer.h.0'),0.5,0.5,0,0,\"[[1, 4, 8]]\",\"(1,)\"",
     "call_function,<built-in method addmm of x>,('x.h.0'),6,2,3,1,\"[[16], [4, 8], [8, 16]]\",\"(4, 16)\"",
     "call_method,size,('transformer.h.0'),0.5,0.5,0,0,\"[[1, 4, 8]]\",\"(1,)\"",
-    "call_module,head,\"('head', <class 'torch.nn.modules.linear.Linear'>)])}\",5,2,3,0,\"[[1, 4, 8]]\",\"(1, 4, 10)\"",
+    "call_module,lm_head,\"('h', <class 'torch.nn.modules.linear.Linear'>)])}\",5,2,3,0,\"[[1, 4, 8]]\",\"(1, 4, 10)\"",
 )  # fmt: skip
 
 
@@ -50,11 +53,167 @@ def test_the_simplest_prediction_counts_products_alone(trace: Path) -> None:
     assert found.backward_s == 2 * found.forward_s
 
 
-def test_a_report_has_a_row_a_run(trace: Path) -> None:
-    answer = neusight.read_answer(trace)
-    assert (answer.forward_s, answer.backward_s) == (0.01, 0.02)
-    found = [neusight.Predicted("a", 0.01, 0.023), neusight.Predicted("b", 0.01, 0.017)]
-    text = report([(answer, found), (answer, found[::-1])])
-    assert "| NVIDIA_L4 toy-train-4-1 | 30.0 | +10.0% | -10.0% | +0.0%, +15.0% |" in text
-    assert "all | | 10.0% | 10.0% | |" in text
-    assert neusight.traces(trace.parents[2]) == [trace]
+def _network(*kinds: str) -> ModelGraph:
+    names = [f"{at}.{kind}" for at, kind in enumerate(kinds)]
+    before = ["input", *names]
+    layers = (Layer(name=own, kind=kind, inputs=(last,)) for own, kind, last in zip(names, kinds, before, strict=False))
+    return ModelGraph(name="toy", input_shape=(4,), layers=tuple(layers), parameters=())
+
+
+def test_traced_operations_go_to_the_layers_that_do_the_same(trace: Path) -> None:
+    rows = neusight_four.traced(trace)
+    assert [row.kind for row in rows] == ["embedding", "", "addmm", "", "linear"]
+    network = _network("embedding", "view", "addmm", "addmm", "linear", "loss")
+    found = neusight_four.times_of(rows, network, 2)
+    assert [each.layer.name for each in found] == ["0.embedding", "2.addmm", "3.addmm", "4.linear"]
+    assert [each.forward_s for each in found] == pytest.approx([0.5e-3, 1.5e-3, 1.5e-3, 1.5e-3])
+    assert [each.backward_s for each in found] == pytest.approx([1e-3, 3e-3, 3e-3, 2.5e-3])
+
+
+def test_a_network_that_is_not_the_traces_is_refused(trace: Path) -> None:
+    rows = neusight_four.traced(trace)
+    with pytest.raises(ValueError, match="linear is 2"):
+        neusight_four.times_of(rows, _network("embedding", "addmm", "addmm", "linear"), 1)
+
+
+def test_a_table_has_signed_errors_and_what_is_left_out() -> None:
+    runs = (
+        Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))),
+        Run("two", 2.0, (Predicted("a", 1.8, (1.7, 1.9)), Predicted("b", 2.0))),
+        Run("three", 3.0, (), "it cuts the sequence"),
+    )
+    assert coverage(runs[:2]) == (1, 2, pytest.approx((0.2 / 1.1 + 0.1 / 1.8) / 2))
+    text = "\n".join(table(PublishedSet("T", "who", "what", ("a cause",), runs)))
+    assert "| one | 1000 | +10.0% | -20.0% |  |" in text
+    assert "| mean of errors' sizes | | 10.0% | 10.0% | |" in text
+    assert "| mean error, signed | | +0.0% | -10.0% | |" in text
+    assert "Of 2 90% intervals 1 hold; the median half-width is 11.9%." in text
+    assert text.endswith("- Not predicted (1), it cuts the sequence: three\n- a cause\n")
+
+
+def test_data_that_are_absent_are_said_to_be(tmp_path: Path) -> None:
+    assert report(tmp_path, list(SETS)).count("skipped") == len(SETS)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements are not beside the repository")
+def test_the_real_trace_has_every_kind_of_layer() -> None:
+    rows = neusight_four.traced(DATA / neusight_four.TRACE)
+    kinds = {
+        "embedding",
+        "norm",
+        "addmm",
+        "matmul",
+        "elementwise",
+        "mask",
+        "softmax",
+        "dropout",
+        "activation",
+        "linear",
+    }
+    assert {row.kind for row in rows} == kinds | {""}
+    assert sum(row.in_block and row.kind != "" for row in rows) == 24
+
+
+def test_a_case_of_simumax_says_its_strategy() -> None:
+    pipeline = simumax.case_of("llama3_70b_l12_tp1_pp2_dp4_mbc8_cef", "llama3-70b", 8)
+    how = ("--schedule", "1f1b", "--micro-batches", "8", "--stages", "blocks.6.norm_1")
+    assert pipeline.strategy == ("d4p2", "--batch", "32", *how)
+    tensor = simumax.case_of("llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "llama3-405b", 4)
+    assert tensor.strategy == ("d2t4", "--batch", "8", "--accumulate", "4")
+    assert tensor.not_here == ""
+    experts = simumax.case_of("deepseekv2_tp1_ep8_pp1_dp8_l4_mbc4_cef", "deepseekv2", 4)
+    assert experts.not_here == "the tool has no axis for experts on several ranks"
+
+
+def _linear(name: str, features: int) -> Layer:
+    attributes = {"out_features": features, "bias": False}
+    return Layer(
+        name=name,
+        kind="linear",
+        attributes=attributes,
+        inputs=("x",),
+        input_shapes=((4, 8),),
+        output_shape=(4, features),
+    )
+
+
+def test_queries_keys_and_values_share_one_product() -> None:
+    share = {"efficient_factor": 0.5, "gbps": 8}
+    system = {"accelerator": {"bandwidth": {"default": share, "ce_fusion": share}}}
+    times = {
+        ("linear", stage, (1, 4, 0, 8, 12)): seconds
+        for stage, seconds in (("FW", 3.0), ("BW_input", 4.0), ("BW_weight", 5.0))
+    }
+    prices = simumax.Prices(system, times, 12)
+    found = [prices.timed(_linear(name, features)) for name, features in (("query", 8), ("key", 2), ("value", 2))]
+    assert [each.forward_s for each in found] == pytest.approx([2.0, 0.5, 0.5])
+    assert sum(each.backward_s for each in found) == pytest.approx(9.0)
+
+
+def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
+    fit = {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 5.0, "fixed_latency_us": 12.0}
+    system = {"networks": {"high_intra_node": {"bandwidth": {"gbps": 2}, "op": {"all_reduce": fit}}}}
+    level = json.loads(simumax.link_file(system, "all_reduce", 4, tmp_path / "c.yaml").read_text())["levels"][0]
+    assert level["alpha_s"] == pytest.approx(7e-6)
+    assert level["beta_s_per_byte"] == pytest.approx(1 / 2**30)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements are not beside the repository")
+def test_every_run_of_simumax_is_predicted_or_says_why() -> None:
+    found = simumax.cases(DATA)
+    assert len(found) == 22
+    assert sum(not case.not_here for case in found) == 12
+
+
+_FSDP = "model,seq_len,gpus,gpu,micro_batch,grad_accum,tokens_per_s_per_gpu,precision,activation_checkpointing\n"
+
+
+@pytest.fixture
+def fsdp(tmp_path: Path) -> Path:
+    table = tmp_path / llm_foundry.RUNS
+    table.parent.mkdir()
+    lines = (
+        "1b,2048,16,h100_80gb,4,1,900,amp_bf16,False",
+        "1b,2048,8,h100_80gb,2,3,1000,amp_bf16,True",
+        "1b,4096,8,h100_80gb,2,3,500,amp_bf16,False",
+        "1b,2048,8,h100_80gb,2,3,2000,amp_fp8,False",
+        "3b,2048,8,h100_80gb,2,3,300,amp_bf16,False",
+        "1b,2048,8,a100_40gb,2,3,300,bf16,False",
+    )
+    table.write_text(_FSDP + "\n".join(lines))
+    return tmp_path
+
+
+def test_models_with_one_rank_count_are_left_out(fsdp: Path) -> None:
+    found = llm_foundry.by_model(llm_foundry.rows(fsdp, "h100_80gb"))
+    assert [(row.ranks, row.accumulate, row.recompute) for row in found["1b"]] == [(8, 3, True), (16, 1, False)]
+    assert list(found) == ["1b"]
+
+
+def test_layers_add_up_to_the_smallest_run(fsdp: Path) -> None:
+    smallest = llm_foundry.rows(fsdp, "h100_80gb")[0]
+    costs = {"fw_flops": 4, "bw_input_flops": 4, "bw_weight_flops": 4}
+    layers = tuple(Layer(name=name, kind="linear", inputs=("input",), **costs) for name in ("blocks.0.up", "head"))
+    network = ModelGraph(name="toy", input_shape=(10,), layers=layers, parameters=())
+    block, head = llm_foundry.timed_layers(network, smallest, 10)
+    # Two samples of ten tokens; the block runs forward twice.
+    assert block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
+    assert block.backward_s == pytest.approx(3 * block.forward_s)
+    assert head.backward_s == pytest.approx(2 * head.forward_s)
+
+
+def test_stages_have_as_many_blocks() -> None:
+    assert primus.cuts(4) == "blocks.8.norm_1,blocks.16.norm_1,blocks.24.norm_1"
+
+
+def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
+    path = tmp_path / primus.RUNS
+    path.parent.mkdir()
+    path.write_text("schedule,tokens_per_s_per_gpu\n1f1b,100\nzbb,125\n")
+    assert primus.read_answers(tmp_path) == {"zbb": 1.25}
+
+
+def test_a_summary_has_a_row_a_set() -> None:
+    runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
+    text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
+    assert text.endswith("| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n")

@@ -282,3 +282,18 @@ def test_published_tables_are_read_by_shipped_mappings(
     assert environment.device_name == (device or "NVIDIA GH200 120GB")
     lost = [item.why for item in read_records(tmp_path / "out", DROPPED_FILE, DroppedRow)]
     assert not any("no number" in why or "takes such a row" in why for why in lost)
+
+
+def test_traced_operations_are_called_as_the_own_trace_does(tmp_path: Path) -> None:
+    table = tmp_path / "NVIDIA_L4" / "toy-train-4-1.csv"
+    table.parent.mkdir()
+    head = "op,target,_args,_kwargs,meta,input_contiguous,dtype,fw_latency,bw_latency,input_shapes,output_shape\n"
+    row = 'call_function,{},,"{}",,[True],torch.float32,1,2,"[[4, 64]]","(4, 64)"\n'
+    drops = [row.format("<function dropout at 0x1>", f"{{'p': {share}, 'training': True}}") for share in (0.0, 0.1)]
+    table.write_text(head + row.format("<built-in function truediv>", "") + "".join(drops))
+    code, output = imported(str(table), "--mapping", "neusight", "-o", str(tmp_path / "out"))
+    assert code == 0, output
+    found = {record.shape.settings["function"] for record in kernels(tmp_path / "out")}
+    assert found == {"div", "dropout"}
+    (lost,) = read_records(tmp_path / "out", DROPPED_FILE, DroppedRow)
+    assert lost.why == "a dropout of nothing runs no kernel"

@@ -1,0 +1,66 @@
+"""A measurement directory of layers whose times were published, for a network that the tool traced itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from paradl_bench.importers.importer import Imported, Importer, load_file, times_in_situ
+from paradl_bench.importers.writing import FileRead, write_import
+from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.records.measurement import Environment
+
+
+class Place(NamedTuple):
+    """What was measured on: the device as its driver calls it, its bytes of memory, and what stands for its host."""
+
+    device_name: str
+    memory_bytes: int
+    cluster: str
+
+
+class Timed(NamedTuple):
+    """Seconds of forward and backward of a layer on a local batch, whole or as a rank runs it (``t4``)."""
+
+    layer: Layer
+    forward_s: float
+    backward_s: float
+    shard: str = ""
+
+
+def write_layers(
+    folder: Path, source: Path, network: ModelGraph, timed: Sequence[Timed], place: Place, dtype: str, batch: int = 1
+) -> None:
+    """Write times of layers; what the network has beside them took none.
+
+    Args:
+        source: the file that they are from.
+    """
+    known = {each.layer.name for each in timed if not each.shard}
+    others = [Timed(layer, 0.0, 0.0) for layer in network.layers if layer.name not in known]
+    held = Imported(rows=len(timed), networks=[network])
+    for layer, forward_s, backward_s, shard in (*timed, *others):
+        times_of = partial(times_in_situ, model=network.name, layer=layer.name, operation=layer.operation)
+        for phase, seconds in (("FW", forward_s), ("BW", backward_s)):
+            held.layers.append(
+                times_of(phase=phase, batch=batch, dtype=dtype, rank=0, samples_s=(seconds,), shard=shard)
+            )
+    environment = Environment(
+        device="cuda",
+        device_name=place.device_name,
+        device_count=1,
+        memory_bytes=place.memory_bytes,
+        hostname=place.cluster,
+        kernel="",
+        versions={},
+        settings={},
+    )
+    form = Importer(name="traced operations", reads="times of a network's layers", kind="layers", reader=_nothing)
+    files = [FileRead(log=load_file(source), held=held)]
+    write_import(folder, form, files, environment=environment, command_line=("published",), arguments={})
+
+
+def _nothing(*_: object) -> Imported:
+    return Imported()

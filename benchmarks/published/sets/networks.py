@@ -1,0 +1,145 @@
+"""Networks as publishers trained them, where they are not those of ``paradl-bench models``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.modeling_utils import AttentionInterface
+
+from paradl_bench.network.models.language_models import build_language_model
+from paradl_bench.network.models.token_tasks import NextToken
+
+PRODUCTS = "products_and_softmax"
+
+
+def _attention(module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0, **_: Any) -> Any:
+    """As transformers computed it before torch's own kernel: products, a mask, softmax and dropout by themselves."""
+    scores = torch.matmul(query, key.transpose(-1, -2)) / query.size(-1) ** 0.5
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    shares = torch.nn.functional.softmax(torch.where(seen, scores, torch.finfo(scores.dtype).min), dim=-1)
+    shares = torch.nn.functional.dropout(shares, dropout, module.training)
+    return torch.matmul(shares, value).transpose(1, 2), None
+
+
+AttentionInterface.register(PRODUCTS, _attention)
+
+
+def gpt2_large() -> torch.nn.Module:
+    """GPT-2 large with attention in single operations, as NeuSight's authors traced it."""
+    return build_language_model("gpt2", n_embd=1280, n_layer=36, n_head=20, attn_implementation=PRODUCTS)
+
+
+class _Block(torch.nn.Module):
+    """A block of Llama; positions are not rotated."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.norm_1, self.norm_2 = torch.nn.RMSNorm(width), torch.nn.RMSNorm(width)
+        self.query = torch.nn.Linear(width, width, bias=False)
+        self.key, self.value = (torch.nn.Linear(width, groups * self.head_width, bias=False) for _ in range(2))
+        self.projection = torch.nn.Linear(width, width, bias=False)
+        self.up, self.down = torch.nn.Linear(width, 2 * inner, bias=False), torch.nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the next block reads."""
+        read = self.norm_1(x)
+        query, key, value = (
+            part(read).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        x = x + self.projection(seen.transpose(1, 2).flatten(-2))
+        gate, up = self.up(self.norm_2(x)).chunk(2, dim=-1)
+        return x + self.down(torch.nn.functional.silu(gate) * up)
+
+
+class Llama(torch.nn.Module):
+    """A causal language model as Megatron-LM trains it, 4,096 tokens."""
+
+    equal_blocks = ("blocks",)
+
+    def __init__(self, blocks: int, width: int, heads: int, groups: int, inner: int, vocabulary: int = 128_256) -> None:
+        super().__init__()
+        self.token_task = NextToken(vocabulary=vocabulary, sequence=4096)
+        self.embedding = torch.nn.Embedding(vocabulary, width)
+        self.blocks = torch.nn.ModuleList(_Block(width, heads, groups, inner) for _ in range(blocks))
+        self.norm, self.head = torch.nn.RMSNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of token ids (batch, tokens)."""
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def llama3_70b_l12() -> Llama:
+    """Twelve blocks of Llama-3 70B."""
+    return Llama(12, 8192, 64, 8, 28672)
+
+
+def llama3_405b_l4() -> Llama:
+    """Four blocks of Llama-3 405B."""
+    return Llama(4, 16384, 128, 16, 53248)
+
+
+def llama2_7b() -> Llama:
+    """Llama-2 7B."""
+    return Llama(32, 4096, 32, 32, 11008, 32_000)
+
+
+class _MptBlock(torch.nn.Module):
+    """A block of MPT, without biases."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.projection = (torch.nn.Linear(width, parts * width, bias=False) for parts in (3, 1))
+        self.up, self.down = (
+            torch.nn.Linear(width, 4 * width, bias=False),
+            torch.nn.Linear(4 * width, width, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the next block reads."""
+        parts = self.qkv(self.norm_1(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(seen.transpose(1, 2).flatten(-2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Mpt(torch.nn.Module):
+    """A causal language model as llm-foundry's authors trained: positions are learnt, the head is the embedding."""
+
+    equal_blocks = ("blocks",)
+
+    def __init__(self, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        vocabulary, tokens = 50_368, 2048
+        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
+        self.embedding, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(tokens, width)
+        self.blocks = torch.nn.ModuleList(_MptBlock(width, heads) for _ in range(blocks))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of token ids (batch, tokens)."""
+        x = self.embedding(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+mpt_760m = partial(Mpt, 1536, 12, 24)
+mpt_1b = partial(Mpt, 2048, 16, 24)
+mpt_3b = partial(Mpt, 2560, 20, 32)
+mpt_13b = partial(Mpt, 5120, 40, 40)
+mpt_30b = partial(Mpt, 7168, 56, 48)
+mpt_70b = partial(Mpt, 8192, 64, 80)

@@ -1,0 +1,112 @@
+"""What every set of published runs gives: a run's measured time beside predictions of it, or why there is none."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Predicted(NamedTuple):
+    """One prediction of a run, in seconds (or a ratio, in sets of ratios), and its 90% interval if it has one."""
+
+    by: str
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+class Run(NamedTuple):
+    """A published run.
+
+    Attributes:
+        measured: None where the set is named, but not predicted.
+        predicted: the tool's own prediction first; all runs of a set have them by the same names.
+        remark: of the first prediction's parts; of a run without predictions why there is none.
+    """
+
+    name: str
+    measured: float
+    predicted: tuple[Predicted, ...] = ()
+    remark: str = ""
+
+    def error(self, at: int = 0) -> float:
+        """Of one prediction: signed, relative to what was measured."""
+        return self.predicted[at].value / self.measured - 1
+
+
+class PublishedSet(NamedTuple):
+    """Runs of one publisher.
+
+    Attributes:
+        title, cited: what the set is of, and repository, commit and licence of its data.
+        inputs: what predictions are made from. causes: what is known of why they fall short.
+        measured_in: head of the column of what was measured; ``shown`` is what its numbers are multiplied by.
+    """
+
+    title: str
+    cited: str
+    inputs: str
+    causes: tuple[str, ...]
+    runs: tuple[Run, ...]
+    measured_in: str = "measured ms"
+    shown: float = 1e3
+
+
+def mean_error(runs: Sequence[Run], at: int) -> tuple[float, float]:
+    """Of one prediction over runs: the mean size of errors, and the mean with signs."""
+    errors = [run.error(at) for run in runs]
+    return statistics.fmean(map(abs, errors)), statistics.fmean(errors)
+
+
+def coverage(runs: Sequence[Run], at: int = 0) -> tuple[int, int, float] | None:
+    """How many 90% intervals hold, of how many, and their median half-width relative to the prediction."""
+    held, widths = 0, []
+    for run in runs:
+        found = run.predicted[at]
+        if found.interval is not None:
+            low, high = found.interval
+            held += low <= run.measured <= high
+            widths.append((high - low) / 2 / found.value)
+    return (held, len(widths), statistics.median(widths)) if widths else None
+
+
+def table(found: PublishedSet) -> list[str]:
+    """A row a run with signed errors, means, how intervals hold, and what is not predicted."""
+    runs = [run for run in found.runs if run.predicted]
+    lines = [f"## {found.title}", "", f"{found.cited}. From {found.inputs}.", ""]
+    if runs:
+        names = [each.by for each in runs[0].predicted]
+        lines += [f"| run | {found.measured_in} | {' | '.join(names)} | |", "|---|---|" + "---|" * (len(names) + 1)]
+        for run in runs:
+            errors = " | ".join(f"{run.error(at):+.1%}" for at in range(len(names)))
+            lines.append(f"| {run.name} | {found.shown * run.measured:.4g} | {errors} | {run.remark} |")
+        means = [mean_error(runs, at) for at in range(len(names))]
+        lines.append("| mean of errors' sizes | | " + " | ".join(f"{size:.1%}" for size, _ in means) + " | |")
+        lines.append("| mean error, signed | | " + " | ".join(f"{signed:+.1%}" for _, signed in means) + " | |")
+        held = coverage(runs)
+        if held is not None:
+            lines += ["", f"Of {held[1]} 90% intervals {held[0]} hold; the median half-width is {held[2]:.1%}."]
+        lines.append("")
+    left = [run for run in found.runs if not run.predicted]
+    for why in dict.fromkeys(run.remark for run in left):
+        names = [run.name for run in left if run.remark == why]
+        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names)}")
+    return [*lines, *(f"- {cause}" for cause in found.causes), ""]
+
+
+def summary(sets: Sequence[PublishedSet]) -> list[str]:
+    """A row a set: how many runs are predicted, mean errors of all predictions, and how intervals hold."""
+    lines = ["| set | runs predicted | mean of errors' sizes, and signed, of the first | others | 90% intervals |"]
+    lines.append("|---|---|---|---|---|")
+    for found in sets:
+        runs = [run for run in found.runs if run.predicted]
+        if not runs:
+            continue
+        means = [(each.by, *mean_error(runs, at)) for at, each in enumerate(runs[0].predicted)]
+        (by, size, signed), *others = means
+        beside = ", ".join(f"{other} {mean:.1%}" for other, mean, _ in others)
+        held = coverage(runs)
+        intervals = f"{held[0]} of {held[1]} hold, half-width {held[2]:.1%}" if held else "none"
+        count = f"{len(runs)} of {len(found.runs)}"
+        lines.append(f"| {found.title} | {count} | {by} {size:.1%}, {signed:+.1%} | {beside} | {intervals} |")
+    return [*lines, ""]

@@ -1,0 +1,248 @@
+"""SimuMax: Llama-3 with few blocks, trained by Megatron-LM in bf16 on eight B200, and peak memory of each rank.
+
+Inputs are the system file: products and attention as its mapping reads them (each layer, and each part of one that a
+rank runs, by its very shape), shares of the memory's bandwidth for all else, and fits of NVLink collectives.
+Megatron-LM computes queries, keys and values by one product, of which each takes its share here, and its gate's product
+with the activation by one kernel. It gives each stage as many blocks, which was set when first results had been seen:
+``predict`` would balance FLOPs. Runs with expert or context parallelism are named, and not predicted.
+
+No memory is predicted: measured peaks have no room for a whole optimizer's state, so that it was spread over replicas,
+and the tool's ZeRO nests with no other axis.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from public.toolkit import run
+from sets.measured_layers import Place, Timed, write_layers
+from sets.runs import Predicted, PublishedSet, Run
+
+from paradl_bench.network.graph import Layer, ModelGraph, read_network
+from paradl_bench.network.kernel import KernelSamples, KernelStage
+from paradl_bench.network.kinds.kernel_shape import kernel_shape
+from paradl_bench.plan.axis_planner import AxisPlace
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.tensor.plan import PLANNER
+
+RUNS = Path("simumax-b200", "measured_half.json")
+SYSTEM = Path("simumax-b200", "system_b200_bf16.json")
+NEEDS = (RUNS, SYSTEM)
+CITED = "MooreThreads/SimuMax @ 4dcaae51, Apache-2.0"
+PLACE = Place("NVIDIA B200", 180_000_000_000, "b200")
+MODELS = {"llama3-70b": ("sets.networks:llama3_70b_l12", 12), "llama3-405b": ("sets.networks:llama3_405b_l4", 4)}
+"""How the network is made, and how many blocks it has."""
+SHARE_OF_PEAK = 0.5
+HALVES: tuple[KernelStage, ...] = ("FW", "BW_input", "BW_weight")
+GIB = 2**30
+CAUSES = (
+    "Tensor parallelism leaves the head whole on every rank, where Megatron-LM cuts the vocabulary. The last column has"
+    " three quarters of its products, as a share of the measured time: without them predictions would be too short.",
+    "Norms and sums are whole on every rank too, where Megatron-LM may cut the sequence.",
+    "Positions are not rotated in the network that is predicted, and no kernel pays for its launch.",
+    "The optimizer's state is whole in the prediction, which makes the weight update longer.",
+)
+_NOT_HERE = {"ep": "experts on several ranks", "cp": "sequences cut over ranks"}
+_DEGREE = re.compile(r"(tp|pp|dp|ep|cp)(\d+)")
+_QKV = ("query", "key", "value")
+
+Times = dict[tuple[str, str, tuple[int, ...]], float]
+"""Seconds by kind, stage and sizes."""
+
+
+class Case(NamedTuple):
+    """A run as it was set up, without what was measured of it."""
+
+    name: str
+    model: str
+    micro_batches: int
+    degrees: dict[str, int]
+
+    @property
+    def not_here(self) -> str:
+        """Why the tool can't predict it; empty where it can."""
+        missing = [what for axis, what in _NOT_HERE.items() if self.degrees.get(axis, 1) > 1]
+        return f"the tool has no axis for {' and '.join(missing)}" if missing else ""
+
+    @property
+    def strategy(self) -> tuple[str, ...]:
+        """Strategy and options of ``predict``."""
+        data, tensor, stages = (self.degrees.get(axis, 1) for axis in ("dp", "tp", "pp"))
+        batch = ("--batch", f"{data * self.micro_batches}")
+        if stages == 1:
+            return f"d{data}t{tensor}", *batch, "--accumulate", f"{self.micro_batches}"
+        blocks = MODELS[self.model][1]
+        cuts = ",".join(f"blocks.{blocks * stage // stages}.norm_1" for stage in range(1, stages))
+        how = ("--schedule", "1f1b", "--micro-batches", f"{self.micro_batches}", "--stages", cuts)
+        return f"d{data}p{stages}", *batch, *how
+
+
+def cases(data: Path) -> list[Case]:
+    """All runs."""
+    told = json.loads((data / RUNS).read_text())
+    return [case_of(each["case"], each["model"], int(each["mbc"])) for each in told]
+
+
+def case_of(name: str, model: str, micro_batches: int) -> Case:
+    """A run by its name, as ``llama3_70b_l12_tp1_pp2_dp4_mbc4_cef``."""
+    return Case(name, model, micro_batches, {axis: int(degree) for axis, degree in _DEGREE.findall(name)})
+
+
+def kernel_times(folder: Path) -> Times:
+    """What the system file's import holds."""
+    lines = (folder / "kernels.jsonl").read_bytes().splitlines()
+    rows = [msgspec.json.decode(line, type=KernelSamples) for line in lines]
+    return {
+        _key(row.shape.kind, row.shape.stage, row.shape.sizes, row.shape.settings): row.samples_s[0] for row in rows
+    }
+
+
+def _key(kind: str, stage: str, sizes: dict[str, int], settings: dict[str, str]) -> tuple[str, str, tuple[int, ...]]:
+    groups = int(settings.get("queries_per_key", "1"))
+    return kind, stage, (groups, *(sizes[name] for name in sorted(sizes)))
+
+
+class Prices:
+    """Seconds of layers on one sample, from the system file and the times that were imported of it.
+
+    Args:
+        qkv_features: of queries, keys and values together, whole or as a rank has them.
+    """
+
+    def __init__(self, system: dict[str, Any], times: Times, qkv_features: int) -> None:
+        self._times = times
+        self._qkv_features = qkv_features
+        shares = system["accelerator"]["bandwidth"].items()
+        self._bandwidths = {name: each["efficient_factor"] * each["gbps"] * GIB for name, each in shares}
+
+    def timed(self, layer: Layer, shard: str = "") -> Timed:
+        """Forward and backward."""
+        return Timed(layer, self._seconds(layer, "FW"), self._seconds(layer, "BW"), shard)
+
+    def _seconds(self, layer: Layer, stage: KernelStage) -> float:
+        if layer.kind == "loss":
+            # Logits of bf16: read forward, read and written backward.
+            logits = 2 * layer.input_elements
+            return logits * (1 if stage == "FW" else 2) / self._bandwidths["ce_fusion"]
+        halves = (layer.kind, stage) == ("linear", "BW")
+        stages = HALVES[1:] if halves else (stage,)
+        return sum(self._kernel(layer, each) for each in stages)
+
+    def _kernel(self, layer: Layer, stage: KernelStage) -> float:
+        shape = kernel_shape(layer, stage, 1, "bf16")
+        if shape is None or layer.kind == "activation":
+            # A view; or one kernel with the product that reads it.
+            return 0.0
+        if layer.kind not in ("linear", "attention"):
+            return shape.bytes / self._bandwidths["default"]
+        sizes, share = dict(shape.sizes), 1.0
+        if layer.name.split(".")[-1] in _QKV:
+            share = sizes["out_features"] / self._qkv_features
+            sizes["out_features"] = self._qkv_features
+        return share * self._times[_key(shape.kind, shape.stage, sizes, shape.settings)]
+
+
+def timed_layers(network: ModelGraph, system: dict[str, Any], times: Times, ranks: int) -> list[Timed]:
+    """Whole layers, and those that each of so many tensor-parallel ranks runs; 1 for none."""
+    features = sum(layer.output_shape[-1] for layer in network.layers if layer.name.split(".")[-1] in _QKV)
+    blocks = sum(layer.name.endswith(".query") for layer in network.layers)
+    whole = Prices(system, times, features // blocks)
+    found = [whole.timed(layer) for layer in network.layers]
+    if ranks > 1:
+        part = Prices(system, times, features // blocks // ranks)
+        axis = parse_strategy(f"t{ranks}").axes[0]
+        settings = PlanSettings(batch=1, dtype="bf16", device="cuda")
+        shards = PLANNER.shard(network, AxisPlace(axis, 0, 0, 1), settings).shards.values()
+        found += [part.timed(each.layer, each.shard) for each in shards if each.shard]
+    return found
+
+
+def link_file(system: dict[str, Any], operation: str, ranks: int, path: Path) -> Path:
+    """A cluster file with the system file's fit of a collective, as a ring's hops over so many ranks."""
+    link = system["networks"]["high_intra_node"]
+    fit, peak = link["op"][operation], link["bandwidth"]["gbps"] * GIB
+    hops = fit["scale"] * (ranks + fit["offset"])
+    alpha_s = (fit["latency_us"] + fit["fixed_latency_us"] / hops) * 1e-6
+    level = {"name": "node", "ranks": 8, "alpha_s": alpha_s, "beta_s_per_byte": 1 / (fit["efficient_factor"] * peak)}
+    path.write_text(json.dumps({"name": PLACE.cluster, "levels": [level]}))
+    return path
+
+
+def profile(data: Path, model: str, system: dict[str, Any], times: Times, work: Path) -> Path:
+    """The profile of a model's layers, whole and as four tensor-parallel ranks run them."""
+    work.mkdir(parents=True)
+    run("paradl_bench", "describe", model, "-o", str(work / "network.json"))
+    network = read_network(work / "network.json")
+    write_layers(work / "layers", data / SYSTEM, network, timed_layers(network, system, times, 4), PLACE, "bf16")
+    run("calibrate", "fit", str(work / "layers"), "-o", str(work / "profile.json"))
+    return work / "profile.json"
+
+
+def predicted(fitted: Path, case: Case, link: Path) -> Predicted:
+    """Seconds of an iteration."""
+    strategy, *options = case.strategy
+    about = ("--from-profile", str(fitted), "--model", MODELS[case.model][0], "--strategy", strategy, *options)
+    settings = ("--dtype", "bf16", "--optimizer", "adam", "--cluster", str(link))
+    told = json.loads(run("predict", *about, *settings, "--json"))[0]
+    low_s, high_s = told["interval_s"]
+    return Predicted("simulate", told["iteration_s"], (low_s, high_s))
+
+
+def by_flops(network: ModelGraph, case: Case, system: dict[str, Any]) -> Predicted:
+    """All FLOPs of an iteration over a constant share of eight peaks."""
+    samples = case.micro_batches * case.degrees["dp"]
+    peak = system["accelerator"]["op"]["matmul"]["tflops"] * 1e12
+    flops = samples * (network.fw_flops + network.bw_flops)
+    return Predicted("FLOPs", flops / (SHARE_OF_PEAK * 8 * peak))
+
+
+def predictions(data: Path, work: Path) -> dict[str, tuple[Predicted, ...]]:
+    """Of every case that the tool has axes for, by its name: simulated, and by FLOPs."""
+    system = json.loads((data / SYSTEM).read_text())
+    told = ("--mapping", "simumax", "--device-name", PLACE.device_name, "-o", str(work / "kernels"))
+    run("paradl_bench", "import", "operators", str(data / SYSTEM), *told)
+    times = kernel_times(work / "kernels")
+    fitted = {name: profile(data, model, system, times, work / name) for name, (model, _) in MODELS.items()}
+    # Tensor parallelism sums among four ranks, the pipeline's gradients go among four replicas.
+    links = {
+        tensor: link_file(system, "all_reduce" if tensor else "reduce_scatter", 4, work / f"cluster{tensor:d}.yaml")
+        for tensor in (True, False)
+    }
+    found = {}
+    for case in cases(data):
+        if not case.not_here:
+            network = read_network(work / case.model / "network.json")
+            simulated = predicted(fitted[case.model], case, links[case.degrees["tp"] > 1])
+            found[case.name] = simulated, by_flops(network, case, system)
+    return found
+
+
+def whole_head_s(network: ModelGraph, case: Case, work: Path) -> float:
+    """Seconds of an iteration that the head takes longer than its part of a tensor-parallel rank would."""
+    ranks, times = case.degrees["tp"], kernel_times(work / "kernels")
+    head = next(layer for layer in network.layers if layer.name == "head")
+    shapes = (kernel_shape(head, stage, 1, "bf16") for stage in HALVES)
+    whole_s = sum(times[_key(each.kind, each.stage, each.sizes, each.settings)] for each in shapes if each)
+    return case.micro_batches * whole_s * (1 - 1 / ranks)
+
+
+def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
+    """Times of all runs, beside what SimuMax said."""
+    found = predictions(data, work)
+    answers = {each["case"]: each for each in json.loads((data / RUNS).read_text())}
+    runs = []
+    for case in cases(data):
+        answer = answers[case.name]
+        theirs = Predicted("SimuMax", answer["perf_ms"] * 1e-3)
+        predicted_by = (*found[case.name], theirs) if case.name in found else ()
+        measured_s = answer["real_ms"] * 1e-3
+        head_s = whole_head_s(read_network(work / case.model / "network.json"), case, work) if predicted_by else 0.0
+        remark = f"head: {head_s / measured_s:.1%}" if head_s else case.not_here
+        runs.append(Run(case.name, measured_s, predicted_by, remark))
+    inputs = "kernels' shares of the peak, and fits of links"
+    return (PublishedSet("SimuMax, eight B200", CITED, inputs, CAUSES, tuple(runs)),)
