@@ -45,7 +45,7 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     if as_json and output == "-":
         raise click.UsageError("-o - and --json both want standard output; give one of them")
     refuse_overwrite(output, force=force)
-    from calibrate.fit.fit import fit_profile
+    from calibrate.fitting.fit import fit_profile
 
     profile = fit_profile(
         directories,
@@ -131,7 +131,7 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
     refuse_overwrite(output, force=force)
-    from calibrate.fit.merge import merge_profiles, with_archives_beside
+    from calibrate.fitting.merge import merge_profiles, with_archives_beside
     from calibrate.profile.profile import encode_profile, read_profile
 
     names = [str(path) for path in profiles]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from regressor_targets import archive_target, values_target
 
-from calibrate.fit import reading
+from calibrate.fitting import reading
 from calibrate.profile.profile import read_profile
 from paradl_bench.core import units
 from paradl_bench.core.errors import ParadlError, shown
