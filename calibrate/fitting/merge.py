@@ -21,10 +21,19 @@ from calibrate.fitting.reading import first_few, same_work, unlike_nearest
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
 from calibrate.profile.memory_factors import MemoryRun
-from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, Profile
+from calibrate.profile.profile import (
+    SCHEMA_VERSION,
+    CopyTime,
+    Device,
+    LayerTime,
+    Profile,
+    encode_profile,
+    read_profile,
+)
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
+from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import Environment
 
@@ -74,6 +83,22 @@ def merge_profiles(
     merged = Profile(**{**fields, "notes": ()})  # type: ignore[arg-type]
     notes = [*unlike_parts(merged), *notes, *memory.notes]
     return msgspec.structs.replace(merged, notes=tuple(dict.fromkeys(notes)))
+
+
+def merge_files(paths: Sequence[Path], output: str, *, command_line: tuple[str, ...], force: bool) -> Profile:
+    """Merge profiles as :func:`merge_profiles`, and write the result to a file, or ``-`` for standard output.
+
+    Raises:
+        UserError: as there; or the file is there, and ``force`` is not given.
+    """
+    refuse_overwrite(output, force=force)
+    merged = merge_profiles(
+        [read_profile(path) for path in paths], [str(path) for path in paths], command_line=command_line, force=force
+    )
+    if merged.kernel_models:
+        merged = with_archives_beside(merged, output)
+    write_output(output, encode_profile(merged), force=force)
+    return merged
 
 
 def with_archives_beside(profile: Profile, output: str) -> Profile:
