@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.api import CalibratedProfile, PathLike
 
 if TYPE_CHECKING:
-    from predict.api.options import Asked
+    from paradl_bench.core.terminal.keywords import Asked
     from predict.api.results import OnePrediction, Predictions, ReplacedLayers, Search, Validation, WhatIf
     from predict.api.timeline import Timeline
 
@@ -47,7 +47,7 @@ class LoadedProfile(CalibratedProfile):
         from paradl_bench.core.errors import UserError
         from predict.api.results import OnePrediction
 
-        found = OnePrediction(*self._ask("predict", options, model=model, strategy=strategy, batch=batch))
+        found = OnePrediction(self._ask("predict", options, model=model, strategy=strategy, batch=batch))
         if len(found.predictions) != 1:
             raise UserError(f"strategy {strategy!r} and batch {batch} are several configurations: use sweep")
         return found
@@ -68,7 +68,7 @@ class LoadedProfile(CalibratedProfile):
         """
         from predict.api.results import Predictions
 
-        return Predictions(*self._ask("predict", options, model=model, strategy=strategies, batch=batch, ranks=ranks))
+        return Predictions(self._ask("predict", options, model=model, strategy=strategies, batch=batch, ranks=ranks))
 
     def search(self, model: str, *, ranks: Counts, batch: int, **options: object) -> Search:
         """Find the fastest strategies that fit in memory, as ``predict search`` does.
@@ -169,11 +169,12 @@ class LoadedProfile(CalibratedProfile):
 
     def _ask(self, name: str, options: dict[str, object], **given: object) -> Asked:
         """The options of a command, with the profile that has been read."""
-        from predict.api.options import ask
+        from paradl_bench.core.terminal.keywords import ask
         from predict.cli import group
         from predict.prediction.request import READ_PROFILE
 
         _, _, inner = name.partition(" ")
-        asked = ask(group.commands[inner] if inner else group, name, str(self.path), given | options)
+        command = group.commands[inner] if inner else group
+        asked = ask(command, name, ["--from-profile", str(self.path)], given | options)
         read: dict[str, Any] = {READ_PROFILE: self.profile}
         return asked._replace(options=asked.options | read)

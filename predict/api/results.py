@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.frames import Drawn, Shown, frame_of
+from paradl_bench.core.terminal.keywords import Asked
 from paradl_bench.core.units import format_bytes
 from predict.api import rows
 from predict.ledger.ledger import Ledger
@@ -37,9 +38,9 @@ class Predictions(Drawn):
 
     _columns = (*_SHORT, "samples_per_s", "efficiency", "memory_bytes", "fits", "measured_share")
 
-    def __init__(self, options: dict[str, Any], command: str) -> None:
-        self._options, self.command = options, command
-        found: Predicted = predict_request(options)
+    def __init__(self, asked: Asked) -> None:
+        self._options, self.command = asked.options, asked.command
+        found: Predicted = predict_request(asked.options)
         self.predictions, self.sweeps, self.left_out = found.predictions, found.sweeps, found.left_out
 
     def to_frame(self) -> DataFrame:

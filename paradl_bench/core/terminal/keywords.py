@@ -15,21 +15,26 @@ _OF_FILES = {
     *("output", "as_json", "as_csv", "force", "wide", "explain", "fusion_out", "plot", "ranks_shown"),
     *("profile", "help", "version"),
 }
-"""Options that say where a command writes what; Python has methods for that."""
+"""Options that say where a command writes what; Python has arguments and methods for that."""
 
 
 class Asked(NamedTuple):
-    """Options by their names, all of the command, and the command line that means the same."""
+    """Options by their names, all of the command, and the words of the command line that means the same."""
 
     options: dict[str, Any]
-    command: str
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The command line, as it is typed."""
+        return shlex.join(self.words)
 
 
-def ask(command: click.Command, name: str, profile: str, given: Mapping[str, object]) -> Asked:
+def ask(command: click.Command, name: str, first: Sequence[str], given: Mapping[str, object]) -> Asked:
     """The options of a command as keywords give them, else their defaults.
 
     Args:
-        command: of ``predict``. name: as it is typed.
+        name: of the command, as it is typed. first: words that stand before the keywords'.
         given: by the names of options, with underscores. A list stands for values between commas, and a flag is true
             or false; None is as if it were not given.
 
@@ -40,7 +45,7 @@ def ask(command: click.Command, name: str, profile: str, given: Mapping[str, obj
     for keyword in given:
         if keyword not in known or keyword in _OF_FILES:
             raise unknown_choice("option", keyword, known.keys() - _OF_FILES)
-    words = ["--from-profile", profile]
+    words = list(first)
     for keyword, value in given.items():
         words += _words(known[keyword], value)
     try:
@@ -48,7 +53,7 @@ def ask(command: click.Command, name: str, profile: str, given: Mapping[str, obj
             options = dict(context.params)
     except click.ClickException as error:
         raise UserError(usage_text(error)) from None
-    return Asked(options, shlex.join([*name.split(), *words]))
+    return Asked(options, (*name.split(), *words))
 
 
 def _words(option: click.Option, value: object) -> Iterator[str]:
