@@ -72,6 +72,7 @@ class PredictionRow(PredictedRow, frozen=True, kw_only=True):
     local_batch: int
     dtype: str
     optimizer: str
+    bucket_cap_bytes: int
     options: str
     speedup: float
     efficiency: float

@@ -71,8 +71,14 @@ _PREDICTED = [
     *("memory_interval_high_bytes", "fits", "measured_share", "extrapolated", "notes"),
 ]
 _POINT = [
-    *("local_batch", "dtype", "optimizer", "options", "speedup", "efficiency", "efficiency_interval_low"),
-    *("efficiency_interval_high", "knee_ranks", "samples_per_s_per_rank", "tokens_per_s_per_rank"),
+    *("local_batch", "dtype", "optimizer", "bucket_cap_bytes", "options", "speedup", "efficiency"),
+    *(
+        "efficiency_interval_low",
+        "efficiency_interval_high",
+        "knee_ranks",
+        "samples_per_s_per_rank",
+        "tokens_per_s_per_rank",
+    ),
     *("model_flops_utilisation", "rank_hours_per_epoch", "rank_hours_per_million_samples", "cost_per_epoch"),
     "cost_per_million_samples",
 ]
