@@ -46,7 +46,7 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     if as_json and output == "-":
         raise click.UsageError("-o - and --json both want standard output; give one of them")
     refuse_overwrite(output, force=force)
-    from calibrate.fit.fit import fit_profile
+    from calibrate.fitting.fit import fit_profile
 
     profile = fit_profile(
         directories,
@@ -133,16 +133,9 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
 
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
-    refuse_overwrite(output, force=force)
-    from calibrate.fit.merge import merge_profiles, with_archives_beside
-    from calibrate.profile.profile import encode_profile, read_profile
+    from calibrate.fitting.merge import merge_files
 
-    names = [str(path) for path in profiles]
-    command_line = ("calibrate", *sys.argv[1:])
-    merged = merge_profiles([read_profile(path) for path in profiles], names, command_line=command_line, force=force)
-    if merged.kernel_models:
-        merged = with_archives_beside(merged, output)
-    write_output(output, encode_profile(merged), force=force)
+    merged = merge_files(profiles, output, command_line=("calibrate", *sys.argv[1:]), force=force)
     for note in merged.notes:
         say(f"note: {note}")
     if output != "-":

@@ -45,11 +45,9 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of predictions."""
 
-    price: float | None
     wide: bool
     why: bool
     explain: bool
-    knee: float
     fusion_out: str | None
 
 
@@ -109,35 +107,26 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
     from paradl_bench.core.terminal.command_line import say
     from predict.ledger.presentation import ledgers_json, print_ledger
     from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
-    from predict.prediction.request import predict_request
-    from predict.prediction.scaling import check_fraction, with_knees
-    from predict.prediction.utilisation import check_price
+    from predict.prediction.request import check_request, predict_request
 
-    check_price(shown.price)
-    if asked["spread"] and asked["dilate"] is None:
-        raise UserError(
-            "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
-        )
-    check_fraction(shown.knee)
+    check_request(asked)
     written.check()
     if shown.explain and written.as_csv:
         raise UserError("--explain is a table or JSON: leave --csv out")
     if shown.fusion_out is not None:
         _write_messages(shown.fusion_out, asked, force=written.force)
-    predicted = predict_request(asked, price_per_rank_hour=shown.price, explain=shown.explain)
+    predicted = predict_request(asked, explain=shown.explain)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    predictions, sweeps = with_knees(
-        predicted.predictions, predicted.timed, strong=asked["scaling"] == "strong", fraction=shown.knee
-    )
+    predictions = predicted.predictions
     if shown.explain:
         content = ledgers_json(predicted.ledgers)
     else:
         content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
     if not written.write(content):
         return
-    print_table(predictions, sweeps, why=shown.why)
-    if shown.wide or shown.price is not None:
+    print_table(predictions, predicted.sweeps, why=shown.why)
+    if shown.wide or asked["price"] is not None:
         print_use(predictions)
     for ledger in predicted.ledgers:
         print_ledger(ledger)

@@ -22,10 +22,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from calibrate.fit.collectives.communication_curve import Point
-from calibrate.fit.collectives.communication_fit import fit_points
-from calibrate.fit.collectives.communication_points import Key, read_points
-from calibrate.fit.collectives.communication_spread import total_sd_s, with_comparable_scaling
+from calibrate.fitting.collectives.communication_curve import Point
+from calibrate.fitting.collectives.communication_fit import fit_points
+from calibrate.fitting.collectives.communication_points import Key, read_points
+from calibrate.fitting.collectives.communication_spread import total_sd_s, with_comparable_scaling
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import SCHEMA_VERSION, Profile
 from calibrate.statistics.regression import fit_relative

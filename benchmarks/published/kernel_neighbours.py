@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.kernels.kernel_drift import hats
-from calibrate.fit.kernels.kernel_trial import Ints, Timed, reached
+from calibrate.fitting.kernels.kernel_drift import hats
+from calibrate.fitting.kernels.kernel_trial import Ints, Timed, reached
 from calibrate.kernels.features import log_sizes, roofline_features
 from calibrate.kernels.model import roofline_s
 from calibrate.kernels.trees import PARAMETERS, evaluate_trees, grow_trees

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from kernel_neighbours import neighbours
 
-from calibrate.fit.kernels.kernel_drift import hats
-from calibrate.fit.kernels.kernel_fit import FEWEST_KERNELS
-from calibrate.fit.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
-from calibrate.fit.kernels.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
+from calibrate.fitting.kernels.kernel_drift import hats
+from calibrate.fitting.kernels.kernel_fit import FEWEST_KERNELS
+from calibrate.fitting.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
+from calibrate.fitting.kernels.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
 from calibrate.kernels.features import roofline_features
 from calibrate.kernels.model import roofline_s
 from calibrate.kernels.trees import evaluate_trees, grow_trees

@@ -13,7 +13,7 @@ from fat_tree import FatTree
 from plan_file import plan_text
 from simulation import Result, Simulator, Sweep
 
-from calibrate.fit.collectives.communication_spread import total_sd_s
+from calibrate.fitting.collectives.communication_spread import total_sd_s
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.statistics import Z90

@@ -3,7 +3,7 @@
 A time is ``(floor + max(FLOPs / peak, bytes / bandwidth)) * exp(f(shape))``, where f is a sum of trees or a Gaussian
 process, or ``exp(network(log sizes))``, or the geometric mean of two of these. Floor, peak and bandwidth are those that
 the fitted kernels reached, so that a regressor goes on along the roofline where f has nothing more to say. Where times
-grew in the course of a sweep, what was added to them is kept apart (:mod:`calibrate.fit.kernels.kernel_drift`).
+grew in the course of a sweep, what was added to them is kept apart (:mod:`calibrate.fitting.kernels.kernel_drift`).
 
 Arrays of all regressors of a profile lie in one NumPy archive beside it, which the profile names with its hash.
 """

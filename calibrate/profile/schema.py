@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from calibrate.profile.profile import Profile
+from paradl_bench.api.directory_files import RECORDS
 from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import Cluster
-from paradl_bench.records.contexts.context import ContextSamples
-from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
 from paradl_bench.records.measurement import Manifest
-from paradl_bench.records.roofline_record import RateSamples
-from paradl_bench.records.samples import (
-    CollectiveSamples,
-    CopySamples,
-    IterationSamples,
-    LayerSamples,
-)
-from paradl_bench.records.training.training_record import TrainingIterations, TrainingRun
+from paradl_bench.records.training.training_record import TrainingRun
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "profile": Profile,
     "manifest": Manifest,
     "network": ModelGraph,
     "cluster": Cluster,
-    "layers": LayerSamples,
-    "iterations": IterationSamples,
-    "copies": CopySamples,
-    "collectives": CollectiveSamples,
-    "contexts": ContextSamples,
-    "rates": RateSamples,
-    "files": FileSamples,
-    "batches": BatchSamples,
-    "loader": LoaderSamples,
-    "unreadable": UnreadableFile,
-    "training": TrainingIterations,
     "run": TrainingRun,
+    **{Path(name).stem: kind for name, kind in RECORDS.items()},
 }
 """By name: the document, or one line of the JSON-lines file of that name."""
 

@@ -20,17 +20,19 @@ from calibrate.report.terminal_plot import line_and_reach, measured_fits, title_
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import file_name, write_bytes_atomically
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.terminal.pictures import COLOURS, new_figure
+from paradl_bench.core.terminal.pictures import COLOURS, new_figure, refuse_without_matplotlib
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
 
 _MARKERS = "os^Dv<"
 _CURVE_POINTS = 200
 _MOST_TICKS = 7
+_INCHES = (8.0, 6.5)
 
 
 def draw_profile(profile: Profile, directory: Path) -> list[Path]:
@@ -39,13 +41,8 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
     Raises:
         UserError: matplotlib is missing, nothing to draw, or the directory cannot be written.
     """
-    groups = measured_fits(profile)
-    if not groups:
-        raise UserError("the profile holds no measured points of collectives: there is nothing to draw")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
+    groups = _groups(profile)
+    refuse_without_matplotlib()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return [_draw(fits, directory / f"{file_name('-'.join(key))}.png") for key, fits in groups.items()]
@@ -54,7 +51,32 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
 
 
 def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
-    figure = new_figure(8, 6.5)
+    drawn = io.BytesIO()
+    figure = new_figure(*_INCHES)
+    _draw_fits(fits, figure)
+    figure.savefig(drawn, dpi=130, format="png")
+    write_bytes_atomically(path, drawn.getvalue())
+    return path
+
+
+def profile_figure(profile: Profile) -> Figure:
+    """All that :func:`draw_profile` draws, one below the other; a UserError where there is nothing to draw."""
+    groups = _groups(profile)
+    figure = new_figure(_INCHES[0], _INCHES[1] * len(groups))
+    for fits, part in zip(groups.values(), figure.subfigures(len(groups), squeeze=False).flat, strict=True):
+        _draw_fits(fits, part)
+    return figure
+
+
+def _groups(profile: Profile) -> dict[tuple[str, str, str], list[CommunicationFit]]:
+    groups = measured_fits(profile)
+    if not groups:
+        raise UserError("the profile holds no measured points of collectives: there is nothing to draw")
+    return groups
+
+
+def _draw_fits(fits: Sequence[CommunicationFit], figure: FigureBase) -> None:
+    """Points, lines and residuals of the fits of one (library, operation, level)."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     points = [point for fit in fits for point in fit.measured]
     for index, ranks in enumerate(sorted({point.ranks for point in points})):
@@ -66,10 +88,6 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     missed = f"{np.median(errors):.1%} in the median, {max(errors):.1%} at most"
     title = f"{title_of(fits)}; sizes left out are missed by {missed}"
     above.set_title(in_drawing(title), fontsize=11, wrap=True)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=130, format="png")
-    write_bytes_atomically(path, drawn.getvalue())
-    return path
 
 
 def _draw_ranks(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from calibrate.fit.collectives.outliers import SHOWN_OUTLIERS, outlier_words
+from calibrate.fitting.collectives.outliers import SHOWN_OUTLIERS, outlier_words
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile
 from calibrate.profile.unlike_parts import unlike_parts

@@ -30,11 +30,15 @@ from predict.ledger.ledger import Ledger
 from predict.prediction.interval import Timed
 from predict.prediction.points import expand_points, left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.scaling import Sweep, check_fraction, with_knees
 from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
+from predict.prediction.utilisation import check_price
 from predict.workload import Configuration, Evaluator, evaluator_named
 
 MEASURED = "measured"
 """What ``--stages`` takes for stages that balance the profile's seconds."""
+READ_PROFILE = "read_profile"
+"""Beside the options of a command: the profile, where it has been read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +85,12 @@ def request_of(costs: CostModel, evaluator: Evaluator, options: Mapping[str, Any
 def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
     """The cost model of the profile, model, cluster and choices that the options name.
 
+    A profile that has been read stands under :data:`READ_PROFILE`; else the options name its file.
+
     Raises:
         UserError: a file is unreadable, or the profile lacks what is chosen.
     """
-    profile = read_profile(options["profile"])
+    profile = options.get(READ_PROFILE) or read_profile(options["profile"])
     if options.get("dilate") is not None:
         profile = emulated(profile, options["dilate"], drawn=options["spread"])
     network = choose_network(profile, options["model"], options["network"], options["profile"], options.get("sequence"))
@@ -121,29 +127,39 @@ def limit_memory(model: CostModel, text: str | None) -> float | None:
 
 
 class Predicted(NamedTuple):
-    """Predictions, the iteration of each with its interval, what had to be left out, and why; ledgers, if asked for."""
+    """Predictions, the sweeps over rank counts among them, what had to be left out, and why; ledgers, if asked for."""
 
     predictions: tuple[Prediction, ...]
-    timed: tuple[Timed, ...]
+    sweeps: tuple[Sweep, ...]
     left_out: tuple[str, ...]
     ledgers: tuple[Ledger, ...]
 
 
-def predict_request(
-    options: Mapping[str, Any], *, price_per_rank_hour: float | None = None, explain: bool = False
-) -> Predicted:
+def check_request(options: Mapping[str, Any]) -> None:
+    """Refuse, by a UserError before any file is read, options of ``predict`` that can't be together."""
+    check_price(options["price"])
+    if options["spread"] and options["dilate"] is None:
+        raise UserError(
+            "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
+        )
+    check_fraction(options["knee"])
+
+
+def predict_request(options: Mapping[str, Any], *, explain: bool = False) -> Predicted:
     """Predictions of every strategy, rank count and batch; ``options`` by the names of the command's parameters.
 
     Raises:
         UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
     """
+    check_request(options)
     request = read_request(options)
+    strong = options["scaling"] == "strong"
     predictor = Predictor(
         request.costs,
         request.evaluator,
         dataset_samples=options["dataset_samples"],
-        strong_scaling=options["scaling"] == "strong",
-        price_per_rank_hour=price_per_rank_hour,
+        strong_scaling=strong,
+        price_per_rank_hour=options["price"],
     )
     found: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
@@ -159,7 +175,8 @@ def predict_request(
         raise refused[0][1]
     predictions, timed = zip(*found, strict=True)
     left_out = tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused))))
-    return Predicted(predictions, timed, left_out, tuple(ledgers))
+    predictions, sweeps = with_knees(predictions, timed, strong=strong, fraction=options["knee"])
+    return Predicted(predictions, sweeps, left_out, tuple(ledgers))
 
 
 def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

@@ -74,8 +74,7 @@ def with_knees(
     check_fraction(fraction)
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}
     for index, (prediction, own) in enumerate(zip(predictions, timed, strict=True)):
-        growing = _growing(parse_strategy(prediction.strategy))
-        key = growing, _kept(prediction, strong=strong), tuple(prediction.options.items())
+        key = *line_of(prediction, strong=strong), tuple(prediction.options.items())
         groups.setdefault(key, []).append(_Point(index, prediction, own))
     found, sweeps = list(predictions), []
     for (name, kept, _), group in groups.items():
@@ -88,6 +87,11 @@ def with_knees(
             use = msgspec.structs.replace(point.prediction.use, knee_ranks=sweep.knee_ranks)
             found[point.position] = msgspec.structs.replace(point.prediction, use=use)
     return tuple(found), tuple(sweeps)
+
+
+def line_of(prediction: Prediction, *, strong: bool) -> tuple[str, str]:
+    """What points of one sweep have in common, in words: what grows, and what is kept."""
+    return _growing(parse_strategy(prediction.strategy)), _kept(prediction, strong=strong)
 
 
 def _growing(strategy: Strategy) -> str:

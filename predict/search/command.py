@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,19 @@ def search_command(ctx: click.Context, /, written: OutputOptions, **options: Any
     predict search --from-profile p.json --model resnet50 --ranks 64 --batch 2048 --memory 16GiB
     predict search --from-profile p.json --model resnet50 --ranks 16:64:x2 --batch 2048 --cluster site.yaml
     """
+    refuse_missing(options, "profile", "model", "ranks", "batch")
+    given = click.core.ParameterSource.COMMANDLINE
+    refuse_searched(name for name in ctx.params if ctx.get_parameter_source(name) is given)
+    _run(options, written)
+
+
+def refuse_searched(given: Iterable[str]) -> None:
+    """Raise a UserError of the first of these options that a search chooses itself."""
     from paradl_bench.core.errors import UserError
 
-    refuse_missing(options, "profile", "model", "ranks", "batch")
-    for name, why in SEARCHED.items():
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"--{name.replace('_', '-')}: {why}")
-    _run(options, written)
+    for name in given:
+        if name in SEARCHED:
+            raise UserError(f"--{name.replace('_', '-')}: {SEARCHED[name]}")
 
 
 def _run(options: dict[str, Any], written: OutputOptions) -> None:

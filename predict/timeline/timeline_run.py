@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from paradl_bench.core.errors import UserError
@@ -53,6 +53,39 @@ def predict_timeline(
     return PredictedTimeline(timeline_of(priced, schedule, model.slow_rank), predictor.predict(point))
 
 
+def read_timeline(options: Mapping[str, Any]) -> PredictedTimeline:
+    """The timeline that the options ask for.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line.
+    """
+    if options["evaluator"] != simulate.EVALUATOR.name:
+        raise UserError(f"a timeline is of --evaluator simulate; {options['evaluator']} has no tasks to show")
+    request = read_request(options)
+    if len(request.points) != 1:
+        asked = ", ".join(f"{point.strategy} on batch {point.settings.batch}" for point in request.points[:3])
+        more = ", ..." if len(request.points) > 3 else ""
+        raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
+    return predict_timeline(
+        request.costs,
+        request.points[0],
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+    )
+
+
+def trace_pieces(found: PredictedTimeline, command: str, profile: str, *, every_rank: bool = False) -> Iterator[bytes]:
+    """The trace of a timeline, with the command that made it and the profile's file; as :func:`trace_json`."""
+    other = {
+        "command": command,
+        "profile": profile,
+        "model": found.prediction.model,
+        "strategy": found.prediction.strategy,
+        "prediction": found.prediction.record(),
+    }
+    return trace_json(found.timeline, other, every_rank=every_rank)
+
+
 def show_timeline(options: Mapping[str, Any]) -> None:
     """Write the trace where the options say, and print the summary.
 
@@ -60,32 +93,15 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
     output = options["output"]
-    if options["evaluator"] != simulate.EVALUATOR.name:
-        raise UserError(f"a timeline is of --evaluator simulate; {options['evaluator']} has no tasks to show")
     if options["as_json"] and output == "-":
         raise UserError("--json and -o - both write to standard output: give one, or a file to -o")
     if options["ranks_shown"] == "all" and not output:
         raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
-    request = read_request(options)
-    if len(request.points) != 1:
-        asked = ", ".join(f"{point.strategy} on batch {point.settings.batch}" for point in request.points[:3])
-        more = ", ..." if len(request.points) > 3 else ""
-        raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
-    found = predict_timeline(
-        request.costs,
-        request.points[0],
-        dataset_samples=options["dataset_samples"],
-        strong_scaling=options["scaling"] == "strong",
-    )
+    found = read_timeline(options)
     if output:
-        other = {
-            "command": shlex.join(["predict", *sys.argv[1:]]),
-            "profile": str(options["profile"]),
-            "model": found.prediction.model,
-            "strategy": found.prediction.strategy,
-            "prediction": found.prediction.record(),
-        }
-        pieces = trace_json(found.timeline, other, every_rank=options["ranks_shown"] == "all")
+        command = shlex.join(["predict", *sys.argv[1:]])
+        every_rank = options["ranks_shown"] == "all"
+        pieces = trace_pieces(found, command, str(options["profile"]), every_rank=every_rank)
         write_pieces(output, pieces, force=options["force"])
     summary = summarise(found.timeline, found.prediction, output if output != "-" else None)
     if options["as_json"]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from calibrate.fit.memory.memory_runs import configuration_hash, measured_peaks, run_hash
+from calibrate.fitting.memory.memory_runs import configuration_hash, measured_peaks, run_hash
 from calibrate.profile.memory_factors import MemoryMeasure
 from calibrate.profile.profile import Profile
 from predict.prediction.prediction import Prediction

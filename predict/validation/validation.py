@@ -56,17 +56,19 @@ def validate_runs(
     cluster_path: Path | None,
     force: bool,
     layers_from: LayersFrom = MEASURED_FIRST,
+    profile: Profile | None = None,
 ) -> Report:
     """Predict every run with every evaluator that covers its strategy, and compare.
 
     Args:
+        profile: where it has been read; else it is read from its path.
         force: compare runs of another environment or network than the profile's, and note it.
         layers_from: what layers take in the predictions.
 
     Raises:
         UserError: no usable run, a run of a model that the profile lacks, or of another environment without ``force``.
     """
-    profile = read_profile(profile_path)
+    profile = profile or read_profile(profile_path)
     cluster = read_cluster(cluster_path) if cluster_path else None
     paths = list(dict.fromkeys(paths))
     unfit = runs_that_did_not_fit(paths)

@@ -65,7 +65,7 @@ def what_if_command(**options: Any) -> None:
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
     if options["replace"]:
-        _refuse_beside_replace(options)
+        refuse_beside_replace(options)
     elif options["grid"] and not options["vary"]:
         raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
     if options["plot"]:
@@ -77,9 +77,12 @@ def what_if_command(**options: Any) -> None:
     (_replace if options["replace"] else _vary)(options)
 
 
-def _refuse_beside_replace(options: dict[str, Any]) -> None:
+def refuse_beside_replace(options: dict[str, Any]) -> None:
+    """Raise a UserError of options that don't go with ``--replace``, where that is given."""
     from paradl_bench.core.errors import UserError
 
+    if not options["replace"]:
+        return
     if options["vary"]:
         raise UserError("--replace and --vary exclude each other: change layers or what they run on, one at a time")
     if options["grid"]:
@@ -89,50 +92,24 @@ def _refuse_beside_replace(options: dict[str, Any]) -> None:
 def _vary(options: dict[str, Any]) -> None:
     from paradl_bench.core.terminal.command_line import say
     from predict.prediction.presentation import flat_row
-    from predict.prediction.request import read_request
     from predict.what_if.presentation import draw_what_if, print_what_if
-    from predict.what_if.quantities import parse_varied, settings_of
-    from predict.what_if.what_if import what_if
+    from predict.what_if.what_if import vary
 
-    varied = [parse_varied(text) for text in options["vary"]]
-    settings = settings_of(varied, grid=options["grid"]) if varied else None
-    # Every source is read before any of them is predicted from, so that a wrong one costs nothing.
-    requests = [read_request({**options, "layers": source}) for source in _sources(options["layers"])]
-    predicted = [
-        what_if(
-            request,
-            settings,
-            dataset_samples=options["dataset_samples"],
-            strong_scaling=options["scaling"] == "strong",
-        )
-        for request in requests
-    ]
-    for line in dict.fromkeys(line for each in predicted for line in each.left_out):
+    predicted = vary(options)
+    for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    rows = [row for each in predicted for row in each.rows]
-    if _write(rows, options, flat_row):
-        print_what_if(rows, grid=options["grid"], ranked=not options["vary"], why=options["why"])
+    if _write(predicted.rows, options, flat_row):
+        print_what_if(predicted.rows, grid=options["grid"], ranked=not options["vary"], why=options["why"])
     if options["plot"]:
-        draw_what_if(rows, options["plot"], force=options["force"])
-
-
-def _sources(layers: str) -> list[str]:
-    """The sources of layers' seconds that ``--layers`` lists, each once."""
-    from paradl_bench.core.errors import UserError
-
-    sources = [source.strip() for source in layers.split(",")]
-    if len(set(sources)) < len(sources):
-        raise UserError(f"--layers {layers} names a source twice")
-    return sources
+        draw_what_if(predicted.rows, options["plot"], force=options["force"])
 
 
 def _replace(options: dict[str, Any]) -> None:
     from paradl_bench.core.terminal.command_line import say
-    from paradl_bench.network.replacement.written import parse_replacement
     from predict.what_if.replacing import predict_replaced
     from predict.what_if.replacing_table import csv_row, draw_replacing, print_replacing
 
-    predicted = predict_replaced(options, [parse_replacement(text) for text in options["replace"]])
+    predicted = predict_replaced(options)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
     if _write(predicted.rows, options, csv_row):

@@ -20,6 +20,7 @@ from predict.what_if.what_if import WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_TICKS = 9
 _PANELS_ABREAST = 3
@@ -131,14 +132,21 @@ def _value(row: WhatIf, name: str) -> str:
 
 
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
-    """Draw the iteration over each quantity that was varied, a panel each, with its interval.
-
-    A line for each strategy and source of layers' seconds (KernelMLP, figures 4 and 5: roofline beside MLP), and in
-    a grid one for each combination of the other quantities. The row as measured is a dashed line. ``.html`` holds the
-    drawing inside.
+    """Draw :func:`what_if_figure` into a file; ``.html`` holds the drawing inside.
 
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
+    """
+    title = f"{rows[0].model}: what if"
+    figure = what_if_figure(rows)
+    write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
+
+
+def what_if_figure(rows: Sequence[WhatIf]) -> Figure:
+    """The iteration over each quantity that was varied, a panel each, with its interval.
+
+    A line for each strategy and source of layers' seconds (KernelMLP, figures 4 and 5: roofline beside MLP), and in
+    a grid one for each combination of the other quantities. The row as measured is a dashed line.
     """
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
     columns = min(len(names), _PANELS_ABREAST)
@@ -168,8 +176,7 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
         panel.set_ylabel("iteration [s], with 90% interval")
     grid[0, 0].set_ylim(bottom=0)
     figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}"))
-    title = f"{rows[0].model}: what if"
-    write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
+    return figure
 
 
 def _mark_values(panel: Axes, name: str, place: Mapping[float | str, float]) -> None:

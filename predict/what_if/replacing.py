@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.replacement.replace import Replaced, replace_layers
-from paradl_bench.network.replacement.written import Replacement
+from paradl_bench.network.replacement.written import parse_replacement
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request, read_model, request_of
@@ -100,12 +100,13 @@ class Replacings(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
 
 
-def predict_replaced(options: Mapping[str, Any], replacements: Sequence[Replacement]) -> Replacings:
+def predict_replaced(options: Mapping[str, Any]) -> Replacings:
     """Predict every point that the options ask for twice, as the network is and with layers replaced.
 
     Raises:
         UserError: layers cannot be replaced so; or options, files or limits are wrong, of either network.
     """
+    replacements = [parse_replacement(text) for text in options["replace"]]
     evaluator = evaluator_named(options["evaluator"])
     costs = read_model(options, evaluator)
     replaced = replace_layers(costs.network, replacements)

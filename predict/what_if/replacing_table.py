@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from paradl_bench.network.replacement.modules import shape_text
 from predict.prediction.confidence import confidence_in
 from predict.prediction.presentation import flat_row, memory_cell
 from predict.what_if.replacing import LayerSeconds, Replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLUMNS = (
     "strategy", "ranks", "batch", "layers", "iteration", "90%", "speed-up", "parameters", "gradients", "communication",
@@ -95,13 +99,21 @@ def _layer_cells(layer: LayerSeconds) -> tuple[str, ...]:
 
 
 def draw_replacing(rows: Sequence[Replacing], target: str, *, strong_scaling: bool, force: bool) -> None:
-    """Draw the scaling factor over ranks, with its interval: a line each network, kind of strategy and batch.
-
-    Args:
-        strong_scaling: lines are of a global mini-batch; else of a rank's samples.
+    """Draw :func:`replacing_figure` into a file.
 
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
+    """
+    title = f"{rows[0].model}: layers replaced"
+    figure = replacing_figure(rows, strong_scaling=strong_scaling)
+    write_figure(figure, target, title=title, shows="scaling factors over ranks", force=force)
+
+
+def replacing_figure(rows: Sequence[Replacing], *, strong_scaling: bool) -> Figure:
+    """The scaling factor over ranks, with its interval: a line each network, kind of strategy and batch.
+
+    Args:
+        strong_scaling: lines are of a global mini-batch; else of a rank's samples.
     """
     lines: dict[str, list[Replacing]] = {}
     for row in rows:
@@ -123,5 +135,4 @@ def draw_replacing(rows: Sequence[Replacing], target: str, *, strong_scaling: bo
     panel.set_ylabel("scaling factor, with 90% interval")
     panel.legend(fontsize=8)
     figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}, layers replaced"))
-    title = f"{rows[0].model}: layers replaced"
-    write_figure(figure, target, title=title, shows="scaling factors over ranks", force=force)
+    return figure

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -18,9 +18,9 @@ from predict.costs.cost_model import CostModel
 from predict.costs.hardware.named_device import hardware_of_device
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.prediction.prediction import Prediction, Predictor
-from predict.prediction.request import Request
+from predict.prediction.request import Request, read_request
 from predict.prediction.stage_balance import with_balanced_stages
-from predict.what_if.quantities import DEVICE, Setting, doubled, hardware_of, number_of
+from predict.what_if.quantities import DEVICE, Setting, doubled, hardware_of, number_of, parse_varied, settings_of
 from predict.workload import Configuration, Evaluator
 
 Bound = Literal["compute", "exposed communication", "idle", "input"]
@@ -68,6 +68,30 @@ class WhatIfs:
 
     rows: tuple[WhatIf, ...]
     left_out: tuple[str, ...]
+
+
+def vary(options: Mapping[str, Any]) -> WhatIfs:
+    """What-ifs of all that the options of ``predict what-if`` ask for, by each source of layers' seconds.
+
+    Raises:
+        UserError: as :func:`what_if`; or whatever of the options and files is wrong, in one line.
+    """
+    varied = [parse_varied(text) for text in options["vary"]]
+    settings = settings_of(varied, grid=options["grid"]) if varied else None
+    # Every source is read before any of them is predicted from, so that a wrong one costs nothing.
+    requests = [read_request({**options, "layers": source}) for source in _sources(options["layers"])]
+    strong, samples = options["scaling"] == "strong", options["dataset_samples"]
+    found = [what_if(request, settings, dataset_samples=samples, strong_scaling=strong) for request in requests]
+    left_out = dict.fromkeys(line for each in found for line in each.left_out)
+    return WhatIfs(rows=tuple(row for each in found for row in each.rows), left_out=tuple(left_out))
+
+
+def _sources(layers: str) -> list[str]:
+    """The sources of layers' seconds that ``--layers`` lists, each once."""
+    sources = [source.strip() for source in layers.split(",")]
+    if len(set(sources)) < len(sources):
+        raise UserError(f"--layers {layers} names a source twice")
+    return sources
 
 
 def what_if(

@@ -1,9 +1,13 @@
-"""The examples of docs/extending.md are whole files that do what the page says: they are run from the page."""
+"""Examples are run from their pages.
+
+Those of docs/extending.md are whole files that do what the page says; those of docs/python.md print what stands below.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +20,7 @@ from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+IN_PYTHON = PAGE.with_name("python.md")
 EXAMPLES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
 
 
@@ -64,3 +69,27 @@ def test_no_example_is_left_untried() -> None:
     tried_here = {"paradl_bench/network/kinds/pixel_shuffle.py", "paradl_bench/plan/collectives/all_to_all.py"}
     # A model of one's own is tried beside the other models, in tests/unit/paradl_bench/network/test_models.py.
     assert set(EXAMPLES) == {*tried_here, "mine.py"}
+
+
+def number(word: str) -> float | None:
+    return float(word) if word[-1:].isdigit() and word[:1] in "-0123456789" else None
+
+
+def test_examples_in_python_print_what_stands_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", IN_PYTHON.read_text(), flags=re.DOTALL)
+    assert len(shown) == IN_PYTHON.read_text().count("```python")
+    script = tmp_path / "examples.py"
+    script.write_text("print('<next>')\n".join(code for code, _ in shown))
+    monkeypatch.chdir(PAGE.parents[1])
+    runpy.run_path(str(script))
+    printed = capsys.readouterr().out.split("<next>\n")
+    for (_, told), found in zip(shown, printed, strict=True):
+        words = list(zip(told.split(), found.split(), strict=True))
+        # Numbers are those of today's model within 5%; what it is measured by stands in results/.
+        unlike = [pair for pair in words if pair[0] != pair[1] and None in map(number, pair)]
+        assert not unlike
+        assert [number(said) for said, _ in words if number(said)] == pytest.approx(
+            [number(word) for said, word in words if number(said)], rel=0.05, abs=5e-4
+        )

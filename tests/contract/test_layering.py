@@ -111,11 +111,11 @@ def test_no_file_or_folder_has_a_vague_name() -> None:
 
 
 def entries(folder: Path) -> list[str]:
-    """What a reader finds in a folder, beside what says what the folder is and how the program starts."""
+    """What a reader finds in a folder, beside what says what it is, how it starts, and what it is in Python."""
     named = {
         path.stem if path.suffix == ".py" else path.name for path in folder.iterdir() if path.suffix in ("", ".py")
     }
-    return sorted(named - {"__init__", "__main__", "__pycache__", "cli", "conftest"})
+    return sorted(named - {"__init__", "__main__", "__pycache__", "api", "cli", "conftest"})
 
 
 @pytest.mark.parametrize("folder", ["paradl_bench", "calibrate", "predict", "tests", "benchmarks"])

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 from regressor_targets import archive_target, values_target
 
-from calibrate.fit import reading
+from calibrate.fitting import reading
 from calibrate.profile.profile import read_profile
+from paradl_bench.api.directory_files import RECORDS
 from paradl_bench.core import units
 from paradl_bench.core.errors import ParadlError, shown
 from paradl_bench.importers.catalog import importers
@@ -23,16 +24,12 @@ from paradl_bench.importers.writing import FileRead, environment_of, numbered, s
 from paradl_bench.measure.kernels.design import read_design
 from paradl_bench.measure.kernels.request import DESIGN_FILE
 from paradl_bench.network import graph as network
-from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
+from paradl_bench.network.kernel import KernelSamples
 from paradl_bench.network.replacement.inserted import insert
 from paradl_bench.network.replacement.modules import Misfit
 from paradl_bench.network.replacement.written import parse_replacement
 from paradl_bench.plan.strategy import parse_strategy, parse_strategy_kinds
-from paradl_bench.records import input_record, measurement, roofline_record, samples
-from paradl_bench.records.contexts import context
-from paradl_bench.records.hosts import host_load, host_record
 from paradl_bench.records.measurement import MANIFEST_NAME, read_manifest, read_records
-from paradl_bench.records.training import compile_record, training_record
 from paradl_bench.records.training.training_record import RUN_NAME, read_run
 from paradl_bench.slurm.jobs.plan import PLAN, SUBMITTED, read_plan, read_submitted
 from paradl_bench.slurm.jobs.site import read_site
@@ -58,26 +55,6 @@ TOLD = ImportOptions(
 """Everything is taken that can be: the parser goes as far as it can."""
 UNTOLD = ImportOptions()
 _OPTIONS = (TOLD, TOLD, UNTOLD)
-RECORDS: dict[str, type[msgspec.Struct]] = {
-    measurement.LAYERS_FILE: samples.LayerSamples,
-    measurement.ITERATIONS_FILE: samples.IterationSamples,
-    measurement.COPIES_FILE: samples.CopySamples,
-    measurement.COLLECTIVES_FILE: samples.CollectiveSamples,
-    training_record.TRAINING_FILE: training_record.TrainingIterations,
-    measurement.TRACE_FILE: samples.TraceTimes,
-    measurement.DROPPED_FILE: measurement.DroppedRow,
-    KERNELS_FILE: KernelSamples,
-    context.CONTEXTS_FILE: context.ContextSamples,
-    roofline_record.RATES_FILE: roofline_record.RateSamples,
-    input_record.FILES_FILE: input_record.FileSamples,
-    input_record.BATCHES_FILE: input_record.BatchSamples,
-    input_record.LOADER_FILE: input_record.LoaderSamples,
-    input_record.UNREADABLE_FILE: input_record.UnreadableFile,
-    host_record.HOSTS_FILE: host_record.RankHost,
-    compile_record.COMPILED_FILE: compile_record.CompileRecord,
-    host_load.LOAD_FILE: host_load.HostLoad,
-}
-"""Every JSON-lines file of a measurement directory."""
 
 
 @contextlib.contextmanager

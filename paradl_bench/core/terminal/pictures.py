@@ -30,12 +30,17 @@ def refuse_undrawable(target: str, output: str | None = None) -> None:
     """
     if Path(target).suffix.lower() not in DRAWN:
         raise UserError(f"--plot {target}: the name has to end in {', '.join(DRAWN)}")
+    refuse_without_matplotlib()
+    if output not in (None, "-") and Path(output).resolve() == Path(target).resolve():
+        raise UserError(f"-o and --plot both write to {target}: give two names")
+
+
+def refuse_without_matplotlib() -> None:
+    """Raise a UserError where nothing can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
-    if output not in (None, "-") and Path(output).resolve() == Path(target).resolve():
-        raise UserError(f"-o and --plot both write to {target}: give two names")
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:

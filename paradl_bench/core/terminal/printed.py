@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from html import escape
 
 # Colours and cursor movements, titles of windows (up to BEL or ST), and the escapes of two characters.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
@@ -30,6 +31,11 @@ def in_markdown(text: str) -> str:
 def in_code(text: str) -> str:
     """A text as a span of code in Markdown."""
     return f"`{' '.join(plain(text).split()).replace('`', chr(39))}`"
+
+
+def in_html(text: str) -> str:
+    """A text as one line that HTML shows as it is."""
+    return escape(" ".join(plain(text).split()))
 
 
 def in_drawing(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.fit.collectives.communication_spread import Asked, error_modes, other_level_mode
+from calibrate.fitting.collectives.communication_spread import Asked, error_modes, other_level_mode
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
 from calibrate.profile.collectives.communication_time import Piece, pieces_of

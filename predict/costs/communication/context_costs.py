@@ -11,7 +11,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from calibrate.fit.collectives.communication_spread import cholesky_columns
+from calibrate.fitting.collectives.communication_spread import cholesky_columns
 from calibrate.profile.collectives.communication_residuals import SizeRatios
 from calibrate.profile.collectives.communication_time import outside
 from calibrate.profile.collectives.contexts import InContext

@@ -23,6 +23,7 @@ from predict.validation.validation_report import PIPELINE_IDLE, PREDICTOR, Repor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 REST = "rest"
@@ -37,6 +38,7 @@ _LONGEST_LABEL = 14
 """Characters of a line under a pair of bars: more would reach into the next pair's."""
 _EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
 _SECONDS_LABEL = "iteration [s]"
+_TITLE = "predicted (left bars) beside measured (hatched)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +100,22 @@ def draw_validation(report: Report, target: str, *, force: bool) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    rows = [csv_row(pair) for pair in pairs_of(report.pairs, PREDICTOR)]
-    draw_bars(bars_of(rows), target, force=force)
+    draw_bars(bars_of_report(report), target, force=force)
+
+
+def bars_of_report(report: Report) -> list[Bars]:
+    """The runs of a report, as :func:`bars_of`."""
+    return bars_of(csv_row(pair) for pair in pairs_of(report.pairs, PREDICTOR))
 
 
 def draw_bars(configurations: Sequence[Bars], target: str, *, force: bool) -> None:
-    """Draw configurations: a panel a model, the iteration above and, where it was tracked, memory below."""
+    """Draw :func:`bars_figure` into a file; raises as :func:`draw_validation`."""
+    figure = bars_figure(configurations)
+    write_figure(figure, target, title="predicted beside measured", shows=_TITLE, force=force)
+
+
+def bars_figure(configurations: Sequence[Bars]) -> Figure:
+    """Configurations: a panel a model, the iteration above and, where it was tracked, memory below."""
     models = grouped(configurations, lambda bars: bars.model)
     columns = min(_PANELS_A_ROW, len(models))
     blocks = -(-len(models) // columns)
@@ -121,9 +133,8 @@ def draw_bars(configurations: Sequence[Bars], target: str, *, force: bool) -> No
         if tracked:
             _draw_memory(panels[blocks + row][column], model, tracked)
     _legend(panels[0][0], configurations)
-    title = "predicted (left bars) beside measured (hatched)"
-    figure.suptitle(title, fontsize=11)
-    write_figure(figure, target, title="predicted beside measured", shows=title, force=force)
+    figure.suptitle(_TITLE, fontsize=11)
+    return figure
 
 
 def _predicted(runs: Sequence[Row]) -> Measured:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile import profile as profile_module
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile, encode_profile, read_profile

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.contexts.context import CONTEXTS_FILE, OF_GROUP, ContextSamples

@@ -18,7 +18,7 @@ from in_process import run_in_process
 from namespaces_held import held, namespaces_of, needs_nodes
 from survival_program import children, start, wait_for, write_networks
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from paradl_bench.measure.collectives.ghosts_before import GHOSTS_S
 from paradl_bench.ranks.emulated_nodes.links import burst_bytes
 from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples

@@ -10,8 +10,8 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import in_context, make_profile, ring_fit
 
-from calibrate.fit.contexts.context_fit import fit_contexts
-from calibrate.fit.reading import Placed
+from calibrate.fitting.contexts.context_fit import fit_contexts
+from calibrate.fitting.reading import Placed
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.emulated_profile import emulated
 from paradl_bench.network.graph import ModelGraph

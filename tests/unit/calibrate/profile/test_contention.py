@@ -11,10 +11,10 @@ from network_factory import two_convolutions
 from profile_factory import in_context, make_profile, ring_fit
 from rich.console import Console
 
-from calibrate.fit.collectives.communication_fit import fit_communication
-from calibrate.fit.contexts.context_fit import fit_contexts
-from calibrate.fit.merge import merge_profiles
-from calibrate.fit.reading import Placed
+from calibrate.fitting.collectives.communication_fit import fit_communication
+from calibrate.fitting.contexts.context_fit import fit_contexts
+from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.reading import Placed
 from calibrate.profile.collectives.contexts import InContext, contention_of
 from calibrate.profile.profile import Profile
 from calibrate.report.diff import compare

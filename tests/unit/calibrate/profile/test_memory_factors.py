@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from profile_factory import ENVIRONMENT, make_network, make_profile, write_training_run
 
-from calibrate.fit.memory.memory_fit import fit_memory
-from calibrate.fit.memory.memory_runs import read_memory_runs
+from calibrate.fitting.memory.memory_fit import fit_memory
+from calibrate.fitting.memory.memory_runs import read_memory_runs
 from calibrate.profile.memory_factors import MemoryRun
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError

@@ -12,8 +12,8 @@ from profile_factory import make_network, make_profile
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, write_collectives, write_layers
 
 from calibrate.cli import group as calibrate
-from calibrate.fit.fit import fit_profile
-from calibrate.fit.merge import merge_profiles
+from calibrate.fitting.fit import fit_profile
+from calibrate.fitting.merge import merge_profiles
 from calibrate.profile.profile import Device, Profile, read_profile, write_profile
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.records.cluster import ClusterFile, Level

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from synthetic_measurements import CollectivesSpec, collective_samples
 
-from calibrate.fit.collectives.communication_fit import fit_communication
+from calibrate.fitting.collectives.communication_fit import fit_communication
 from calibrate.profile.collectives.communication_time import communication_seconds, spread_s
 from calibrate.profile.profile import Profile, read_profile
 from calibrate.report.drawing import draw_profile

@@ -17,9 +17,10 @@ from coverage_guided import Finding, Fuzzer, Lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parser_seeds import bombs, seeds
-from parser_targets import DATA, RECORDS, TOLD, targets
+from parser_targets import DATA, TOLD, targets
 
 from paradl_bench import network, records
+from paradl_bench.api.directory_files import RECORDS
 from paradl_bench.core.errors import UserError, shown
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import LogFile

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from recorded_logs import DATA, read_log
 
-from calibrate.fit.collectives.communication_fit import fit_communication
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.collectives.communication_fit import fit_communication
+from calibrate.fitting.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.catalog import importers

@@ -14,8 +14,8 @@ from recorded_logs import DATA, public_data, read_log
 from synthetic_measurements import CollectivesSpec, LayersSpec, network, write_collectives, write_layers
 
 from calibrate.cli import group as calibrate
-from calibrate.fit.collectives.communication_fit import fit_communication
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.collectives.communication_fit import fit_communication
+from calibrate.fitting.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile, load_file

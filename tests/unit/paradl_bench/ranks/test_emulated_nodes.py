@@ -13,7 +13,7 @@ from profile_factory import make_network, make_profile, model_times, write_train
 from rich.console import Console
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, write_collectives, write_layers
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile.profile import Profile, write_profile
 from calibrate.report.diff import compare
 from calibrate.report.explanation import weaknesses

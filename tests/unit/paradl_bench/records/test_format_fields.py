@@ -12,9 +12,9 @@ import pytest
 from field_changes import VALUES, places, sample, with_value
 from msgspec import inspect
 from parser_seeds import seeds
-from parser_targets import RECORDS
 
 from calibrate.profile.profile import Profile
+from paradl_bench.api.directory_files import RECORDS
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import decode_json
 from paradl_bench.measure.kernels.design import Design

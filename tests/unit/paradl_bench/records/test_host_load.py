@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, write_collectives, write_layers
 
 from calibrate.cli import group
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile.profile import encode_profile, read_profile, write_profile
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.ranks.directories import directory as directories

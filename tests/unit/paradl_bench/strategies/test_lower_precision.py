@@ -13,7 +13,7 @@ from network_factory import NetworkFactory
 from profile_factory import layer_times, make_network, make_profile, model_times
 from search_cases import found, profile_of
 
-from calibrate.fit.layer_fit import rates_reached
+from calibrate.fitting.layer_fit import rates_reached
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph

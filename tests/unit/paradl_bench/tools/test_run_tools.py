@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_tools import write_programs
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import ImportOptions, LogFile

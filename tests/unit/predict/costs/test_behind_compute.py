@@ -10,8 +10,8 @@ import pytest
 from network_factory import two_convolutions
 from profile_factory import in_context, make_profile, ring_fit
 
-from calibrate.fit.contexts.context_fit import fit_contexts
-from calibrate.fit.reading import Placed
+from calibrate.fitting.contexts.context_fit import fit_contexts
+from calibrate.fitting.reading import Placed
 from calibrate.profile.collectives.contexts import ContextPoint, InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.plan.collectives.catalog import operations

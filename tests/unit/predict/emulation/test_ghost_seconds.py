@@ -21,7 +21,7 @@ from profile_factory import (
     write_training_run,
 )
 
-from calibrate.fit.memory.memory_runs import read_memory_runs
+from calibrate.fitting.memory.memory_runs import read_memory_runs
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError

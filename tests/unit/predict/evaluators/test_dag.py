@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_factory import affine_seconds, free_copies, layer_times, make_network, make_profile, model_times
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.cli import group as bench

@@ -12,7 +12,7 @@ from profile_factory import make_network, make_profile
 from rich.console import Console
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, write_collectives, write_layers
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile.profile import Profile
 from calibrate.report.explanation import weaknesses
 from calibrate.report.show import print_profile

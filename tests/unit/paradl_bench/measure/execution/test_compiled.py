@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from profile_factory import layer_times, make_network, make_profile, model_times, write_training_run
 
-from calibrate.fit.fit import fit_profile
+from calibrate.fitting.fit import fit_profile
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.measure.execution import compiled as compiling_module

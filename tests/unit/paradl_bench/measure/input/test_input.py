@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from calibrate.fit.fit import fit_profile
-from calibrate.fit.input_fit import InputRecords, fit_input
+from calibrate.fitting.fit import fit_profile
+from calibrate.fitting.input_fit import InputRecords, fit_input
 from calibrate.profile.input_side import BatchInput, HostCopy, InputSide, LoaderRate, PartTime, h2d_seconds, io_seconds
 from calibrate.profile.profile import read_profile, write_profile
 from paradl_bench.commands.io import COMMAND

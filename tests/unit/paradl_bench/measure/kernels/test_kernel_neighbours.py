@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[5] / "benchmarks" / "published"))
 
 from kernel_neighbours import FEWEST_PAIRS, neighbours
 
-from calibrate.fit.kernels.kernel_trial import Timed, timed_shapes
+from calibrate.fitting.kernels.kernel_trial import Timed, timed_shapes
 from paradl_bench.network.kernel import KernelShape
 
 pytest.importorskip("lightgbm")

@@ -1,0 +1,103 @@
+"""What one measurement tells of a collective in a context: its times idle, and in the context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.fitting.reading import Placed
+from paradl_bench.core.statistics import Floats
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
+from paradl_bench.records.contexts.context import Context, ContextSamples
+from paradl_bench.records.emulation import GHOSTS
+
+_TICK_S = 1e-9
+"""A clock's tick is no time; relative errors need one."""
+_NONE = np.zeros(0)
+
+
+class NotFitted(Exception):
+    """Why a context is left out, in words."""
+
+
+class About(NamedTuple):
+    """What is fitted together; ``ranks`` is 0 where all counts are, ``ghosts`` whether they stand for compute."""
+
+    context: Context
+    library: str
+    operation: str
+    level: str
+    neighbour_level: str = ""
+    groups: int = 1
+    ranks: int = 0
+    ghosts: bool = False
+
+    @property
+    def words(self) -> str:
+        """For a note."""
+        where = f"{self.library} {self.operation} {self.level}"
+        return f"{where}, {self.groups} groups at once" if self.groups > 1 else f"{where} {self.context}"
+
+
+class Point(NamedTuple):
+    """A size: how many ranks, of which bytes; how many of them share a node, where that matters."""
+
+    ranks: int
+    message_bytes: int
+    ranks_per_node: int = 0
+
+
+class Measured(NamedTuple):
+    """Times of one size in one block; idle and in the context not necessarily equally many.
+
+    Attributes:
+        block: (directory, block). neighbour: what surrounded the calls; empty for groups.
+        neighbour_ratios: how many times longer compute beside took. neighbour_s: seconds of what surrounded a call.
+        queued: (calls that ended only after what was in flight as they began, calls that began in the context).
+    """
+
+    point: Point
+    block: tuple[int, int]
+    idle_s: Floats
+    in_context_s: Floats
+    neighbour: str = ""
+    neighbour_ratios: Floats = _NONE
+    neighbour_s: Floats = _NONE
+    queued: tuple[int, int] = (0, 1)
+
+
+def paired(
+    records: Iterable[Placed[ContextSamples]], operations: Mapping[str, CollectiveOperation]
+) -> Iterator[tuple[About, Measured]]:
+    """Each record; those of operations without cost terms, which say whose time is a call's, are left out."""
+    for directory, record in records:
+        if record.operation not in operations:
+            continue
+        beside = record.context == "with-compute"
+        about = About(
+            record.context,
+            record.library,
+            record.operation,
+            record.level,
+            record.neighbour_level,
+            # What shares a host's cores depends on how many do.
+            ranks=record.ranks if beside else 0,
+            ghosts=beside and record.neighbour == GHOSTS,
+        )
+        idle_s = record.idle_s(operations[record.operation].call_seconds)
+        neighbour_s = np.ravel(record.neighbour_s)
+        yield (
+            about,
+            Measured(
+                Point(record.ranks, record.message_bytes),
+                (directory, record.block),
+                np.maximum(idle_s, _TICK_S),
+                np.maximum(record.in_context_s(), _TICK_S),
+                record.neighbour,
+                neighbour_s / np.maximum(np.ravel(record.neighbour_idle_s), _TICK_S) if beside else _NONE,
+                neighbour_s,
+                record.queued(),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Measurements in Python: raw samples as DataFrames, and a measurement from a script."""

@@ -1,0 +1,278 @@
+"""What a profile's predictions give in Python: tables of points, of strategies, of what-ifs, of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paradl_bench.core.frames import Drawn, Shown, frame_of
+from paradl_bench.core.terminal.keywords import Asked
+from paradl_bench.core.units import format_bytes
+from predict.api import rows
+from predict.ledger.ledger import Ledger
+from predict.prediction.prediction import Prediction
+from predict.prediction.request import Predicted, predict_request
+from predict.search.search import Answer
+from predict.validation.shown.findings import findings
+from predict.validation.shown.report import refuse_existing, write_report
+from predict.validation.validation_report import PREDICTOR, Report
+from predict.what_if.replacing import Replacings
+from predict.what_if.what_if import WhatIfs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+_SHORT = ("strategy", "ranks", "batch", "iteration_s", "interval_low_s", "interval_high_s")
+
+
+class Predictions(Drawn):
+    """Predicted configurations, a row each (:class:`~predict.api.rows.PredictionRow`).
+
+    Attributes:
+        predictions: with all that is said of each.
+        sweeps: of strategies over rank counts, with the knee of each.
+        left_out: what of the request is not possible, and why.
+        command: that prints the same.
+    """
+
+    _columns = (*_SHORT, "samples_per_s", "efficiency", "memory_bytes", "fits", "measured_share")
+
+    def __init__(self, asked: Asked) -> None:
+        self._options, self.command = asked.options, asked.command
+        found: Predicted = predict_request(asked.options)
+        self.predictions, self.sweeps, self.left_out = found.predictions, found.sweeps, found.left_out
+
+    def to_frame(self) -> DataFrame:
+        """A row a prediction."""
+        return frame_of(rows.PredictionRow, map(rows.prediction_row, self.predictions))
+
+    @property
+    def title(self) -> str:
+        """Model and evaluator."""
+        return f"{self.predictions[0].model}: {self.predictions[0].evaluator}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Knees, what was left out, what lies beyond measurement, and other notes; each once."""
+        return tuple(
+            dict.fromkeys(
+                (
+                    *(f"knee of {sweep}" for sweep in self.sweeps),
+                    *(f"left out: {line}" for line in self.left_out),
+                    *_said_of(self.predictions),
+                )
+            )
+        )
+
+    def _figure(self) -> Figure:
+        from predict.api.figures import parts_figure, ranks_figure
+
+        if not self.sweeps:
+            return parts_figure(self.predictions)
+        return ranks_figure(self.predictions, strong_scaling=self._options["scaling"] == "strong")
+
+
+class OnePrediction(Predictions):
+    """One predicted configuration; attributes as of :class:`Predictions`."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """All that is said of it."""
+        return self.predictions[0]
+
+    @property
+    def iteration_s(self) -> float:
+        """Median iteration of the slowest rank, in seconds."""
+        return self.prediction.iteration_s
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """The 90% interval of the iteration, in seconds."""
+        return self.prediction.time.interval_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak of the rank that needs most."""
+        return self.prediction.memory.memory_bytes
+
+    def explain(self) -> Explained:
+        """What every second of the iteration is made of."""
+        return Explained(predict_request(self._options, explain=True).ledgers[0])
+
+
+class Explained(Shown):
+    """A ledger, a row an entry (:class:`~predict.api.rows.LedgerRow`); exposed seconds of a role are the iteration."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def to_frame(self) -> DataFrame:
+        """A row an entry, those that are exposed for longest first."""
+        return frame_of(rows.LedgerRow, rows.ledger_rows(self.ledger))
+
+    @property
+    def title(self) -> str:
+        """What is explained."""
+        return f"{self.ledger.model}, {self.ledger.strategy} on batch {self.ledger.batch}: every second"
+
+
+class Search(Drawn):
+    """Strategies worth running, the fastest first (:class:`~predict.api.rows.RankedRow`).
+
+    Attributes:
+        answer: all of the search.
+        command: that prints the same.
+    """
+
+    _columns = ("place", *_SHORT, "probability_best", "pareto", "options", "memory_bytes", "predict_command")
+
+    def __init__(self, answer: Answer, command: str) -> None:
+        self.answer, self.command = answer, command
+
+    def to_frame(self) -> DataFrame:
+        """A row a strategy with its settings."""
+        return frame_of(rows.RankedRow, map(rows.ranked_row, self.answer.rows))
+
+    @property
+    def title(self) -> str:
+        """Model, batch and memory."""
+        limit = self.answer.memory_bytes_per_rank
+        within = "memory not known" if limit is None else f"{format_bytes(limit)} a rank"
+        return f"{self.answer.model}, batch {self.answer.batch}, {within}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How much was searched, and what lies beyond measurement."""
+        searched = (
+            f"{each.ranks} ranks: {each.candidates:,} candidates, {each.predicted:,} predicted, {each.open:,} left open"
+            for each in self.answer.searched
+        )
+        return (*searched, *_said_of([row.prediction for row in self.answer.rows]))
+
+    def _figure(self) -> Figure:
+        from predict.api.figures import search_figure
+
+        return search_figure(self.answer)
+
+
+class WhatIf(Drawn):
+    """Predictions with other hardware, ranks or batch, each base before them (:class:`~predict.api.rows.WhatIfRow`).
+
+    Attributes:
+        rows: with all that is said of each. left_out: what is not possible, and why.
+        command: that prints the same.
+    """
+
+    _columns = ("varied", *_SHORT, "speedup_over_base", "bound_by", "memory_bytes", "fits")
+
+    def __init__(self, found: WhatIfs, command: str) -> None:
+        self.rows, self.left_out, self.command = found.rows, found.left_out, command
+
+    def to_frame(self) -> DataFrame:
+        """A row a prediction."""
+        return frame_of(rows.WhatIfRow, map(rows.what_if_row, self.rows))
+
+    @property
+    def title(self) -> str:
+        """Model and evaluator."""
+        return f"{self.rows[0].model}: {self.rows[0].evaluator}, what if"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and notes of predictions."""
+        return _of_rows(self.left_out, self.rows)
+
+    def _figure(self) -> Figure:
+        from predict.what_if.presentation import what_if_figure
+
+        return what_if_figure(self.rows)
+
+
+class ReplacedLayers(Drawn):
+    """Predictions with layers as they are and replaced, in turn (:class:`~predict.api.rows.ReplacedRow`).
+
+    Attributes:
+        rows, left_out, command: as of :class:`WhatIf`.
+    """
+
+    _columns = ("replaced", *_SHORT, "speedup_over_base", "scaling_factor", "parameters", "memory_bytes", "fits")
+
+    def __init__(self, found: Replacings, command: str, *, strong_scaling: bool) -> None:
+        self.rows, self.left_out, self.command = found.rows, found.left_out, command
+        self._strong_scaling = strong_scaling
+
+    def to_frame(self) -> DataFrame:
+        """A row a prediction."""
+        return frame_of(rows.ReplacedRow, map(rows.replaced_row, self.rows))
+
+    @property
+    def title(self) -> str:
+        """Model and what replaced its layers."""
+        return f"{self.rows[0].model}: what if {' and '.join(self.rows[1].replaced)}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and notes of predictions."""
+        return _of_rows(self.left_out, self.rows)
+
+    def _figure(self) -> Figure:
+        from predict.what_if.replacing_table import replacing_figure
+
+        return replacing_figure(self.rows, strong_scaling=self._strong_scaling)
+
+
+class Validation(Drawn):
+    """Runs beside predictions, a row a run and evaluator (:class:`~predict.api.rows.PairRow`).
+
+    Attributes:
+        report: all of it.
+    """
+
+    _columns = ("run", "strategy", "batch", "evaluator", "measured_median_s", "predicted_s", "error", "covered")
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def to_frame(self) -> DataFrame:
+        """A row a run and evaluator; ``simulate`` is under test, the others are baselines."""
+        return frame_of(rows.PairRow, map(rows.pair_row, self.report.pairs))
+
+    @property
+    def title(self) -> str:
+        """How good the predictions are."""
+        overall = self.report.overall.get(PREDICTOR)
+        if overall is None:
+            return "Predicted against measured"
+        return f"Predicted against measured: mean accuracy {overall.score.mean_accuracy:.1%}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What stands out."""
+        return tuple(findings(self.report))
+
+    def write(self, directory: str | Path, *, force: bool = False) -> Path:
+        """Write report.md, pairs.csv and report.json into a directory; returns the first.
+
+        Raises:
+            UserError: one of them is there, and ``force`` is not given.
+        """
+        refuse_existing(Path(directory), force=force)
+        return write_report(Path(directory), self.report)
+
+    def _figure(self) -> Figure:
+        from predict.validation.shown.drawing import bars_figure, bars_of_report
+
+        return bars_figure(bars_of_report(self.report))
+
+
+def _said_of(predictions: tuple[Prediction, ...] | list[Prediction]) -> tuple[str, ...]:
+    provenances = [each.provenance for each in predictions]
+    beyond = (f"extrapolated: {line}" for each in provenances for line in each.extrapolated)
+    return tuple(dict.fromkeys((*beyond, *(line for each in provenances for line in each.notes))))
+
+
+def _of_rows(left_out: tuple[str, ...], of: tuple[Any, ...]) -> tuple[str, ...]:
+    said = (f"left out: {line}" for line in left_out)
+    beyond = (f"extrapolated: {line}" for row in of for line in row.extrapolated)
+    return tuple(dict.fromkeys((*said, *beyond, *(note for row in of for note in row.notes))))

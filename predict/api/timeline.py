@@ -1,0 +1,108 @@
+"""One predicted iteration in Python, task by task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paradl_bench.core.frames import Drawn
+from paradl_bench.core.terminal.command_line import write_pieces
+from paradl_bench.core.units import format_seconds
+from paradl_bench.plan.tasks import Stream
+from predict.simulation.simulator import BLOCKING
+from predict.timeline.timeline import RoleTimeline
+from predict.timeline.timeline_report import TimelineSummary, summarise
+from predict.timeline.timeline_run import PredictedTimeline, trace_pieces
+from predict.timeline.trace_works import WorkDescriptions, describe_works
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+_DTYPES = {
+    "role": "string", "role_ranks": "int64", "stream": "string", "name": "string", "phase": "string",
+    "start_s": "float64", "end_s": "float64", "stage": "Int64", "micro_batch": "Int64", "action": "string",
+}  # fmt: skip
+_Placed = tuple[int | None, int | None, str | None]
+_STREAMS = {**{stream.value: stream.name.lower() for stream in Stream}, BLOCKING: "blocking communication"}
+
+
+class Timeline(Drawn):
+    """When every task of one predicted iteration runs, ranks that do the same once.
+
+    The columns of the frame are:
+        role, role_ranks: what ranks do the same, and how many they are.
+        stream: compute, communication, ...
+        name: of the layer or message. phase: FW, BW, GE, WU, or what communication for layers is called.
+        start_s, end_s: seconds from the start of the iteration.
+        stage, micro_batch, action: of a pipeline; missing elsewhere.
+
+    Attributes:
+        summary: how every role uses its streams.
+        command: that prints the same.
+    """
+
+    def __init__(self, found: PredictedTimeline, command: str, profile: str) -> None:
+        self._found, self.command, self._profile = found, command, profile
+        self.summary: TimelineSummary = summarise(found.timeline, found.prediction, None)
+
+    def to_frame(self) -> DataFrame:
+        """A row a task of each role, in the order in which the plan has them."""
+        from pandas import DataFrame, concat
+
+        described = describe_works(self._found.timeline.priced)
+        frames = [DataFrame(_columns(role, described)).astype(_DTYPES) for role in self._found.timeline.roles]
+        return concat(frames, ignore_index=True)
+
+    @property
+    def title(self) -> str:
+        """Model, strategy, batch and how long the iteration takes."""
+        about = self.summary
+        return f"{about.model}, {about.strategy} on batch {about.batch}: {format_seconds(about.iteration_s)}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What lies beyond measurement, and other notes."""
+        return (*(f"extrapolated: {line}" for line in self.summary.extrapolated), *self.summary.notes)
+
+    def write(self, target: str | Path, *, every_rank: bool = False, force: bool = False) -> None:
+        """Write the trace, which Perfetto opens.
+
+        Args:
+            every_rank: each rank by itself; else ranks that do the same once.
+
+        Raises:
+            UserError: the file is there, and ``force`` is not given; or there are too many tasks to open.
+        """
+        pieces = trace_pieces(self._found, self.command, self._profile, every_rank=every_rank)
+        write_pieces(str(target), pieces, force=force)
+
+    def _figure(self) -> Figure:
+        from predict.api.figures import timeline_figure
+
+        return timeline_figure(self._found.timeline, self.title)
+
+
+def _columns(role: RoleTimeline, described: WorkDescriptions) -> dict[str, object]:
+    """Of one role, as long as it has tasks."""
+    tasks = role.of_plan
+    names, categories = np.array(described.names, object), np.array(described.categories, object)
+    streams = [_STREAMS[number] for number in role.threads.tolist()]
+    placed: list[_Placed] = [(None, None, None)] * tasks.tasks
+    if role.actions is not None:
+        # The last stands for tasks of no action, whose index is -1.
+        known: list[_Placed] = [(each.stage, each.micro_batch, each.direction) for each in role.actions.actions]
+        known.append((None, None, None))
+        placed = [known[index] for index in role.actions.of_task.tolist()]
+    return {
+        "role": [role.name] * tasks.tasks,
+        "role_ranks": role.ranks,
+        "stream": streams,
+        "name": names[tasks.work],
+        "phase": categories[tasks.work, tasks.phase],
+        "start_s": role.start_s,
+        "end_s": role.end_s,
+        **{name: [each[place] for each in placed] for place, name in enumerate(("stage", "micro_batch", "action"))},
+    }
