@@ -23,6 +23,7 @@ from predict.prediction.command_options import (
     point_options,
     refuse_missing,
 )
+from predict.report.command import report
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
@@ -53,7 +54,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices ...]",
+    subcommand_metavar="[search|report|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -149,6 +150,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
 @layers_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
+@click.option("--html", metavar="FILE", help="Write a page that explains the run that is farthest off, and all others.")
 @click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
 def validate(
     runs: tuple[Path, ...],
@@ -158,6 +160,7 @@ def validate(
     layers: str,
     as_json: bool,
     plot: str | None,
+    html: str | None,
     force: bool,
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
@@ -171,6 +174,8 @@ def validate(
     if plot:
         refuse_undrawable(plot)
         refuse_overwrite(plot, force=force)
+    if html:
+        refuse_overwrite(html, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
@@ -178,6 +183,13 @@ def validate(
         from predict.validation.shown.drawing import draw_validation
 
         draw_validation(report, plot, force=force)
+    if html:
+        from predict.report.command import options_unset
+        from predict.report.gather import gather_runs
+        from predict.report.page import write_page
+
+        asked = {"profile": profile, "cluster": cluster, "layers": layers, "force": force}
+        write_page(gather_runs({**options_unset(), **asked}, report), html, force=force)
 
 
 group.add_command(diagnose)
@@ -187,6 +199,7 @@ group.add_command(timeline)
 group.add_command(buckets)
 group.add_command(search_command)
 group.add_command(ghost)
+group.add_command(report)
 group.add_command(devices)
 
 

@@ -121,12 +121,18 @@ def limit_memory(model: CostModel, text: str | None) -> float | None:
 
 
 class Predicted(NamedTuple):
-    """Predictions, the iteration of each with its interval, what had to be left out, and why; ledgers, if asked for."""
+    """Predictions, the iteration of each with its interval, what had to be left out, and why; ledgers, if asked for.
+
+    Attributes:
+        points: what each prediction is of. costs: by which they were made.
+    """
 
     predictions: tuple[Prediction, ...]
     timed: tuple[Timed, ...]
     left_out: tuple[str, ...]
     ledgers: tuple[Ledger, ...]
+    points: tuple[Configuration, ...]
+    costs: CostModel
 
 
 def predict_request(
@@ -138,6 +144,7 @@ def predict_request(
         UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
     """
     request = read_request(options)
+    limit_memory(request.costs, options.get("memory"))
     predictor = Predictor(
         request.costs,
         request.evaluator,
@@ -147,10 +154,12 @@ def predict_request(
     )
     found: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
+    points: list[Configuration] = []
     refused: list[tuple[Strategy, UserError]] = []
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
+            points.append(point)
             if explain:
                 ledgers.append(predictor.explain(point))
         except UserError as error:
@@ -159,7 +168,7 @@ def predict_request(
         raise refused[0][1]
     predictions, timed = zip(*found, strict=True)
     left_out = tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused))))
-    return Predicted(predictions, timed, left_out, tuple(ledgers))
+    return Predicted(predictions, timed, left_out, tuple(ledgers), tuple(points), request.costs)
 
 
 def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

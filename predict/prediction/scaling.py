@@ -67,8 +67,8 @@ def with_knees(
     check_fraction(fraction)
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}
     for index, (prediction, own) in enumerate(zip(predictions, timed, strict=True)):
-        growing = _growing(parse_strategy(prediction.strategy))
-        key = growing, _kept(prediction, strong=strong), tuple(prediction.options.items())
+        name = growing(parse_strategy(prediction.strategy))
+        key = name, _kept(prediction, strong=strong), tuple(prediction.options.items())
         groups.setdefault(key, []).append(_Point(index, prediction, own))
     found, sweeps = list(predictions), []
     for (name, kept, _), group in groups.items():
@@ -83,7 +83,7 @@ def with_knees(
     return tuple(found), tuple(sweeps)
 
 
-def _growing(strategy: Strategy) -> str:
+def growing(strategy: Strategy) -> str:
     """What points of one sweep share: the outermost axis but for its degree, and all inside of it."""
     if not strategy.axes:
         return strategy.name

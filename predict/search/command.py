@@ -9,6 +9,7 @@ import click
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.plan.axes.registry import option_types
+from paradl_bench.plan.options import together
 from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing
 
 SEARCHED = {
@@ -25,26 +26,35 @@ SEARCHED = {
 """Options of a point that a search chooses itself, or has no use for, and why."""
 
 
+search_options = together(
+    click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
+    click.option(
+        "--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show."
+    ),
+    click.option(
+        "--predictions",
+        default=60,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="N",
+        help="Candidates to predict exactly at most, besides a few that need little memory; more settle what is left"
+        " open.",
+    ),
+    click.option(
+        "--caps",
+        metavar="MiB[,MiB...]",
+        default="1,2,4,8,16,32,64,128,256",
+        show_default=True,
+        help="Values of bucket_cap_mb to try, beside torch's default.",
+    ),
+    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+)
+"""What bounds a search, and what of it is shown."""
+
+
 @click.command("search", context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
-@click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's.")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show.")
-@click.option(
-    "--predictions",
-    default=60,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Candidates to predict exactly at most, besides a few that need little memory; more settle what is left open.",
-)
-@click.option(
-    "--caps",
-    metavar="MiB[,MiB...]",
-    default="1,2,4,8,16,32,64,128,256",
-    show_default=True,
-    help="Values of bucket_cap_mb to try, beside torch's default.",
-)
-@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
+@search_options
 @output_options
 @click.pass_context
 @collected(written=OutputOptions)
