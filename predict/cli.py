@@ -23,11 +23,11 @@ from predict.prediction.command_options import (
     point_options,
     refuse_missing,
 )
-from predict.report.command import report
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
 from predict.validation.layers.command import validate_layers_command
+from predict.validation.report.command import report
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
 
@@ -164,7 +164,7 @@ def validate(
     force: bool,
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
-    from paradl_bench.core.terminal.command_line import refuse_overwrite
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
     from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
     from predict.validation.shown.report import print_report, refuse_existing, write_report
@@ -183,10 +183,12 @@ def validate(
         from predict.validation.shown.drawing import draw_validation
 
         draw_validation(report, plot, force=force)
-    if html:
-        from predict.report.command import options_unset
-        from predict.report.gather import gather_runs
-        from predict.report.page import write_page
+    if html and not report.pairs:
+        say(f"predict: no run has times to explain: {html} is not written")
+    elif html:
+        from predict.validation.report.command import options_unset
+        from predict.validation.report.gather import gather_runs
+        from predict.validation.report.page import write_page
 
         asked = {"profile": profile, "cluster": cluster, "layers": layers, "force": force}
         write_page(gather_runs({**options_unset(), **asked}, report), html, force=force)

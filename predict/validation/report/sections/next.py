@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrate.report.explanation import weaknesses
-from predict.report.content import Content, Section
+from predict.validation.report.content import Content, Section
 from predict.validation.shown.cells import Table
 
 _SHOWN = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.strategy import parse_strategy
 from predict.prediction.scaling import growing
-from predict.report.content import Content, Figure, Section, called
+from predict.validation.report.content import Content, Figure, Section, called
 from predict.validation.shown.cells import Table
 
 

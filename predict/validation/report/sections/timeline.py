@@ -13,11 +13,11 @@ import numpy as np
 
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.tasks import Stream
-from predict.report.content import Content, Figure, Section
 from predict.simulation.simulator import BLOCKING
 from predict.timeline.timeline import IterationTimeline, RoleTimeline
 from predict.timeline.timeline_report import summarise
 from predict.timeline.trace_works import WorkDescriptions, describe_works
+from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 
 MOST_BARS = 8_000

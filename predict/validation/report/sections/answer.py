@@ -5,7 +5,7 @@ from __future__ import annotations
 from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_seconds, format_share
 from predict.prediction.prediction import Prediction
 from predict.prediction.presentation import interval_cell, lacks_parts, memory_cell
-from predict.report.content import Content, Figure, Section, called
+from predict.validation.report.content import Content, Figure, Section, called
 from predict.validation.shown.cells import Table
 from predict.validation.validation_report import PREDICTOR, pairs_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from calibrate.report.sections.roofline_show import device_lines
 from paradl_bench.records.measurement import Environment
-from predict.report.content import Content, Section
+from predict.validation.report.content import Content, Section
 from predict.validation.shown.cells import Table
 
 
@@ -56,7 +56,7 @@ def _version() -> str:
         version = metadata.version("paradl")
     except metadata.PackageNotFoundError:
         version = "not installed"
-    root, git = Path(__file__).resolve().parents[3], shutil.which("git")
+    root, git = Path(__file__).resolve().parents[4], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return version
     asked = [git, "-C", str(root), "rev-parse", "--short=12", "HEAD"]

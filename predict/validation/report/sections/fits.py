@@ -11,7 +11,7 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.report.explanation import model_sums
 from calibrate.report.terminal_plot import line_and_reach, measured_fits, title_of
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
-from predict.report.content import Content, Figure, Section
+from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 
 _CURVE_POINTS = 24

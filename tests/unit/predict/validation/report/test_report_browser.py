@@ -16,9 +16,9 @@ from profile_factory import make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile.collectives.communication import CommunicationPoint
 from calibrate.profile.profile import write_profile
-from predict.report.command import options_unset
-from predict.report.gather import gather
-from predict.report.page import write_page
+from predict.validation.report.command import options_unset
+from predict.validation.report.gather import gather
+from predict.validation.report.page import write_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")

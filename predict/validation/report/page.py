@@ -19,8 +19,8 @@ from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import write_output
 from paradl_bench.core.terminal.printed import in_script, plain
 from paradl_bench.core.units import format_bytes
-from predict.report.content import Content, Section
-from predict.report.sections import (
+from predict.validation.report.content import Content, Section
+from predict.validation.report.sections import (
     answer,
     diagnosis,
     fits,
@@ -36,8 +36,11 @@ from predict.report.sections import (
 MOST_BYTES = 2_000_000
 """Of a page."""
 _SECTIONS = (answer, measured, scaling, memory, timeline, seconds, diagnosis, fits, next, provenance)
-_SCRIPTS = ("vendored/d3.min.js", "vendored/plot.umd.min.js", "page/drawing.js", "page/charts.js", "page/timeline.js")
-_STYLE, _TEMPLATE = "page/page.css", "page/page.html.j2"
+_SCRIPTS = (
+    *("vendored/d3.min.js", "vendored/plot.umd.min.js"),
+    *("template/drawing.js", "template/charts.js", "template/timeline.js"),
+)
+_STYLE, _TEMPLATE = "template/page.css", "template/page.html.j2"
 
 
 def write_page(content: Content, output: str, *, force: bool) -> None:
@@ -91,7 +94,7 @@ def _digest(script: str) -> str:
 
 
 def _read(name: str) -> str:
-    return importlib.resources.files("predict.report").joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("predict.validation.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _template() -> Any:

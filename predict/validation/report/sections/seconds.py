@@ -5,7 +5,7 @@ from __future__ import annotations
 from paradl_bench.core.units import format_bytes, format_seconds
 from predict.ledger.ledger import LedgerEntry
 from predict.ledger.presentation import SHOWN, called_entry, effects_of, shown_role
-from predict.report.content import Content, Figure, Section
+from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 
 

@@ -22,13 +22,13 @@ from predict.prediction.points import left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import limit_memory, predict_request, read_model, request_of
 from predict.prediction.scaling import with_knees
-from predict.report.content import Content, Scaling
 from predict.search.search import Answer, search
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis.against_run import held_against
 from predict.validation.diagnosis.diagnosis import Case, Diagnostician
 from predict.validation.diagnosis.of_run import options_of_run, read_run_to_diagnose
 from predict.validation.diagnosis.remedies import UNSET, options_found, with_remedies
+from predict.validation.report.content import Content, Scaling
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import PREDICTOR, Report, pairs_of
 from predict.workload import Configuration
@@ -93,11 +93,11 @@ def gather_runs(options: Options, validation: Report) -> Content:
     """A report on runs, which looks into the one whose prediction is farthest off.
 
     Raises:
-        UserError: the validation compared no run.
+        UserError: memory ended every run, so that none has times.
     """
     pairs = pairs_of(validation.pairs, PREDICTOR)
     if not pairs:
-        raise UserError("memory ended every run, so there is nothing to look into: --html needs a run with times")
+        raise UserError("memory ended every run: give one that has times, or --model")
     worst = max(pairs, key=lambda pair: abs(pair.error))
     run, costs, point, notes = read_run_to_diagnose(Path(worst.run), options)
     limit_memory(costs, options["memory"])

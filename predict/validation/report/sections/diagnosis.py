@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paradl_bench.core.units import format_difference, format_seconds
-from predict.report.content import Content, Figure, Section
 from predict.validation.diagnosis.findings import Finding
+from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 
 

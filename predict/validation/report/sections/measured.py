@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
-from predict.report.content import Content, Figure, Section
+from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 from predict.validation.shown.drawing import Bars, bars_of
 from predict.validation.shown.findings import findings

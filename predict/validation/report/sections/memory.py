@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paradl_bench.core.units import format_bytes
-from predict.report.content import Content, Figure, Section, called
+from predict.validation.report.content import Content, Figure, Section, called
 from predict.validation.shown.cells import Table
 
 _SHOWN = 8

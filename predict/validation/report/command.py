@@ -32,8 +32,8 @@ def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> Non
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import progress, refuse_overwrite, tell
     from predict.prediction.utilisation import check_price
-    from predict.report.gather import gather
-    from predict.report.page import write_page
+    from predict.validation.report.gather import gather
+    from predict.validation.report.page import write_page
 
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     refuse_missing(options, "profile")
