@@ -15,6 +15,7 @@ from predict.search.command import SEARCHED, search_options
 @click.argument("runs", nargs=-1, metavar="[RUN_DIR...]", type=click.Path(path_type=Path))
 @point_options
 @search_options
+@click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies.")
 @click.option("-o", "--output", metavar="FILE", required=True, help="The page, report.html; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing page, and take runs of another environment.")
 @click.pass_context

@@ -77,7 +77,9 @@ def gather(options: Options, runs: Sequence[Path], advance: Callable[[], None] =
     found = _of_strategies(options) if options["strategy"] else _of_search(options, advance)
     diagnostician = Diagnostician(Predictor(found.costs, simulate.EVALUATOR), AT_LEAST)
     case = diagnostician.case_of(found.point)
-    diagnosis = with_remedies(diagnostician.diagnose(case), diagnostician, case, found.options)
+    diagnosis = diagnostician.diagnose(case)
+    if options["remedies"]:
+        diagnosis = with_remedies(diagnosis, diagnostician, case, found.options)
     return Content(
         **_about(options, found.costs, case),
         predictions=found.predictions,
@@ -105,8 +107,9 @@ def gather_runs(options: Options, validation: Report) -> Content:
     case = diagnostician.case_of(point)
     diagnosis = held_against(diagnostician.diagnose(case), case, run)
     try:
-        asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
-        diagnosis = with_remedies(diagnosis, diagnostician, case, asked)
+        if options["remedies"]:
+            asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
+            diagnosis = with_remedies(diagnosis, diagnostician, case, asked)
     except UserError as error:
         notes = (*notes, f"no remedies were tried: {error}")
     return Content(
@@ -127,6 +130,7 @@ def _about(options: Options, costs: CostModel, case: Case) -> dict[str, Any]:
         "profile": read_profile(options["profile"]),
         "case": case,
         "timeline": predict_timeline(costs, case.point).timeline,
+        "remedies_tried": options["remedies"],
     }
 
 

@@ -66,6 +66,10 @@ def _numbers(content: Content, best: Prediction) -> list[str]:
     ]
     if best.time.epoch_s is not None:
         lines.append(f"An epoch takes {format_seconds(best.time.epoch_s)}.")
+    if best.use.cost_per_epoch is not None:
+        lines.append(f"An epoch costs {best.use.cost_per_epoch:.4g}.")
+    elif best.use.cost_per_million_samples is not None:
+        lines.append(f"A million samples cost {best.use.cost_per_million_samples:.4g}.")
     lines.append(_fit(content, best))
     shares = {name: share for name, share in best.provenance.sources.items() if share >= _SHARE_TOLD}
     said = ", ".join(f"{format_share(share)} {name.replace('_', ' ')}" for name, share in shares.items())

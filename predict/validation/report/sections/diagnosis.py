@@ -17,7 +17,7 @@ def section(content: Content) -> Section:
     if not there:
         lines.append(f"Nothing takes {diagnosis.at_least:.0%} of it or more.")
     helpless = [finding.limitation.name for finding in there if not finding.remedies]
-    if helpless:
+    if helpless and content.remedies_tried:
         lines.append(f"Nothing that was tried helps against {', '.join(helpless)}.")
     tables = {"All limitations": _table(diagnosis.findings)}
     if any(finding.remedies for finding in there):

@@ -22,7 +22,7 @@ def section(content: Content) -> Section | None:
         name="next",
         title="What to measure next",
         lines=["What is missing comes first, then what is inaccurate, then what is untested."],
-        tables={"Where the profile is weak": Table(("", "what", "size", "command"), rows)},
+        tables={"Where the profile is weak": Table(("kind", "what", "size", "command"), rows)},
         further={"Runs that are wanted": wanted} if wanted else {},
         documents={"weaknesses": found},
     )

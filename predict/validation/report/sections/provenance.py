@@ -30,7 +30,7 @@ def section(content: Content) -> Section:
     ]
     if profile.command_line:
         sources.append((content.profile_path, "profile", profile.created_utc, shlex.join(profile.command_line)))
-    tables = {"Profile and program": Table(("", ""), rows)}
+    tables = {"Profile and program": Table(("of", "what it is"), rows)}
     if sources:
         tables["Measurements"] = Table(("directory", "kind", "when", "command"), sources)
     return Section(
@@ -60,5 +60,8 @@ def _version() -> str:
     if git is None or not (root / ".git").exists():
         return version
     asked = [git, "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    try:
+        commit = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):  # of no use to the page's reader, who still wants the rest
+        return version
     return f"{version}, commit {commit}" if commit else version

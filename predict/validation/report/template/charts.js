@@ -13,7 +13,7 @@
     const reach = (row) => (byRate && row.interval_s[0] <= 0 ? row.iteration_s : row.interval_s[0]);
     const kind = (row, index) => (row.fits === false ? "times" : index === 0 ? "star" : "circle");
     const ranged = rows.filter((row) => row.interval_s);
-    const plot = Plot.plot({
+    const plot = R.plot({
       ...R.common(width), ...R.rowsOf(labelsOf(rows)),
       symbol: { type: "identity" },
       x: { label: byRate ? "samples per second" : `time of an iteration (${unit})`, labelAnchor: "center", grid: true, zero: true, nice: true },
@@ -39,7 +39,7 @@
     const most = d3.max(d3.rollups(rows, (of) => d3.sum(of, (row) => Math.max(value(row), 0)), (row) => row.label), (of) => of[1]);
     const [scale, unit] = R.unitOf(most, unitOf);
     const said = unitOf === R.BYTES ? R.bytes : R.seconds;
-    return Plot.plot({
+    return R.plot({
       ...R.common(width), ...R.rowsOf(labelsOf(rows)),
       color: { type: "identity" }, symbol: { type: "identity" },
       x: { label: `${label} (${unit})`, labelAnchor: "center", grid: true },
@@ -79,7 +79,7 @@
     const series = [...new Set(data.points.map((point) => point.series))];
     const place = (point) => series.indexOf(point.series);
     const ranks = [...new Set(data.points.map((point) => point.ranks))];
-    const plot = Plot.plot({
+    const plot = R.plot({
       ...R.common(width), height: 340, marginLeft: 56, marginBottom: 44,
       color: { type: "identity" }, symbol: { type: "identity" },
       x: { type: "log", base: 2, label: "ranks", labelAnchor: "center", ticks: ranks, tickFormat: (count) => String(count) },
@@ -145,7 +145,7 @@
     if (!data.rows.length) return R.element("p", {}, "Nothing takes any time of the iteration.");
     const labels = labelsOf(data.rows);
     const kind = (row) => (row.state === "not present" ? "times" : "circle");
-    const plot = Plot.plot({
+    const plot = R.plot({
       ...R.common(width), ...R.rowsOf(labels), color: { type: "identity" }, symbol: { type: "identity" },
       x: { label: "share of the iteration (%)", labelAnchor: "center", percent: true, grid: true, zero: true },
       marks: [
@@ -170,7 +170,7 @@
   R.draw("fit_errors", (fits, width) => {
     const rows = fits.flatMap((fit) => ERRORS.map(([name, , symbol], index) =>
       ({ label: fit.label, error: fit[name], said: ERRORS[index][1], symbol, index }))).filter((row) => row.error !== null);
-    const plot = Plot.plot({
+    const plot = R.plot({
       ...R.common(width), ...R.rowsOf(labelsOf(rows)), color: { type: "identity" }, symbol: { type: "identity" },
       x: { label: "median relative error (%)", labelAnchor: "center", percent: true, grid: true, zero: true },
       marks: [
@@ -191,7 +191,7 @@
     const shape = { x: "bytes", symbol: (point) => R.symbols[point.index % 8], stroke: (point) => R.colour(point.index), r: 4.5 };
     const scales = { ...R.common(width), marginLeft: 64, marginBottom: 44, color: { type: "identity" }, symbol: { type: "identity" } };
     const positive = points.filter((point) => point.bytes > 0 && point.measured > 0);
-    const above = Plot.plot({
+    const above = R.plot({
       ...scales, height: 340, x: at,
       y: { type: "log", label: "time of a call", grid: true, tickFormat: (value) => R.seconds(value), ticks: 5 },
       marks: [
@@ -205,7 +205,7 @@
       ],
     });
     const missed = (name) => (point) => point[name] / point.measured - 1;
-    const below = Plot.plot({
+    const below = R.plot({
       ...scales, height: 220, x: at, y: { label: "fitted - measured (%)", percent: true, grid: true },
       marks: [
         Plot.ruleY([0]),

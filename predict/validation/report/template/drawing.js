@@ -64,6 +64,13 @@ const Report = (() => {
       return [text, { transform: "translate(9 7)", ...of }, d3.symbol(type, 60)()];
     }));
 
+  // What a chart shows stands beside it as text and as a table: its parts would only be noise to who listens.
+  const plot = (options) => {
+    const drawn = Plot.plot(options);
+    drawn.setAttribute("aria-hidden", "true");
+    drawn.setAttribute("focusable", "false");
+    return drawn;
+  };
   const common = (width) => ({
     width,
     marginLeft: 12,
@@ -101,13 +108,12 @@ const Report = (() => {
       if (width === drawn) return;
       drawn = width;
       target.replaceChildren(...[make(read(name), width)].flat());
-      for (const svg of target.querySelectorAll("svg")) svg.setAttribute("focusable", "false");
     };
     again();
     new ResizeObserver(again).observe(target);
   };
   return {
     SECONDS, BYTES, bytes, colour, common, draw, element, fill, fillOf, found, legend, legendOfParts, legendOfSymbols, names,
-    percent, plain, read, rowsOf, seconds, shortened, symbols, unitOf,
+    percent, plain, plot, read, rowsOf, seconds, shortened, symbols, unitOf,
   };
 })();

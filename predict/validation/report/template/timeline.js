@@ -58,7 +58,7 @@
       // The shortest are a pixel wide, to be seen at all.
       const end = (bar) => (bar[2] + Math.max(bar[3], (view[1] - view[0]) / width)) / perUnit;
       const lanes = data.lanes.map((_, index) => index);
-      return Plot.plot({
+      return R.plot({
         ...R.common(width), height: LANE * lanes.length + 64, marginTop: 8, marginBottom: 44,
         color: { type: "identity" },
         x: { domain: view.map((end) => end / perUnit), label: `time in the iteration (${unit})`, labelAnchor: "center", grid: true },
