@@ -107,7 +107,9 @@ const Report = (() => {
       const width = Math.max(260, Math.floor(target.clientWidth));
       if (width === drawn) return;
       drawn = width;
+      const held = target.contains(document.activeElement);
       target.replaceChildren(...[make(read(name), width)].flat());
+      if (held) target.querySelector("[tabindex], select").focus();
     };
     again();
     new ResizeObserver(again).observe(target);

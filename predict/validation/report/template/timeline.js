@@ -38,18 +38,21 @@
     });
   };
 
+  // What is shown and chosen stays where the page becomes wider or narrower.
+  const kept = { view: null, chosen: null };
   R.draw("timeline", (data, width) => {
     const whole = data.iteration_s * 1e6;
     const [scale, unit] = R.unitOf(data.iteration_s, R.SECONDS);
     const perUnit = 1e6 * scale;
     const category = (bar) => data.kinds[bar[1]].category;
-    let view = [0, whole];
-    let chosen = null;
+    let view = kept.view || [0, whole];
+    let chosen = kept.chosen === null ? null : data.bars[kept.chosen];
     let plot = null;
     const frame = R.element("div", { tabindex: "0", role: "application", "aria-label": `Timeline. ${HELP}` });
     const told = R.element("p", { class: "told", "aria-live": "polite" }, HELP);
     const tell = (bar) => {
       chosen = bar;
+      kept.chosen = bar ? data.bars.indexOf(bar) : null;
       told.textContent = bar ? describe(data, bar) : HELP;
     };
 
@@ -91,9 +94,10 @@
       });
     };
     const show = (from, length) => {
-      const kept = Math.min(Math.max(length, whole / MOST_ZOOM), whole);
-      const start = Math.min(Math.max(from, 0), whole - kept);
-      view = [start, start + kept];
+      const shown = Math.min(Math.max(length, whole / MOST_ZOOM), whole);
+      const start = Math.min(Math.max(from, 0), whole - shown);
+      view = [start, start + shown];
+      kept.view = view;
       later();
     };
     const zoom = (factor, at = (view[0] + view[1]) / 2) =>
@@ -171,6 +175,7 @@
       tools.append(button);
     }
     redraw();
+    tell(chosen);
     return [R.legendOfParts(data.bars.map(category)), tools, frame, told];
   });
 })();

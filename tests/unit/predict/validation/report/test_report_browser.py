@@ -68,9 +68,13 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def opened(browser: Any, page: Path, *, width: int = WIDE, scheme: str = "light") -> None:
+def resized(browser: Any, width: int) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def opened(browser: Any, page: Path, *, width: int = WIDE, scheme: str = "light") -> None:
+    resized(browser, width)
     light = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
     browser.get(page.as_uri())
@@ -149,7 +153,13 @@ def test_the_timeline_zooms_and_tells_by_keys_alone(browser: Any, page: Path) ->
     for button in browser.find_elements("css selector", "#chart-timeline button"):
         assert button.text
     browser.find_element("xpath", "//button[text()='Zoom in']").send_keys(Keys.ENTER)
-    assert view(browser)[1] < whole[1]
+    zoomed = view(browser)
+    assert zoomed[1] < whole[1]
+    # Neither is lost where the page becomes narrower.
+    resized(browser, NARROW)
+    assert view(browser) == zoomed
+    assert browser.find_element("css selector", "#chart-timeline .told").text != first
+    assert browser.execute_script("return document.activeElement.closest('#chart-timeline') !== null")
 
 
 def test_what_is_pointed_at_is_told(browser: Any, page: Path) -> None:
