@@ -24,6 +24,7 @@ from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
 from predict.costs.cost_model import CostModel
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.report.page import MOST_BYTES
@@ -155,6 +156,22 @@ def test_runs_stand_beside_their_predictions(predict: Caller) -> None:
     assert page.data["diagnosis"]["run"] == "b"
     beside = Page(Path("beside.html").read_text())
     assert {name: beside.data[name] for name in FIGURES} == {name: page.data[name] for name in FIGURES}
+
+
+def test_runs_that_memory_ended_leave_nothing_to_explain(predict: Caller) -> None:
+    write_profile(predict.profile, PROFILE)
+    short = MemoryShortage(rank=1, phase="backward", requested_bytes=5, needed_bytes=3000, had_bytes=2000)
+    run = str(run_like(Path("a"), "d2", 16, did_not_fit=(short,), complete=False))
+    (Path("a") / TRAINING_FILE).unlink()
+    own = ("--from-profile", str(predict.profile), run, "--force")
+    validated = predict.bare("validate", *own, "-o", "validated", "--html", "page.html")
+    assert validated.code == 0
+    assert "no run has times to explain" in validated.err
+    assert Path("validated/report.json").exists()
+    refused = predict.bare("report", *own, "-o", "page.html")
+    assert refused.code == 2
+    assert "memory ended every run" in refused.err
+    assert not Path("page.html").exists()
 
 
 def test_the_same_command_writes_the_same_bytes(predict: Caller) -> None:
