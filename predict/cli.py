@@ -29,6 +29,7 @@ from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
 from predict.validation.layers.command import validate_layers_command
+from predict.validation.report.command import report
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
 
@@ -155,6 +156,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
 @layers_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
+@click.option("--html", metavar="FILE", help="Write a page that explains the run that is farthest off, and all others.")
 @click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
 def validate(
     runs: tuple[Path, ...],
@@ -164,10 +166,11 @@ def validate(
     layers: str,
     as_json: bool,
     plot: str | None,
+    html: str | None,
     force: bool,
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
-    from paradl_bench.core.terminal.command_line import refuse_overwrite
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
     from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
     from predict.validation.shown.report import print_report, refuse_existing, write_report
@@ -177,6 +180,8 @@ def validate(
     if plot:
         refuse_undrawable(plot)
         refuse_overwrite(plot, force=force)
+    if html:
+        refuse_overwrite(html, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
@@ -184,6 +189,15 @@ def validate(
         from predict.validation.shown.drawing import draw_validation
 
         draw_validation(report, plot, force=force)
+    if html and not report.pairs:
+        say(f"predict: no run has times to explain: {html} is not written")
+    elif html:
+        from predict.validation.report.command import options_unset
+        from predict.validation.report.gather import gather_runs
+        from predict.validation.report.page import write_page
+
+        asked = {"profile": profile, "cluster": cluster, "layers": layers, "force": force}
+        write_page(gather_runs({**options_unset(), **asked}, report), html, force=force)
 
 
 group.add_command(diagnose)
@@ -193,6 +207,7 @@ group.add_command(timeline)
 group.add_command(buckets)
 group.add_command(search_command)
 group.add_command(ghost)
+group.add_command(report)
 group.add_command(devices)
 
 

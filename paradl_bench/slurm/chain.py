@@ -20,6 +20,7 @@ from paradl_bench.slurm.jobs.site import Site, Use
 
 PROFILE = "profile.json"
 REPORT = "report"
+PAGE = "report.html"
 SUMMARY = "summary.md"
 _FURTHER = 8
 """Predictions go on, in powers of two, to so many times the ranks that were measured."""
@@ -278,7 +279,7 @@ def _prediction(name: str, model: str, words: tuple[str, ...]) -> Task:
 
 
 def _validate_job(runs: tuple[Job, ...]) -> Job:
-    words = ("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT))
+    words = ("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT), "--html", Below(PAGE))
     measured = tuple(task.name for job in runs for task in job.tasks)
     return Job(
         name="validate",

@@ -23,10 +23,10 @@ def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
 
 def print_ledger(ledger: Ledger) -> None:
     """The largest entries of the role that waits least, and what effects add to all of its entries."""
-    role = min(ledger.roles, key=lambda each: each.waiting_s)
+    role = shown_role(ledger)
     whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
     shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
-    rows = [(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
+    rows = [(called_entry(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
     if rest:
         rows.append((f"{len(rest)} more entries", "", *_cells(rest), ""))
     rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
@@ -37,7 +37,22 @@ def print_ledger(ledger: Ledger) -> None:
         console.print(line, highlight=False)
 
 
-def _called(entry: LedgerEntry) -> str:
+def shown_role(ledger: Ledger) -> RoleLedger:
+    """The role that waits least: the others wait for it."""
+    return min(ledger.roles, key=lambda each: each.waiting_s)
+
+
+def effects_of(role: RoleLedger) -> dict[str, float]:
+    """Seconds that each effect adds to all entries of a role together."""
+    effects: dict[str, float] = {}
+    for entry in role.entries:
+        for adjustment in entry.adjustments:
+            effects[adjustment.effect] = effects.get(adjustment.effect, 0.0) + adjustment.added_s
+    return effects
+
+
+def called_entry(entry: LedgerEntry) -> str:
+    """The entry's name, with its term, bytes and group as far as there is room."""
     size = entry.details.get("bytes")
     group = entry.details.get("group", "")
     about = [entry.term, format_bytes(size) if isinstance(size, int) else "", f"over {group}" if group else ""]
@@ -56,11 +71,7 @@ def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
 
 def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
     """What the columns mean, what effects add, and what is not shown."""
-    effects: dict[str, float] = {}
-    for entry in role.entries:
-        for adjustment in entry.adjustments:
-            effects[adjustment.effect] = effects.get(adjustment.effect, 0.0) + adjustment.added_s
-    largest = sorted(effects.items(), key=lambda item: -abs(item[1]))
+    largest = sorted(effects_of(role).items(), key=lambda item: -abs(item[1]))
     adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
     return [
         *([f"added: {adjusted}"] if adjusted else []),

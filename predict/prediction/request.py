@@ -127,12 +127,18 @@ def limit_memory(model: CostModel, text: str | None) -> float | None:
 
 
 class Predicted(NamedTuple):
-    """Predictions, the sweeps over rank counts among them, what had to be left out, and why; ledgers, if asked for."""
+    """Predictions, the sweeps over rank counts among them, what had to be left out, and why; ledgers, if asked for.
+
+    Attributes:
+        points: what each prediction is of. costs: by which they were made.
+    """
 
     predictions: tuple[Prediction, ...]
     sweeps: tuple[Sweep, ...]
     left_out: tuple[str, ...]
     ledgers: tuple[Ledger, ...]
+    points: tuple[Configuration, ...]
+    costs: CostModel
 
 
 def check_request(options: Mapping[str, Any]) -> None:
@@ -153,6 +159,7 @@ def predict_request(options: Mapping[str, Any], *, explain: bool = False) -> Pre
     """
     check_request(options)
     request = read_request(options)
+    limit_memory(request.costs, options.get("memory"))
     strong = options["scaling"] == "strong"
     predictor = Predictor(
         request.costs,
@@ -163,10 +170,12 @@ def predict_request(options: Mapping[str, Any], *, explain: bool = False) -> Pre
     )
     found: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
+    points: list[Configuration] = []
     refused: list[tuple[Strategy, UserError]] = []
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
+            points.append(point)
             if explain:
                 ledgers.append(predictor.explain(point))
         except UserError as error:
@@ -176,7 +185,7 @@ def predict_request(options: Mapping[str, Any], *, explain: bool = False) -> Pre
     predictions, timed = zip(*found, strict=True)
     left_out = tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused))))
     predictions, sweeps = with_knees(predictions, timed, strong=strong, fraction=options["knee"])
-    return Predicted(predictions, sweeps, left_out, tuple(ledgers))
+    return Predicted(predictions, sweeps, left_out, tuple(ledgers), tuple(points), request.costs)
 
 
 def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

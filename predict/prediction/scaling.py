@@ -91,10 +91,10 @@ def with_knees(
 
 def line_of(prediction: Prediction, *, strong: bool) -> tuple[str, str]:
     """What points of one sweep have in common, in words: what grows, and what is kept."""
-    return _growing(parse_strategy(prediction.strategy)), _kept(prediction, strong=strong)
+    return growing(parse_strategy(prediction.strategy)), _kept(prediction, strong=strong)
 
 
-def _growing(strategy: Strategy) -> str:
+def growing(strategy: Strategy) -> str:
     """What points of one sweep share: the outermost axis but for its degree, and all inside of it."""
     if not strategy.axes:
         return strategy.name

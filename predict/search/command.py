@@ -27,9 +27,7 @@ SEARCHED = {
 """Options of a point that a search chooses itself, or has no use for, and why."""
 
 
-@click.command("search", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@point_options
-@option_group(
+search_options = option_group(
     "Of a search",
     click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
     click.option(
@@ -52,9 +50,15 @@ SEARCHED = {
         help="Values of bucket_cap_mb to try, beside torch's default.",
     ),
     click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
-    why_option,
     folded=False,
 )
+"""What bounds a search, and what of it is shown."""
+
+
+@click.command("search", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@point_options
+@search_options
+@option_group("Of a search", why_option, folded=False)
 @output_options
 @click.pass_context
 @collected(written=OutputOptions)

@@ -88,6 +88,7 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     # A search predicts 60 candidates unless told otherwise, and each input has two seconds.
     ("predict", "search"): (*_PREDICT, "--ranks", "2", "--predictions", "8"),
     ("predict", "timeline"): _OPTIONS,
+    ("predict", "report"): (*_OPTIONS, "-o", "-"),
     ("predict", "buckets"): _OPTIONS,
     ("predict", "ghost"): (*_OPTIONS, "-o", "-"),
     ("predict", "validate"): ("--from-profile", str(PROFILE), str(DATA / "training-v1"), "-o", "report", "--force"),

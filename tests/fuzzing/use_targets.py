@@ -81,6 +81,7 @@ _USES = (
     f"predict diagnose --from-profile {{profile}} {_TOY} --strategy d2",
     "predict diagnose --from-profile {profile} --run {training} --force --json --no-remedies",
     f"predict timeline --from-profile {{profile}} {_TOY} --strategy d2",
+    f"predict report --from-profile {{profile}} {_TOY} --strategy d2 -o -",
     "predict validate --from-profile {profile} {training} -o {report} --force --json",
 )
 _OF_CLUSTER = tuple(

@@ -38,6 +38,17 @@ def in_html(text: str) -> str:
     return escape(" ".join(plain(text).split()))
 
 
+def in_script(document: bytes) -> str:
+    """A JSON document inside of a ``script`` element of HTML, which neither it nor a comment in it can end.
+
+    Every string in it is as :func:`plain` in a page that shows it as text; here it is whole.
+    """
+    text = document.decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
 def in_drawing(text: str) -> str:
     """A text as matplotlib draws it: dollars are no mathematics, which fails where it is none."""
     return " ".join(plain(text).split()).replace("$", "\\$")

@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
 from predict.costs.input.input_terms import input_options
 from predict.prediction.interval import gain_band
-from predict.prediction.prediction import Predictor
+from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import request_of
 from predict.search.candidates.mesh import divisors
 from predict.search.command import SEARCHED
@@ -36,7 +36,7 @@ _PREDICTIONS = 24
 _LESS = 0.9
 """A remedy has to leave at most so much of a limitation's seconds."""
 Options = Mapping[str, Any]
-_UNSET = {name: None for name in SEARCHED} | {
+UNSET = {name: None for name in SEARCHED} | {
     "stages": None,
     "accumulate": 1,
     "evaluator": "simulate",
@@ -125,7 +125,7 @@ def _in_words(change: Mapping[str, Any]) -> str:
 
 def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
     """The fastest strategies of as many ranks on the same mini-batch."""
-    free = {**options, **_UNSET}
+    free = {**options, **UNSET}
     asked = {
         **free,
         "ranks": str(case.prediction.ranks),
@@ -137,13 +137,14 @@ def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> I
     for row in search(asked, costs=diagnostician.predictor.costs).rows:
         own = row.prediction
         if own.strategy != case.prediction.strategy:
-            changed = {**free, **_options_of(own.options), "strategy": own.strategy, "ranks": None}
-            changed["bucket_cap_mb"] = own.bucket_cap_bytes / 1024**2
-            yield from _predicted(diagnostician, f"--strategy {own.strategy}", changed)
+            yield from _predicted(diagnostician, f"--strategy {own.strategy}", options_found(own, free))
 
 
-def _options_of(shown: Mapping[str, str]) -> dict[str, Any]:
-    return {name: int(text) if text.isdecimal() else text for name, text in shown.items()}
+def options_found(found: Prediction, options: Options) -> dict[str, Any]:
+    """The options that predict what a search found; ``options`` are those of the search, with :data:`UNSET`."""
+    own = {name: int(text) if text.isdecimal() else text for name, text in found.options.items()}
+    settings = {"batch": str(found.batch), "ranks": None, "bucket_cap_mb": found.bucket_cap_bytes / 1024**2}
+    return {**options, **own, **settings, "strategy": found.strategy}
 
 
 def _best(finding: Finding, case: Case, tried: Iterable[_Tried]) -> tuple[Remedy, ...]:

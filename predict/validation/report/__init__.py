@@ -1,0 +1,1 @@
+"""One HTML file that explains a prediction, or runs beside their predictions."""

@@ -1,0 +1,163 @@
+"""The answer first: the fastest configuration, its time, whether it fits, and what it was compared with."""
+
+from __future__ import annotations
+
+from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_seconds, format_share
+from predict.prediction.prediction import Prediction
+from predict.prediction.presentation import interval_cell, lacks_parts, memory_cell
+from predict.validation.report.content import Content, Figure, Section, called
+from predict.validation.shown.cells import Table
+from predict.validation.validation_report import PREDICTOR, pairs_of
+
+SHOWN = 15
+"""Configurations that are drawn."""
+_SHARE_TOLD = 0.0005
+"""Less is 0.0%."""
+
+
+def section(content: Content) -> Section:
+    """The first thing that a reader sees."""
+    best = content.predictions[0]
+    beyond, notes = best.provenance.extrapolated, (*best.provenance.notes, *content.left_out)
+    further = {f"What is extrapolated ({len(beyond)})": beyond, f"Notes ({len(notes)})": notes}
+    return Section(
+        name="answer",
+        title="Answer",
+        lines=[*_verdict(content), *_numbers(content, best)],
+        figures=(_ranking(content.predictions[:SHOWN]), _made_of(content.predictions[:SHOWN])),
+        commands=_commands(content),
+        further={title: lines for title, lines in further.items() if lines},
+        documents={
+            "predictions": [prediction.record() for prediction in content.predictions],
+            **({"search": content.answer.record()} if content.answer else {}),
+        },
+    )
+
+
+def _verdict(content: Content) -> list[str]:
+    """Of strategies which is the fastest; of runs how far predictions are off."""
+    best, whole = content.predictions[0], content.validation
+    if content.run is not None and whole is not None:
+        score = whole.overall[PREDICTOR].score
+        (pair,) = (pair for pair in pairs_of(whole.pairs, PREDICTOR) if pair.run == content.run)
+        return [
+            f"Predictions of {counted(score.runs, 'run')} are {format_accuracy(score.mean_accuracy)} accurate in the"
+            f" mean. The 90% intervals hold {score.interval_coverage:.0%} of the runs.",
+            f"The prediction of {content.run} is farthest off. The rest of this page looks into that run:"
+            f" {best.model}, {called(best)}.",
+            f"Its iterations took {format_seconds(pair.measured_median_s)} in the median.",
+        ]
+    count = len(content.predictions)
+    compared = f", the {'most samples a second' if _batches_differ(content.predictions) else 'fastest'} of {count}"
+    compared = compared if count > 1 else ""
+    if content.answer is not None:
+        candidates = sum(each.candidates for each in content.answer.searched)
+        compared = f", the fastest of {candidates:,} candidates"
+    return [f"{best.model}: {called(best)}{compared}."]
+
+
+def _numbers(content: Content, best: Prediction) -> list[str]:
+    low, high = map(format_seconds, best.time.interval_s)
+    around = "its interval is not known" if lacks_parts(best) else f"90% interval {low} to {high}"
+    where = counted(best.ranks, "rank")
+    lines = [
+        f"An iteration is predicted to take {format_seconds(best.iteration_s)} ({around}) on {where}:"
+        f" {best.time.samples_per_s:.4g} samples/s, {best.use.efficiency:.0%} of what as many single ranks would reach."
+    ]
+    if best.time.epoch_s is not None:
+        lines.append(f"An epoch takes {format_seconds(best.time.epoch_s)}.")
+    if best.use.cost_per_epoch is not None:
+        lines.append(f"An epoch costs {best.use.cost_per_epoch:.4g}.")
+    elif best.use.cost_per_million_samples is not None:
+        lines.append(f"A million samples cost {best.use.cost_per_million_samples:.4g}.")
+    lines.append(_fit(content, best))
+    shares = {name: share for name, share in best.provenance.sources.items() if share >= _SHARE_TOLD}
+    said = ", ".join(f"{format_share(share)} {name.replace('_', ' ')}" for name, share in shares.items())
+    lines.append(f"Where the seconds come from: {said}.")
+    if content.answer is not None and (chance := content.answer.rows[0].probability_best) is not None:
+        lines.append(f"It is the fastest of the strategies predicted with a probability of {chance:.0%}.")
+    return lines
+
+
+def _fit(content: Content, best: Prediction) -> str:
+    limit, peak = content.case.memory_limit_bytes, best.memory
+    held = f"A rank's peak is {format_bytes(peak.memory_bytes)} of memory"
+    if limit is None:
+        return f"{held}. Whether it fits is not known: give --memory."
+    _, high = peak.memory_interval_bytes or (0, peak.memory_bytes)
+    if peak.fits is False:
+        verdict = "It does not fit"
+    elif high > limit:
+        verdict = "It may not fit, the limit lies inside the interval"
+    else:
+        verdict = "It fits"
+    return f"{verdict}. {held}; {format_bytes(limit)} are there."
+
+
+def _commands(content: Content) -> list[str]:
+    if content.answer is None:
+        return []
+    first = content.answer.rows[0]
+    return [command for command in (first.predict_command, first.train_command) if command]
+
+
+def _batches_differ(predictions: tuple[Prediction, ...]) -> bool:
+    """Whether iterations are of so many samples that their times say nothing."""
+    return len({each.batch for each in predictions}) > 1
+
+
+def _ranking(predictions: tuple[Prediction, ...]) -> Figure:
+    by_rate = _batches_differ(predictions)
+    rows = [
+        {
+            "label": called(each),
+            "batch": each.batch,
+            "iteration_s": each.iteration_s,
+            "interval_s": None if lacks_parts(each) else each.time.interval_s,
+            "fits": each.memory.fits,
+        }
+        for each in predictions
+    ]
+    cells = [
+        (
+            called(each),
+            str(each.ranks),
+            format_seconds(each.iteration_s),
+            interval_cell(each),
+            f"{each.time.samples_per_s:.4g}",
+            f"{each.use.efficiency:.0%}",
+            memory_cell(each.memory.memory_bytes, each.memory.memory_interval_bytes, each.memory.fits),
+        )
+        for each in predictions
+    ]
+    titles = ("configuration", "ranks", "iteration", "90%", "samples/s", "efficiency", "memory of a rank")
+    return Figure(
+        name="ranking",
+        title="Samples a second" if by_rate else "Time of an iteration",
+        shows="A mark is predicted and its line the 90% interval. The star is the answer, a cross needs more"
+        " memory than there is.",
+        table=Table(titles, cells),
+        data={"rows": rows, "by_rate": by_rate},
+    )
+
+
+def _made_of(predictions: tuple[Prediction, ...]) -> Figure:
+    rows = [
+        {"label": called(each), "part": part, "seconds": seconds}
+        for each in predictions
+        for part, seconds in each.time.breakdown_s.items()
+        if part != "exposed_communication"
+    ]
+    parts = list(dict.fromkeys(str(row["part"]) for row in rows))
+    cells = [
+        (called(each), *(format_seconds(each.time.breakdown_s.get(part, 0.0)) for part in parts))
+        for each in predictions
+    ]
+    return Figure(
+        name="breakdown",
+        title="What an iteration is made of",
+        shows="Parts add up to the iteration. FW and BW are forward and backward, GE is the gradient exchange that is"
+        " left after backward, WU the weight update. Others are communication that layers wait for, and waiting.",
+        table=Table(("configuration", *parts), cells),
+        data=rows,
+    )

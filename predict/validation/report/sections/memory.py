@@ -1,0 +1,43 @@
+"""What a rank's memory holds, beside what there is."""
+
+from __future__ import annotations
+
+from paradl_bench.core.units import format_bytes
+from predict.validation.report.content import Content, Figure, Section, called
+from predict.validation.shown.cells import Table
+
+_SHOWN = 8
+
+
+def section(content: Content) -> Section:
+    """Of the best configurations."""
+    limit = content.case.memory_limit_bytes
+    shown = content.predictions[:_SHOWN]
+    there = "not known: give --memory" if limit is None else format_bytes(limit)
+    rows = [
+        {
+            "label": called(each),
+            "parts_bytes": each.memory.memory_parts_bytes,
+            "peak_bytes": each.memory.memory_bytes,
+            "interval_bytes": each.memory.memory_interval_bytes,
+        }
+        for each in shown
+    ]
+    parts = list(dict.fromkeys(part for each in shown for part in each.memory.memory_parts_bytes))
+    cells = [
+        (
+            called(each),
+            format_bytes(each.memory.memory_bytes),
+            " to ".join(map(format_bytes, each.memory.memory_interval_bytes or ())),
+            *(format_bytes(each.memory.memory_parts_bytes.get(part, 0)) for part in parts),
+        )
+        for each in shown
+    ]
+    figure = Figure(
+        name="memory",
+        title="Memory of the rank that needs most",
+        shows="Parts add up to the peak, which the mark shows with its 90% interval. The dashed line is the limit.",
+        table=Table(("configuration", "peak", "90%", *(part.replace("_", " ") for part in parts)), cells),
+        data={"rows": rows, "limit_bytes": limit},
+    )
+    return Section(name="memory", title="Memory", lines=[f"Memory of a rank: {there}."], figures=(figure,))

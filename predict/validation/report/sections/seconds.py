@@ -1,0 +1,66 @@
+"""Where each second comes from: the ledger, as ``predict --explain`` has it."""
+
+from __future__ import annotations
+
+from paradl_bench.core.units import format_bytes, format_seconds
+from predict.ledger.ledger import LedgerEntry
+from predict.ledger.presentation import SHOWN, called_entry, effects_of, shown_role
+from predict.validation.report.content import Content, Figure, Section
+from predict.validation.shown.cells import Table
+
+
+def section(content: Content) -> Section:
+    """Of the role that waits least."""
+    ledger = content.case.ledger
+    role = shown_role(ledger)
+    shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
+    rows = [_row(entry) for entry in shown]
+    if rest:
+        sums = {name: sum(getattr(entry, name) for entry in rest) for name in ("exposed_s", "hidden_s")}
+        rows.append({"label": f"{len(rest)} more entries", "phase": "rest", **sums})
+    effects = sorted(effects_of(role).items(), key=lambda item: -abs(item[1]))
+    others = f" {len(ledger.roles) - 1} more roles wait for it." if len(ledger.roles) > 1 else ""
+    figure = Figure(
+        name="entries",
+        title="The largest entries of an iteration",
+        shows="Exposed seconds are the entry's own and add up to the iteration. Hidden ones pass behind something"
+        " else of the rank.",
+        table=Table(
+            ("entry", "phase", "count", "exposed", "hidden", "base", "added", "base from", "size"),
+            [_cells(entry) for entry in role.entries[: 4 * SHOWN]],
+        ),
+        data=rows,
+    )
+    return Section(
+        name="seconds",
+        title="Where each second comes from",
+        lines=[f"Of {role.role}, {role.ranks} alike.{others}"],
+        figures=(figure,),
+        tables={
+            "What effects add to all entries": Table(
+                ("effect", "adds"), [(name, f"{1e3 * seconds:+.3f} ms") for name, seconds in effects]
+            )
+        }
+        if effects
+        else {},
+        # Of the roles the one that is shown: a long pipeline's together are larger than the page may be.
+        documents={"ledger": {"iteration_s": ledger.iteration_s, "interval_s": ledger.interval_s, "role": role}},
+    )
+
+
+def _row(entry: LedgerEntry) -> dict[str, object]:
+    seconds = {"exposed_s": entry.exposed_s, "hidden_s": entry.hidden_s}
+    return {"label": called_entry(entry), "phase": entry.phase or "waiting", **seconds}
+
+
+def _cells(entry: LedgerEntry) -> tuple[str, ...]:
+    size = entry.details.get("bytes")
+    times = entry.exposed_s, entry.hidden_s, entry.base_s, entry.total_s - entry.base_s
+    return (
+        called_entry(entry),
+        entry.phase,
+        f"{entry.count:g}",
+        *map(format_seconds, times),
+        entry.source,
+        format_bytes(size) if isinstance(size, int) else "",
+    )
