@@ -131,7 +131,7 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
     refuse_overwrite(output, force=force)
-    from calibrate.fit.merge import merge_profiles, with_archives_beside
+    from calibrate.fit.merging.merge import merge_profiles, with_archives_beside
     from calibrate.profile.profile import encode_profile, read_profile
 
     names = [str(path) for path in profiles]

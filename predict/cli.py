@@ -29,6 +29,7 @@ from predict.validation.diagnosis.command import diagnose
 from predict.validation.layers.command import validate_layers_command
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
+from predict.what_if.profiles_command import profiles
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --json or -o all, instead."
@@ -53,7 +54,7 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices ...]",
+    subcommand_metavar="[search|diagnose|validate|validate-layers|what-if|timeline|buckets|ghost|devices|profiles ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -188,6 +189,7 @@ group.add_command(buckets)
 group.add_command(search_command)
 group.add_command(ghost)
 group.add_command(devices)
+group.add_command(profiles)
 
 
 def main() -> None:

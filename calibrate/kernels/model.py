@@ -129,11 +129,15 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Estimate(NamedTuple):
-    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on."""
+    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on.
+
+    ``published`` says whose tables they are from; empty for one's own.
+    """
 
     seconds: float
     relative_sd: float
     extrapolated: tuple[str, ...]
+    published: str = ""
 
 
 def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: float) -> Floats:
@@ -205,7 +209,7 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
         relative_sd = math.expm1(model.interval_log) * widening / Z90
         if not (math.isfinite(seconds) and math.isfinite(relative_sd) and seconds > 0):
             raise ValueError(f"a time of {seconds:g} s")
-    return Estimate(seconds, relative_sd, beyond)
+    return Estimate(seconds, relative_sd, beyond, model.published or "")
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dtype: of the operands and products; bytes/s do not depend on it.
         ranks_on_host: that worked at once, each at this rate (the median of them).
         per_s: FLOPs or bytes a second. relative_sd: between blocks of time.
-        kernel: that sustained it, in words; :data:`DATA_SHEET` where nobody measured. working_set_bytes: of its operands.
+        kernel: that sustained it, in words; :data:`DATA_SHEET` where nobody measured.
+        working_set_bytes: of its operands.
         spread_over_kernels: lowest and highest of the kernels and sizes tried.
     """
 

@@ -44,7 +44,10 @@ layers_option = click.option(
 
 point_options = together(
     click.option(
-        "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
+        "--from-profile",
+        "profile",
+        type=click.Path(path_type=Path),
+        help="Profile that calibrate fit wrote, or a name of predict profiles.",
     ),
     click.option(
         "--model",

@@ -189,6 +189,10 @@ def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
         "memory": memory_cell(memory.memory_bytes, memory.memory_interval_bytes, memory.fits),
         "measured": f"{prediction.provenance.sources['measured']:.0%}"
         + (" of layers" if lacks_parts(prediction) else ""),
+        **{
+            source.replace("_", " "): f"{share:.0%}" if (share := prediction.provenance.sources[source]) else ""
+            for source in ("published", "data_sheet")
+        },
     }
 
 

@@ -101,16 +101,15 @@ def products_of(records: Sequence[KernelSamples]) -> list[KernelSamples]:
     """Forward products of linear layers as the products of equal extents that a backward pass makes.
 
     Of Y = X W, with X rows by depth and W depth by columns, the gradient of X multiplies (batch, out) by (out, in), and
-    that of W (out, batch) by (batch, in).
+    that of W (out, batch) by (batch, in). Adding up a bias' gradient weighs little: every second one counts as with it.
     """
     found = []
-    for record in records:
-        shape = record.shape
-        if shape.kind != "linear" or shape.stage != "FW":
-            continue
+    forward = [each for each in records if (each.shape.kind, each.shape.stage) == ("linear", "FW")]
+    for number, record in enumerate(forward):
+        shape, bias = record.shape, number % 2
         rows, depth, columns = (shape.sizes[name] for name in ("batch", "in_features", "out_features"))
-        of_input = {"batch": rows, "in_features": columns, "out_features": depth, "bias": 0}
-        of_weight = {"batch": depth, "in_features": columns, "out_features": rows, "bias": 0}
+        of_input = {"batch": rows, "in_features": columns, "out_features": depth, "bias": bias}
+        of_weight = {"batch": depth, "in_features": columns, "out_features": rows, "bias": bias}
         found += [*_relabelled(record, "linear", "BW_input", of_input)]
         found += [*_relabelled(record, "linear", "BW_weight", of_weight)]
     return found

@@ -121,7 +121,10 @@ class CommunicationCosts:
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
-        source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
+        published = dict.fromkeys(str(fit.published) for fit in fits if fit.published and not stated)
+        fitted = Source.PUBLISHED if published else Source.REGRESSED
+        source = Source.STATED if stated else Source.SCALED if beyond or changed else fitted
+        remarks += tuple(_of_publication(name, work.operation) for name in published)
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
             modes = error_modes(
@@ -334,6 +337,10 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _of_publication(name: str, operation: str) -> Remark:
+    return Remark(f"published, not measured here: sweeps of {name}", False, operation)
 
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.fit.merge import merge_profiles
+from calibrate.fit.merging.merge import merge_profiles
 from calibrate.profile.entries import IDENTITIES, identity
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile
 from calibrate.report.diff import compare

@@ -15,7 +15,7 @@ from synthetic_measurements import ENVIRONMENT, network
 from calibrate.fit.fit import fit_profile
 from calibrate.fit.kernels.kernel_drift import fit_drift
 from calibrate.fit.kernels.kernel_trial import fit_trees, timed_kernels, timed_shapes, try_candidates
-from calibrate.fit.merge import with_archives_beside
+from calibrate.fit.merging.merge import with_archives_beside
 from calibrate.kernels.features import kernels_of, log_sizes, process_features, roofline_features
 from calibrate.kernels.files import read_arrays, write_arrays
 from calibrate.kernels.mlp import evaluate_mlp, train_mlp

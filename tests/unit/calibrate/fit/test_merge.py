@@ -11,7 +11,7 @@ from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, net
 
 from calibrate.cli import group
 from calibrate.fit.fit import fit_profile
-from calibrate.fit.merge import merge_profiles
+from calibrate.fit.merging.merge import merge_profiles
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, encode_profile, read_profile, write_profile
 from calibrate.report.diff import compare
 from paradl_bench.core.errors import UserError

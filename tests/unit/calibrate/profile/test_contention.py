@@ -13,7 +13,7 @@ from rich.console import Console
 
 from calibrate.fit.collectives.communication_fit import fit_communication
 from calibrate.fit.contexts.context_fit import fit_contexts
-from calibrate.fit.merge import merge_profiles
+from calibrate.fit.merging.merge import merge_profiles
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.contexts import InContext, contention_of
 from calibrate.profile.profile import Profile
