@@ -1,6 +1,6 @@
 """Rebuild the profiles that come with the tool, from published measurements.
 
-    python benchmarks/published/shipped_profiles.py [--data ../shared/data] [-o calibrate/profile/shipped/data] [NAME...]
+    python benchmarks/published/shipped_profiles.py [--data ../shared/data] [-o DIR] [NAME...]
 
 A profile holds what was fitted, and no row of a table: regressors of kernels, alpha and beta of collectives, numbers of
 data sheets. It names whose measurements they are, under which licence, and what no table has. About two minutes; the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 from imports import DATA  # noqa: E402
 from shipped.devices import DEVICES  # noqa: E402
+from shipped.proof import Held, accuracy_line, held_against_runs  # noqa: E402
 from shipped.regressors import (  # noqa: E402
     Regressors,
     borrowed,
@@ -38,7 +40,7 @@ from calibrate.fit.kernels.kernel_trial import prefixed  # noqa: E402
 from calibrate.kernels.files import Arrays, archive_beside, write_arrays  # noqa: E402
 from calibrate.kernels.model import KernelModel  # noqa: E402
 from calibrate.profile.collectives.communication import CommunicationFit  # noqa: E402
-from calibrate.profile.profile import SCHEMA_VERSION, Profile, Source, write_profile  # noqa: E402
+from calibrate.profile.profile import SCHEMA_VERSION, Profile, Source, read_profile, write_profile  # noqa: E402
 from calibrate.profile.profile import Device as ProfiledDevice  # noqa: E402
 from calibrate.profile.roofline_rates import DATA_SHEET, DeviceRate  # noqa: E402
 from calibrate.profile.shipped.published import Publication, Published  # noqa: E402
@@ -66,9 +68,10 @@ def all_regressors(data: Path) -> dict[str, Regressors]:
     found = {}
     for device in DEVICES:
         of_device = dict(whole[device.name])
-        for donor in dict.fromkeys(device.borrows.values()):
+        for donor in dict.fromkeys(name for names in device.borrows.values() for name in names):
             of_device |= borrowed(of_device, device, by_name[donor], whole[donor], errors)
-        found[device.name] = of_device
+        peaks = device_sheet(device.sheet).peak_flops
+        found[device.name] = {key: each for key, each in of_device.items() if key[3] in peaks}
     return found
 
 
@@ -139,12 +142,7 @@ def _published(
         holds.setdefault(name, []).append(model.title + (f" ({how})" if how else ""))
     for key in dict.fromkeys(fit.key for fit in fits):
         own = [fit for fit in fits if fit.key == key]
-        low, high = (
-            end(size) for end, size in ((min, [f.bytes_range[0] for f in own]), (max, [f.bytes_range[1] for f in own]))
-        )
-        ranks = sorted({count for fit in own for count in fit.ranks_range})
-        words = f"{key[1]} at level {key[2]}, {format_bytes(low)} to {format_bytes(high)}, {' to '.join(map(str, (ranks[0], ranks[-1])))} ranks"
-        holds.setdefault(str(own[0].published), []).append(words)
+        holds.setdefault(str(own[0].published), []).append(_swept(own))
     sheet = device_sheet(device.sheet)
     return Published(
         device=device.sheet,
@@ -163,8 +161,17 @@ def _published(
         ),
         valid=_valid(device, fits),
         lacks=(*device.lacks, *bad),
-        accuracy=(*_accuracy(models), "iterations: not proven"),
+        accuracy=tuple(_accuracy(models)),
     )
+
+
+def _swept(fits: Sequence[CommunicationFit]) -> str:
+    """Of one operation at one level: which messages, among how many ranks."""
+    sizes = [end for fit in fits for end in fit.bytes_range]
+    ranks = [end for fit in fits for end in fit.ranks_range]
+    among = f"{min(ranks)} to {max(ranks)}" if min(ranks) < max(ranks) else f"{max(ranks)}"
+    messages = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    return f"{fits[0].operation} at level {fits[0].level}, {messages}, {among} ranks"
 
 
 def _valid(device: Device, fits: Sequence[CommunicationFit]) -> str:
@@ -187,7 +194,7 @@ def _accuracy(models: Sequence[KernelModel]) -> list[str]:
             lines.append(f"{dtype} kernels not seen: mean error {middle}, over {len(own)} sorts of kernels")
         if other:
             widest = max(model.interval_log for model in other)
-            lines.append(f"{dtype} kernels of another device: 90% within a factor of {2.718281828**widest:.2f}")
+            lines.append(f"{dtype} kernels of another device: 90% within a factor of {math.exp(widest):.2f}")
     return lines
 
 
@@ -234,6 +241,16 @@ def build(device: Device, regressors: Regressors, data: Path, folder: Path) -> P
     return path
 
 
+def prove(path: Path, device: Device, data: Path) -> list[Held]:
+    """Hold a written profile against published iterations, and write into it how far it was off."""
+    runs, profile = held_against_runs(path, device, data), read_profile(path)
+    assert profile.published
+    accuracy = (*profile.published.accuracy, accuracy_line(runs))
+    published = msgspec.structs.replace(profile.published, accuracy=accuracy)
+    write_profile(path, msgspec.structs.replace(profile, published=published))
+    return runs
+
+
 def main() -> None:
     """Build all profiles, or those named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -251,8 +268,11 @@ def main() -> None:
     for device in DEVICES:
         if not given.names or device.name in given.names:
             path = build(device, regressors[device.name], given.data, given.output)
+            runs = prove(path, device, given.data)
             size = path.stat().st_size + archive_beside(path).stat().st_size
             print(f"{path}: {len(regressors[device.name])} regressors, {format_bytes(size)}")
+            for each in runs:
+                print(f"  {each.name}: {each.error:+.1%}{'' if each.holds else ', outside of the interval'}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ DEVICES = (
         sheet="a100-pcie-80gb",
         device_name="NVIDIA A100 80GB PCIe",
         kernels=(_neusight("NVIDIA_A100_80GB_PCIe"),),
-        borrows={"bf16": "a100-sxm"},
+        borrows={"bf16": ("a100-sxm",)},
         lacks=(_NO_SWEEP,),
     ),
     Device(
@@ -44,8 +44,8 @@ DEVICES = (
         sweeps=(_operators(" on Perlmutter", "Perlmutter/nccl/*_[12]_4.csv", "Perlmutter/nccl/*_p2p_*_[12]_[12].csv"),),
         ranks_per_node=4,
         ranks=8,
-        borrows={"fp32": "a100-pcie"},
-        lacks=("reduce-scatter, broadcast and all-to-all",),
+        borrows={"fp32": ("a100-pcie",), "bf16": ("a100-pcie",)},
+        lacks=("reduce-scatter and all-to-all; a broadcast goes as an all-reduce",),
     ),
     Device(
         name="b200",
@@ -60,7 +60,7 @@ DEVICES = (
                 mapping="simumax",
             ),
         ),
-        borrows={"bf16": "gh200", "fp32": "h100-sxm"},
+        borrows={"bf16": ("gh200", "a100-pcie"), "fp32": ("h100-sxm", "a100-pcie")},
         lacks=(_NO_SWEEP,),
     ),
     Device(
@@ -70,8 +70,8 @@ DEVICES = (
         kernels=(_operators("", "Vista/operator/*.csv"),),
         sweeps=(_operators(" on Vista", "Vista/nccl/*.csv"),),
         ranks=8,
-        borrows={"fp32": "h100-sxm"},
-        lacks=("reduce-scatter, broadcast and all-to-all",),
+        borrows={"bf16": ("a100-pcie",), "fp32": ("h100-sxm", "a100-pcie")},
+        lacks=("reduce-scatter and all-to-all; a broadcast goes as an all-reduce",),
     ),
     Device(
         name="h100-sxm",
@@ -90,8 +90,8 @@ DEVICES = (
         ),
         ranks_per_node=8,
         ranks=80,
-        borrows={"fp32": "a100-pcie", "bf16": "gh200"},
-        lacks=("broadcast",),
+        borrows={"fp32": ("a100-pcie",), "bf16": ("gh200", "a100-pcie")},
+        lacks=("all-to-all; a broadcast goes as an all-reduce",),
     ),
     Device(
         name="v100",
@@ -103,7 +103,7 @@ DEVICES = (
         ),
         ranks_per_node=4,
         ranks=32,
-        borrows={"fp32": "a100-pcie"},
+        borrows={"fp32": ("a100-pcie",)},
         lacks=("all-gather, reduce-scatter and point to point", "bf16, which the device has no peak in"),
     ),
 )

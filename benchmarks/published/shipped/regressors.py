@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from shipped.tables import Device, addmm_of, products_of, read_kernels
+from shipped.tables import Device, addmm_of, of_equal_bytes, products_of, read_kernels
 
 from calibrate.fit.kernels.compact_fit import fit_compact
 from calibrate.fit.kernels.kernel_trial import Ints, Timed, timed_kernels, timed_shapes
@@ -83,6 +83,7 @@ def own_regressors(records: Mapping[str, Sequence[KernelSamples]]) -> tuple[Regr
         linear = [each for each in of_table if each.shape.kind == "linear"]
         products = products_of(linear)
         like |= fitted([*products, *addmm_of([*linear, *products])], f"{name}{_LIKE}")
+        like |= fitted(of_equal_bytes(of_table), f"{name}, fp32 kernels of equal bytes")
     return own, {key: each for key, each in like.items() if key not in own or _few(own[key])}
 
 
@@ -176,7 +177,7 @@ def borrowed(
     Args:
         errors: of :func:`transfer_errors`; a kind that no two devices have is as far off as all kinds together.
     """
-    dtypes = {dtype for dtype, name in device.borrows.items() if name == donor.name}
+    dtypes = {dtype for dtype, names in device.borrows.items() if donor.name in names}
     everything = np.concatenate([np.asarray(each, float) for each in errors.values()])
     found: Regressors = {}
     for key, each in of_donor.items():

@@ -50,7 +50,7 @@ class Device:
     Attributes:
         name: of the profile. sheet: of the device's data sheet. device_name: in tables of kernels.
         kernels, sweeps: its own tables. ranks_per_node, ranks: of the cluster that swept; 1 without one.
-        borrows: by dtype, the device whose kernels stand in for those that its tables lack.
+        borrows: by dtype, the devices whose kernels stand in for those that its tables lack, the first first.
         lacks: what no table has, in words.
     """
 
@@ -61,7 +61,7 @@ class Device:
     sweeps: tuple[Table, ...] = ()
     ranks_per_node: int = 1
     ranks: int = 1
-    borrows: dict[str, str] = field(default_factory=dict)
+    borrows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
 
 
@@ -125,7 +125,21 @@ def addmm_of(records: Sequence[KernelSamples]) -> list[KernelSamples]:
     return found
 
 
-def _relabelled(record: KernelSamples, kind: str, stage: KernelStage, sizes: dict[str, int]) -> Iterable[KernelSamples]:
-    made = layer_of_sizes(kind, sizes, {"function": kind})
+def of_equal_bytes(records: Sequence[KernelSamples]) -> list[KernelSamples]:
+    """Pointwise kernels of fp32 as those of bf16 on twice the elements: memory bounds both, and they move as much."""
+    found: list[KernelSamples] = []
+    for record in records:
+        shape = record.shape
+        if shape.kind in ("activation", "elementwise") and (shape.stage, record.dtype) == ("FW", "fp32"):
+            doubled = {name: size * (1 + name.endswith("elements")) for name, size in shape.sizes.items()}
+            lower = msgspec.structs.replace(record, dtype="bf16")
+            found += _relabelled(lower, shape.kind, "FW", doubled, shape.settings)
+    return found
+
+
+def _relabelled(
+    record: KernelSamples, kind: str, stage: KernelStage, sizes: dict[str, int], settings: dict[str, str] | None = None
+) -> Iterable[KernelSamples]:
+    made = layer_of_sizes(kind, sizes, settings or {"function": kind})
     shape = kernel_shape(made.layer, stage, made.batch, record.dtype)
     return [] if shape is None else [msgspec.structs.replace(record, shape=shape)]

@@ -1,4 +1,4 @@
-"""A profile of published measurements merged with one's own: what was measured takes the place of what was published."""
+"""A profile of published measurements merged with one's own: own numbers take the place of published ones."""
 
 from __future__ import annotations
 

@@ -318,11 +318,21 @@ class CommunicationCosts:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
 
         That is a reduce the other way round where both are trees. gloo's is none: it scatters sums and gathers them.
+        A broadcast that nobody published goes as an all-reduce.
         """
+        if work.operation == "broadcast" and self._stands_for_broadcast:
+            text = "broadcast was not published: as an all-reduce, which moves no less"
+            return msgspec.structs.replace(work, operation="all_reduce"), (Remark(text, True),)
         if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
             return work, ()
         text = "reduce was not measured: as a broadcast, its sums left out; measure it: paradl-bench collectives --ops"
         return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
+
+    @property
+    def _stands_for_broadcast(self) -> bool:
+        """Whether published all-reduces stand for broadcasts, which nobody published or measured."""
+        published = [fit for (operation, _), fits in self._fits.items() for fit in fits if operation == "all_reduce"]
+        return "broadcast" not in self.measured_operations and any(fit.published for fit in published)
 
     def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
         own = self._fits.get((work.operation, level.name))
