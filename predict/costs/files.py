@@ -63,9 +63,9 @@ def choose_network(
         check_layers(known, f"{place}, network {model!r}")
         return known
     if names_configuration(model) or size_of(model) is not None:
-        network = traced_network(model)
-        of_length = network is not None and sequence in (None, *network.input_shape[-1:])
-        return network if network is not None and of_length else _traced(model, sequence)
+        shipped = traced_network(model)
+        of_length = shipped is not None and sequence in (None, *shipped.input_shape[-1:])
+        return shipped if shipped is not None and of_length else _traced(model, sequence)
     if known is not None:
         samples = f"samples of {known.input_shape[-1]}" if known.input_shape else "samples of unknown shape"
         raise UserError(

@@ -121,10 +121,9 @@ class CommunicationCosts:
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
-        published = dict.fromkeys(str(fit.published) for fit in fits if fit.published and not stated)
-        fitted = Source.PUBLISHED if published else Source.REGRESSED
+        of_others = () if stated else _of_publications(fits, work.operation)
+        fitted = Source.PUBLISHED if of_others else Source.REGRESSED
         source = Source.STATED if stated else Source.SCALED if beyond or changed else fitted
-        remarks += tuple(_of_publication(name, work.operation) for name in published)
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
             modes = error_modes(
@@ -134,7 +133,7 @@ class CommunicationCosts:
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
+        cost = Cost(seconds, source, remarks=(*remarks, *of_others, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
             swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
@@ -349,8 +348,9 @@ class CommunicationCosts:
         return self._fits[work.operation, outermost], (Remark(text, True),)
 
 
-def _of_publication(name: str, operation: str) -> Remark:
-    return Remark(f"published, not measured here: sweeps of {name}", False, operation)
+def _of_publications(fits: Sequence[CommunicationFit], operation: str) -> tuple[Remark, ...]:
+    names = dict.fromkeys(fit.published for fit in fits if fit.published)
+    return tuple(Remark(f"published, not measured here: sweeps of {name}", False, operation) for name in names)
 
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:

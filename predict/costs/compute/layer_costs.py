@@ -25,7 +25,6 @@ from statistics import median
 
 import numpy as np
 
-from calibrate.profile.device_roofline import rates_of_sheet
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
@@ -297,8 +296,7 @@ class LayerCosts:
                 f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
                 f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
             )
-        by_sheet = rates_of_sheet(self._profile.devices)
-        return roofline_of_kind(layer, bound_s, self._roofline_error(phase), by_sheet=by_sheet)
+        return roofline_of_kind(layer, bound_s, self._roofline_error(phase), self._profile.devices)
 
     def _unanswered(self, batch: int) -> set[str]:
         """Kinds of the network's layers that take time, and that no regressor answers for at a local batch."""

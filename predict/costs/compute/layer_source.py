@@ -7,13 +7,13 @@ that they reached, nor how much longer they took inside an iteration than alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from calibrate.kernels.model import KernelModel, Regressor, held_regressors, with_regressor
-from calibrate.profile.device_roofline import roofline_rates
+from calibrate.profile.device_roofline import rates_of_sheet, roofline_rates
 from calibrate.profile.profile import Device, Profile
 from calibrate.profile.roofline_rates import DATA_SHEET
 from paradl_bench.core.errors import UserError, unknown_choice
@@ -148,12 +148,13 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
     return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * UNKNOWN_RELATIVE_SD, remarks=remarks)
 
 
-def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, *, by_sheet: bool) -> Cost:
-    """The roofline of a layer of whose kind nothing was measured, or published; ``by_sheet`` where a data sheet has it.
+def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: Sequence[Device]) -> Cost:
+    """The roofline of a layer of whose kind nothing was measured, or published, where rates are a data sheet's.
 
     Args:
         relative_sd: how far measured layers are off theirs.
     """
+    by_sheet = rates_of_sheet(devices)
     if by_sheet:
         text, name = "no kernel of the kind was published, a roofline of the data sheet stands for it", layer.kind
     else:
