@@ -156,7 +156,7 @@ def merge(profiles: Iterable[PathLike], output: PathLike, *, force: bool = False
     Raises:
         UserError: fewer than two profiles, or unlike ones; or the file is there.
     """
-    from calibrate.fitting.merge import merge_files
+    from calibrate.fitting.merging.merge import merge_files
 
     paths = paths_of(profiles)
     words = (*map(str, paths), "-o", str(output), *(["--force"] if force else []))

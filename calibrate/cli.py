@@ -133,7 +133,7 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
 
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
-    from calibrate.fitting.merge import merge_files
+    from calibrate.fitting.merging.merge import merge_files
 
     merged = merge_files(profiles, output, command_line=("calibrate", *sys.argv[1:]), force=force)
     for note in merged.notes:

@@ -38,9 +38,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90, Floats
 from paradl_bench.network.kernel import KernelShape, KernelStage
 
-Regressor = Literal["trees", "process", "trees and process", "mlp", "trees and mlp", "plain trees"]
+Regressor = Literal["trees", "process", "trees and process", "mlp", "trees and mlp", "plain trees", "share"]
 """Trees on roofline features; a Gaussian process; both, averaged in logs; the paper's network; trees and it; untuned
-trees on log sizes and FLOPs."""
+trees on log sizes and FLOPs; one share of the roofline for all shapes."""
 ON_ROOFLINE: tuple[Regressor, ...] = ("trees", "process", "trees and process")
 """Those that are fitted to log(time / roofline), without a sweep's drift."""
 
@@ -94,6 +94,7 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         typical_distance: from an unseen kernel to the nearest fitted one; the interval widens beyond.
         drift_s: what a sweep added to a time from its beginning to its end, at evenly spaced places; empty for nothing.
         file, sha256: archive beside the profile. arrays: the prefix of this regressor's arrays in it.
+        published: whose tables these kernels are from, of a profile that comes with the tool; unset for one's own.
     """
 
     kind: str
@@ -113,6 +114,7 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     arrays: str
     settings: dict[str, str] = {}
     drift_s: tuple[SignedSeconds, ...] = ()
+    published: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -127,11 +129,15 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Estimate(NamedTuple):
-    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on."""
+    """Seconds of one shape, their deviation by the 90% interval, and in words what lies beyond the sizes fitted on.
+
+    ``published`` says whose tables they are from; empty for one's own.
+    """
 
     seconds: float
     relative_sd: float
     extrapolated: tuple[str, ...]
+    published: str = ""
 
 
 def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: float) -> Floats:
@@ -145,6 +151,8 @@ def log_times(
     model: Regressor, arrays: Mapping[str, NDArray[Any]], kernels: Kernels, names: Sequence[str], base_s: Floats
 ) -> Floats:
     """log(seconds) as one regressor estimates it; arrays are named as ``trees/leaf``, ``base_s`` is the roofline."""
+    if model == "share":
+        return np.asarray(np.log(base_s) + arrays["share/log"][0])
     if model == "plain trees":
         return evaluate_trees(_within(arrays, "plain"), log_sizes_and_flops(kernels, names))
     parts = model.split(" and ")
@@ -201,7 +209,7 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
         relative_sd = math.expm1(model.interval_log) * widening / Z90
         if not (math.isfinite(seconds) and math.isfinite(relative_sd) and seconds > 0):
             raise ValueError(f"a time of {seconds:g} s")
-    return Estimate(seconds, relative_sd, beyond)
+    return Estimate(seconds, relative_sd, beyond, model.published or "")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibrate.profile.profile import Device
-from calibrate.profile.roofline_rates import rate_of
+from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
 
 
 def memory_bandwidth(devices: Sequence[Device], ranks_on_host: int) -> float | None:
@@ -28,3 +28,9 @@ def roofline_rates(devices: Sequence[Device], dtype: str, ranks_on_host: int) ->
         if peak and bandwidth:
             return peak, bandwidth
     return None
+
+
+def rates_of_sheet(devices: Sequence[Device]) -> bool:
+    """Whether a roofline stands on what the device's maker says: the first device that has rates decides."""
+    rated = (each for each in devices if each.rates or each.peak_flops)
+    return next((each.rates_from == DATA_SHEET for each in rated), False)

@@ -33,6 +33,8 @@ from calibrate.profile.entries import IDENTITIES, key
 from calibrate.profile.input_side import InputSide
 from calibrate.profile.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.profile.roofline_rates import DeviceRate, RatesFrom
+from calibrate.profile.shipped.catalog import profile_file
+from calibrate.profile.shipped.published import Published
 from paradl_bench.core.bounds import (
     Bytes,
     Count,
@@ -106,7 +108,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         peak_flops, memory_bandwidth_bytes_per_s: the roofline's basis, in fp32 with one rank on the host.
         rates_from: where these two come from; empty where there are none, or in a profile of before (from layers then).
-            Kernels swept alone say them where no layer did.
+            Kernels swept alone say them where no layer did. With a data sheet, ``rates`` are its as well.
         layers_reached: the most FLOP/s and bytes/s of any measured layer, beside what doctor measured.
         rates: that doctor measured, by dtype and ranks on the host.
         time_factor: of a device that computes nothing: it takes so many times the profile's seconds, neither more nor
@@ -242,6 +244,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         input_side: by source of samples.
         kernel_models: regressors, by kernel kind, stage, settings and dtype.
         notes: what was left out of the profile or merged by force, in words.
+        published: of a profile made of published measurements: whose they are; unset where all was measured.
     """
 
     schema_version: SchemaVersion
@@ -265,6 +268,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     input_side: tuple[InputSide, ...] = ()
     kernel_models: tuple[KernelModel, ...] = ()
     notes: tuple[str, ...] = ()
+    published: Published | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         placed: tuple[Source | MemoryRun, ...] = (*self.sources, *self.memory_runs)
@@ -287,12 +291,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read and validate a profile of this or an older version.
+    """Read and validate a profile of this or an older version: a file, or a name of those that come with the tool.
 
     Raises:
         UserError: unreadable, truncated, of a newer version, or a wrong field, named by its path.
     """
-    path = Path(path)
+    path = profile_file(path)
     raw = load_versioned(path, SCHEMA_VERSION, what="profile", migrations=MIGRATIONS)
     try:
         profile = msgspec.convert(raw, Profile)

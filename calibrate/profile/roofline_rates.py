@@ -15,7 +15,9 @@ from paradl_bench.core.checks import check_rises
 from paradl_bench.core.statistics import grouped
 from paradl_bench.records.roofline_record import RateSamples, Resource
 
-RatesFrom = Literal["", "measured by doctor", "reached by layers", "reached by kernels"]
+DATA_SHEET: Literal["data sheet"] = "data sheet"
+"""Where rates come from that nobody measured: what the maker says, which nobody reaches."""
+RatesFrom = Literal["", "measured by doctor", "reached by layers", "reached by kernels", "data sheet"]
 
 
 class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +28,8 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dtype: of the operands and products; bytes/s do not depend on it.
         ranks_on_host: that worked at once, each at this rate (the median of them).
         per_s: FLOPs or bytes a second. relative_sd: between blocks of time.
-        kernel: that sustained it, in words; working_set_bytes: of its operands.
+        kernel: that sustained it, in words; :data:`DATA_SHEET` where nobody measured.
+        working_set_bytes: of its operands.
         spread_over_kernels: lowest and highest of the kernels and sizes tried.
     """
 

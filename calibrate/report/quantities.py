@@ -36,6 +36,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "memory_runs": "what memory factors were fitted to; those are compared",
     "kernel_models": "estimates for shapes that nobody measured; what was measured is compared",
     "notes": "words",
+    "published": "words",
 }
 """Fields of a profile that hold nothing to compare, and why."""
 

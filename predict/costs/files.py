@@ -16,6 +16,7 @@ from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kinds.check import check_layers
 from paradl_bench.network.models.configurations import names_configuration
 from paradl_bench.network.models.language_sizes import size_of
+from paradl_bench.network.models.traced_networks import traced_network
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.kernel_settings import flag_of
 
@@ -38,7 +39,7 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
 def choose_network(
     profile: Profile, model: str, path: Path | None, profile_path: Path, sequence: int | None = None
 ) -> ModelGraph:
-    """The network of a model: from a file, else as profiled, else traced from a configuration.
+    """The network of a model: from a file, else as profiled, else as it comes with the tool or is traced now.
 
     Args:
         sequence: tokens of a sample; None for as many as the profile's network has, or the configuration says.
@@ -62,7 +63,9 @@ def choose_network(
         check_layers(known, f"{place}, network {model!r}")
         return known
     if names_configuration(model) or size_of(model) is not None:
-        return _traced(model, sequence)
+        shipped = traced_network(model)
+        of_length = shipped is not None and sequence in (None, *shipped.input_shape[-1:])
+        return shipped if shipped is not None and of_length else _traced(model, sequence)
     if known is not None:
         samples = f"samples of {known.input_shape[-1]}" if known.input_shape else "samples of unknown shape"
         raise UserError(

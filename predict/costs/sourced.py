@@ -34,17 +34,20 @@ UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
 class Source(IntEnum):
     """Where a predicted second comes from, from the best on.
 
-    ``STATED`` is a number of a cluster file: neither measured here nor derived. ``SCALED_BY_ROOFLINE`` is any of the
-    former, on a device that was not measured.
+    ``PUBLISHED`` is a fit to somebody else's published measurements of such a device. ``STATED`` is a number of a
+    cluster file: neither measured here nor derived. ``SCALED_BY_ROOFLINE`` is any of the former, on a device that was
+    not measured. ``DATA_SHEET`` is a roofline of what the device's maker says.
     """
 
     MEASURED = 0
     REGRESSED = 1
     INTERPOLATED = 2
-    SCALED = 3
-    STATED = 4
-    SCALED_BY_ROOFLINE = 5
-    ROOFLINE = 6
+    PUBLISHED = 3
+    SCALED = 4
+    STATED = 5
+    SCALED_BY_ROOFLINE = 6
+    ROOFLINE = 7
+    DATA_SHEET = 8
 
 
 class UnmeasuredCollective(UserError):

@@ -46,7 +46,10 @@ layers_option = click.option(
 point_options = option_group(
     "What is predicted",
     click.option(
-        "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
+        "--from-profile",
+        "profile",
+        type=click.Path(path_type=Path),
+        help="Profile that calibrate fit wrote, or a name of predict profiles.",
     ),
     click.option(
         "--model",

@@ -80,17 +80,20 @@ def confidence_in(rows: Sequence[tuple[str, Predicted]], *, option: str = "--why
             told.setdefault(text, {})[name] = None
     every = len({name for name, _ in rows})
     remarks = tuple(text + (f" ({', '.join(names)})" if len(names) < every else "") for text, names in told.items())
-    shares = [f"{row.sources['measured']:.0%}" for _, row in (min(rows, key=_measured), max(rows, key=_measured))]
     of = " of layers" if any(TAKEN_AS_NONE in line for _, row in rows for line in row.extrapolated) else ""
-    parts = [f"{' to '.join(dict.fromkeys(shares))}{of} measured"]
+    parts = [f"{_shares(rows, 'measured')}{of} measured"]
+    for source, words in (("published", "published by others"), ("data_sheet", "of data sheets")):
+        parts += [f"{_shares(rows, source)} {words}"] if any(row.sources.get(source) for _, row in rows) else []
     beyond = topics(line for _, row in rows for line in row.extrapolated)
     parts += [f"extrapolated: {', '.join(beyond)}"] if beyond else []
     line = "; ".join(parts) + "."
     return Confidence(line + (f" {option} {counted(len(remarks), 'remark')}." if remarks else ""), remarks)
 
 
-def _measured(row: tuple[str, Predicted]) -> float:
-    return row[1].sources["measured"]
+def _shares(rows: Sequence[tuple[str, Predicted]], source: str) -> str:
+    """The smallest and the largest share of a source."""
+    shares = sorted(row.sources.get(source, 0.0) for _, row in rows)
+    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (shares[0], shares[-1])))
 
 
 def topics(extrapolated: Iterable[str]) -> list[str]:

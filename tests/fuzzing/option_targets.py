@@ -83,6 +83,7 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict",): _OPTIONS,
     ("predict", "what-if"): (*_OPTIONS, "--vary", "bandwidth=1,2"),
     ("predict", "devices"): (),
+    ("predict", "profiles"): (),
     ("predict", "diagnose"): (*_OPTIONS, "--no-remedies"),
     ("predict", "validate-layers"): (*_PREDICT[:4], "--layers", "roofline"),
     # A search predicts 60 candidates unless told otherwise, and each input has two seconds.

@@ -23,6 +23,7 @@ from calibrate.fitting.kernels.kernel_trial import (
     timed_kernels,
     try_candidates,
 )
+from calibrate.fitting.kernels.share_fit import FEWEST_FOR_SHARE, fit_share
 from calibrate.kernels.features import log_sizes
 from calibrate.kernels.files import Arrays
 from calibrate.kernels.model import (
@@ -38,7 +39,7 @@ from paradl_bench.core.errors import WorkError
 from paradl_bench.network.kernel import KernelSamples
 
 FEWEST_KERNELS = 50
-"""Below, a fifth held out says nothing."""
+"""Below, a fifth held out says nothing, and a share of the roofline stands for a regressor."""
 _SEED = 0
 
 
@@ -68,10 +69,18 @@ def fit_kernels(records: Sequence[KernelSamples]) -> KernelFit:
     without = "torch is not installed: kernels were fitted by trees alone, without the paper's network"
     notes = [] if with_mlp else [without]
     for timed in timed_kernels(records):
-        if len(timed.shapes) < FEWEST_KERNELS or not timed.names:
-            notes.append(f"{_title(timed)}: {len(timed.shapes)} shapes are too few for a regressor ({FEWEST_KERNELS})")
+        if len(timed.shapes) < FEWEST_FOR_SHARE or not timed.names:
+            notes.append(
+                f"{_title(timed)}: {len(timed.shapes)} shapes are too few for an estimate ({FEWEST_FOR_SHARE})"
+            )
             continue
         prefix = f"{len(models)}"
+        if len(timed.shapes) < FEWEST_KERNELS:
+            model, of_group = fit_share(timed, prefix)
+            models.append(model)
+            arrays |= prefixed(prefix, of_group)
+            notes.append(f"{model.title}: {len(timed.shapes)} shapes give one share of the roofline, no regressor")
+            continue
         model, of_group = _fit_group(timed, prefix, with_mlp=with_mlp)
         models.append(model)
         arrays |= prefixed(prefix, of_group)

@@ -140,6 +140,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             algorithm says how time goes on beyond them, which is a guess.
         comparable_scaling: how far scaling over rank counts was off in the profile's other sweeps.
         outliers: repetitions far from the rest.
+        published: whose sweep it is, of a profile that comes with the tool; unset for one's own.
     """
 
     library: str
@@ -166,6 +167,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     measured: tuple[CommunicationPoint, ...] = ()
     blocks: Count = 0
     step_bytes_range: tuple[PositiveEstimatedBytes, PositiveEstimatedBytes] | None = None
+    published: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> tuple[str, str, str]:

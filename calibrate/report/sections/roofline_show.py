@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from calibrate.profile.profile import Device
-from calibrate.profile.roofline_rates import DeviceRate
+from calibrate.profile.roofline_rates import DATA_SHEET, DeviceRate
 from paradl_bench.core.units import format_bytes
 
 
@@ -14,7 +14,7 @@ def device_lines(devices: Sequence[Device]) -> Iterator[str]:
     for device in devices:
         for rate in device.rates:
             yield f"{device.name}: {rate_words(rate)}"
-        reached = _reached(device)
+        reached = "" if device.rates_from == DATA_SHEET else _reached(device)
         if reached:
             least = "" if device.rates_from == "measured by doctor" else ": at least so much"
             what = "Kernels" if device.rates_from == "reached by kernels" else "Layers"
@@ -27,6 +27,8 @@ def rate_words(rate: DeviceRate) -> str:
     what = f"{number} GFLOP/s in {rate.dtype}" if rate.resource == "compute" else f"{number} GB/s of {rate.resource}"
     if rate.resource == "cache":
         what += f" ({format_bytes(rate.working_set_bytes)})"
+    if rate.kernel == DATA_SHEET:
+        return f"{what} by its data sheet, which nobody reaches"
     ranks = f", each of {rate.ranks_on_host} ranks at once" if rate.ranks_on_host > 1 else ", one rank"
     return f"{what}{ranks}, ±{rate.relative_sd:.1%} between blocks ({rate.kernel})"
 

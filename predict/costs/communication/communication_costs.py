@@ -121,7 +121,9 @@ class CommunicationCosts:
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
-        source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
+        of_others = () if stated else _of_publications(fits, work.operation)
+        fitted = Source.PUBLISHED if of_others else Source.REGRESSED
+        source = Source.STATED if stated else Source.SCALED if beyond or changed else fitted
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
             modes = error_modes(
@@ -131,7 +133,7 @@ class CommunicationCosts:
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
+        cost = Cost(seconds, source, remarks=(*remarks, *of_others, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
             swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
@@ -315,11 +317,21 @@ class CommunicationCosts:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
 
         That is a reduce the other way round where both are trees. gloo's is none: it scatters sums and gathers them.
+        A broadcast that nobody published goes as an all-reduce.
         """
+        if work.operation == "broadcast" and self._stands_for_broadcast:
+            text = "broadcast was not published: as an all-reduce, which moves no less"
+            return msgspec.structs.replace(work, operation="all_reduce"), (Remark(text, True),)
         if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
             return work, ()
         text = "reduce was not measured: as a broadcast, its sums left out; measure it: paradl-bench collectives --ops"
         return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
+
+    @property
+    def _stands_for_broadcast(self) -> bool:
+        """Whether published all-reduces stand for broadcasts, which nobody published or measured."""
+        published = [fit for (operation, _), fits in self._fits.items() for fit in fits if operation == "all_reduce"]
+        return "broadcast" not in self.measured_operations and any(fit.published for fit in published)
 
     def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
         own = self._fits.get((work.operation, level.name))
@@ -334,6 +346,11 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _of_publications(fits: Sequence[CommunicationFit], operation: str) -> tuple[Remark, ...]:
+    names = dict.fromkeys(fit.published for fit in fits if fit.published)
+    return tuple(Remark(f"published, not measured here: sweeps of {name}", False, operation) for name in names)
 
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:

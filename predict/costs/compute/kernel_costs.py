@@ -18,6 +18,7 @@ from paradl_bench.network.kinds.kernel_shape import kernel_shape
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.sourced import Cost, Remark, Source
 
+_OF_OTHERS = "not measured, regressed from kernels of other shapes"
 FEWEST_PAIRS = 3
 """Of a kind's layers, measured and regressed, that say how far the two are apart."""
 
@@ -106,7 +107,9 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, ask
     Args:
         asked: what asks for it whatever was measured (``--layers regressed``); empty where nothing was measured.
     """
-    remarks = [] if asked else [Remark("not measured, regressed from kernels of other shapes", False, layer.name)]
+    remarks = [] if asked or found.published else [Remark(_OF_OTHERS, False, layer.name)]
+    if found.published:
+        remarks.append(Remark(f"published, not measured here: kernels of {found.published}", False, layer.kind))
     if found.extrapolated:
         text = f"regressed beyond the kernels that were swept ({', '.join(found.extrapolated)})"
         remarks.append(Remark(text, True, layer.name))
@@ -121,11 +124,16 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, ask
         )
     remarks.append(Remark(text, in_situ is None and not asked))
     sd_s = found.seconds * found.relative_sd
-    alone = Cost(found.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=tuple(remarks))
+    alone = Cost(found.seconds, source_of(found), method_sd_s=sd_s, remarks=tuple(remarks))
     if in_situ is None:
         return alone
     seconds, relative_sd = found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd)
     return alone.adjusted("inside an iteration", seconds)._replace(method_sd_s=seconds * relative_sd)
+
+
+def source_of(found: Estimate) -> Source:
+    """Whether a regressed time stands on one's own kernels, or on published ones."""
+    return Source.PUBLISHED if found.published else Source.REGRESSED
 
 
 def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:
@@ -149,4 +157,5 @@ def _added(estimates: Sequence[Estimate]) -> Estimate:
     # Halves of one layer are off together: standard deviations add.
     sd_s = sum(each.seconds * each.relative_sd for each in estimates)
     beyond = tuple(dict.fromkeys(text for each in estimates for text in each.extrapolated))
-    return Estimate(seconds, sd_s / seconds if seconds else 0.0, beyond)
+    published = " and ".join(dict.fromkeys(each.published for each in estimates if each.published))
+    return Estimate(seconds, sd_s / seconds if seconds else 0.0, beyond, published)

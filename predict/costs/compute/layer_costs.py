@@ -34,7 +34,13 @@ from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, Me
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
 from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
-from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for, roofline_cost
+from predict.costs.compute.layer_source import (
+    MEASURED_FIRST,
+    LayersFrom,
+    nothing_for,
+    roofline_cost,
+    roofline_of_kind,
+)
 from predict.costs.compute.layer_spread import (
     HostRatio,
     added_up,
@@ -290,8 +296,7 @@ class LayerCosts:
                 f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
                 f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
             )
-        remark = Remark("no operation of the kind was measured, a roofline stands for it", True, layer.name)
-        return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * self._roofline_error(phase), remarks=(remark,))
+        return roofline_of_kind(layer, bound_s, self._roofline_error(phase), self._profile.devices)
 
     def _unanswered(self, batch: int) -> set[str]:
         """Kinds of the network's layers that take time, and that no regressor answers for at a local batch."""

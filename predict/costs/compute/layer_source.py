@@ -7,14 +7,15 @@ that they reached, nor how much longer they took inside an iteration than alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from calibrate.kernels.model import KernelModel, Regressor, held_regressors, with_regressor
-from calibrate.profile.device_roofline import roofline_rates
+from calibrate.profile.device_roofline import rates_of_sheet, roofline_rates
 from calibrate.profile.profile import Device, Profile
+from calibrate.profile.roofline_rates import DATA_SHEET
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
@@ -99,7 +100,7 @@ def _asked(models: Iterable[KernelModel], layers: LayersFrom) -> tuple[KernelMod
 
 def _unreached(device: Device) -> Device:
     """A device without the rates that measured layers reached: one of these would else predict itself."""
-    if device.rates_from in ("measured by doctor", "reached by kernels"):
+    if device.rates_from in ("measured by doctor", "reached by kernels", DATA_SHEET):
         return device
     return msgspec.structs.replace(device, peak_flops=None, memory_bandwidth_bytes_per_s=None)
 
@@ -145,6 +146,22 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
         text = f"{layers.asked}: no regressor answers for {layer.kind}, the roofline stands for it{how}"
         remarks = (Remark(text, True, layer.name),) if bound_s else ()
     return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * UNKNOWN_RELATIVE_SD, remarks=remarks)
+
+
+def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: Sequence[Device]) -> Cost:
+    """The roofline of a layer of whose kind nothing was measured, or published, where rates are a data sheet's.
+
+    Args:
+        relative_sd: how far measured layers are off theirs.
+    """
+    by_sheet = rates_of_sheet(devices)
+    if by_sheet:
+        text, name = "no kernel of the kind was published, a roofline of the data sheet stands for it", layer.kind
+    else:
+        text, name = "no operation of the kind was measured, a roofline stands for it", layer.name
+    remarks = (Remark(text, True, name),) if bound_s or not by_sheet else ()
+    source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
+    return Cost(bound_s, source, method_sd_s=bound_s * relative_sd, remarks=remarks)
 
 
 def nothing_for(layers: LayersFrom, network: ModelGraph, kinds: Iterable[str], batch: int | None = None) -> UserError:

@@ -24,7 +24,7 @@ from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
-from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
+from predict.costs.compute.unmeasured_costs import UnmeasuredCosts
 from predict.costs.sourced import MEDIAN_ERROR, UNKNOWN_RELATIVE_SD, Cost, Floats, Remark, Source
 from predict.costs.spread.stragglers import RankSpread, part_spread
 
@@ -92,7 +92,7 @@ class ModelCosts:
         """Seconds between operations in the whole phase (framework, engine, allocator), of a shard if measured."""
 
         if not self._times:
-            return none_known("time between operations")
+            return self.unmeasured.between()
 
         def summary(time: ModelTime) -> Summary:
             return time.fw_between if phase == "FW" else time.bw_between

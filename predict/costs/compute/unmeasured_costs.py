@@ -6,14 +6,14 @@ nothing tells is taken as none, and said to be.
 
 from __future__ import annotations
 
-from calibrate.profile.device_roofline import memory_bandwidth
+from calibrate.profile.device_roofline import memory_bandwidth, rates_of_sheet
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.records.measurement import networks_not_whole
-from predict.costs.compute.kernel_costs import KernelCosts
+from predict.costs.compute.kernel_costs import KernelCosts, source_of
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
 
@@ -53,6 +53,22 @@ class UnmeasuredCosts:
         self._dtype = kept_dtype(dtype)
         self._kernels = KernelCosts(profile.kernel_models, self._dtype)
 
+    def between(self) -> Cost:
+        """Seconds between operations: none where the profile holds imported layers.
+
+        Published kernels were timed one by one, each with its launch. A GPU hides launches unless its host is slower;
+        as many launches again, of the operations that move anything, are taken as possible.
+        """
+        floors = [model.floor_s for model in self._profile.kernel_models if model.published]
+        if not floors:
+            return none_known("time between operations")
+        launches = sum(bool(layer.fw_bytes) for layer in self._network.layers)
+        text = (
+            "time between operations: a GPU hides it unless its host is slower; the interval has one launch each more"
+        )
+        sd_s = launches * min(floors) * UNKNOWN_RELATIVE_SD
+        return Cost(0.0, Source.PUBLISHED, method_sd_s=sd_s, remarks=(Remark(text, True),))
+
     def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
         """Seconds of the optimizer step over the whole model; a UserError of an optimizer that is not known."""
         parameters = self._network.parameters
@@ -70,14 +86,18 @@ class UnmeasuredCosts:
         regressed = self._kernels.of_shape(shape)
         if regressed is not None:
             beyond = f", beyond those swept ({', '.join(regressed.extrapolated)})" if regressed.extrapolated else ""
-            remark = Remark(f"{what}: {why}, regressed from kernels{beyond}", bool(regressed.extrapolated))
+            whose = f" of {regressed.published}" if regressed.published else ""
+            remark = Remark(f"{what}: {why}, regressed from kernels{whose}{beyond}", bool(regressed.extrapolated))
             sd_s = regressed.seconds * regressed.relative_sd
-            return Cost(regressed.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=(remark,))
+            return Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=(remark,))
         bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
         if bandwidth is None and not self._from.measured:
             raise nothing_for(self._from, self._network, [shape.kind])
         if bandwidth is None:
             return none_known(what)
         seconds = shape.bytes / bandwidth
-        remark = Remark(f"{what}: {why}, at the bandwidth of memory", True)
-        return Cost(seconds, Source.ROOFLINE, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))
+        by_sheet = rates_of_sheet(self._profile.devices)
+        of_sheet = " by the data sheet" if by_sheet else ""
+        remark = Remark(f"{what}: {why}, at the bandwidth of memory{of_sheet}", True)
+        source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
+        return Cost(seconds, source, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))

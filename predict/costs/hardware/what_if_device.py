@@ -21,7 +21,7 @@ import msgspec
 
 from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import Profile
-from calibrate.profile.roofline_rates import rate_of
+from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.works.work import Work
@@ -156,7 +156,8 @@ class OtherDevice:
         for device in self._profile.devices:
             found = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
             if found is not None:
-                return Peak(found * self._factors.flops, f"measured by doctor in {self._dtype}")
+                how = "by its data sheet" if device.rates_from == DATA_SHEET else "measured by doctor"
+                return Peak(found * self._factors.flops, f"{how} in {self._dtype}")
         text = f"the profile holds no peak in {self._dtype}: paradl-bench doctor --measure -o DIR, then calibrate fit"
         return Peak(None, text)
 

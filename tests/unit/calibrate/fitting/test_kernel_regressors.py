@@ -15,7 +15,7 @@ from synthetic_measurements import ENVIRONMENT, network
 from calibrate.fitting.fit import fit_profile
 from calibrate.fitting.kernels.kernel_drift import fit_drift
 from calibrate.fitting.kernels.kernel_trial import fit_trees, timed_kernels, timed_shapes, try_candidates
-from calibrate.fitting.merge import with_archives_beside
+from calibrate.fitting.merging.merge import with_archives_beside
 from calibrate.kernels.features import kernels_of, log_sizes, process_features, roofline_features
 from calibrate.kernels.files import read_arrays, write_arrays
 from calibrate.kernels.mlp import evaluate_mlp, train_mlp

@@ -11,7 +11,7 @@ from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, net
 
 from calibrate.cli import group
 from calibrate.fitting.fit import fit_profile
-from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, encode_profile, read_profile, write_profile
 from calibrate.report.diff import compare
 from paradl_bench.core.errors import UserError

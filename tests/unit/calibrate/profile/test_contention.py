@@ -13,7 +13,7 @@ from rich.console import Console
 
 from calibrate.fitting.collectives.communication_fit import fit_communication
 from calibrate.fitting.contexts.context_fit import fit_contexts
-from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.fitting.reading import Placed
 from calibrate.profile.collectives.contexts import InContext, contention_of
 from calibrate.profile.profile import Profile

@@ -13,7 +13,7 @@ from synthetic_measurements import ENVIRONMENT, CollectivesSpec, write_collectiv
 
 from calibrate.cli import group as calibrate
 from calibrate.fitting.fit import fit_profile
-from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.profile import Device, Profile, read_profile, write_profile
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.records.cluster import ClusterFile, Level

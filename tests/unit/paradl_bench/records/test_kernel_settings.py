@@ -13,7 +13,7 @@ from in_process import run_in_process
 from profile_factory import layer_times, make_network, make_profile, model_times
 
 from calibrate.fitting.fit import fit_profile
-from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.profile import Profile, write_profile
 from calibrate.report.diff import compare
 from paradl_bench.core.errors import UserError

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from profile_factory import layer_times, make_network, make_profile, model_times
 
 from calibrate.fitting.fit import fit_profile
-from calibrate.fitting.merge import merge_profiles
+from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import Device, Profile, read_profile, write_profile
 from calibrate.profile.roofline_rates import DeviceRate, fit_rates, rate_of

@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from calibrate.fitting.memory.memory_fit import fit_memory
+from calibrate.fitting.merging.published_parts import own_before_published
 from calibrate.fitting.reading import first_few, same_work, unlike_nearest
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
@@ -30,6 +31,7 @@ from calibrate.profile.profile import (
     encode_profile,
     read_profile,
 )
+from calibrate.profile.roofline_rates import DATA_SHEET
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
@@ -55,6 +57,8 @@ def merge_profiles(
     notes = [note for profile in profiles for note in profile.notes]
     notes += _check_alike(profiles, names, force=force)
     _check_networks(profiles, names)
+    profiles, names, replaced = own_before_published(profiles, names)
+    notes += replaced
 
     environments = tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
     placed = [_placed(profile, environments) for profile in profiles]
@@ -138,14 +142,16 @@ def _placed(profile: Profile, environments: Sequence[Environment]) -> Profile:
 def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bool) -> list[str]:
     """Notes of what was merged by force."""
     notes = []
-    first = profiles[0].environments
-    for profile, name in zip(profiles[1:], names[1:], strict=True):
+    # What was published tells nothing of hosts and versions: whether devices are one is asked apart.
+    measured = [(each, name) for each, name in zip(profiles, names, strict=True) if not each.published]
+    first = measured[0][0].environments if measured else ()
+    for profile, name in measured[1:]:
         # Layers and collectives record settings of their own: each is held against the one that it is most like.
         differences = [unlike_nearest(first, other) for other in profile.environments if first]
         worst = max(differences, key=len, default=[])
         if not worst:
             continue
-        text = f"{names[0]} and {name} were measured in unlike environments ({first_few(worst)})"
+        text = f"{measured[0][1]} and {name} were measured in unlike environments ({first_few(worst)})"
         if not force:
             raise UserError(f"{text}; give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
@@ -196,11 +202,12 @@ def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
 
 
 def _devices(profiles: Sequence[Profile]) -> tuple[Device, ...]:
-    """Each once: the first that doctor measured, else the first."""
+    """Each once: the first that doctor measured, else the first; a data sheet's where there are no rates at all."""
     devices: dict[str, Device] = {}
     for device in (device for profile in profiles for device in profile.devices):
         known = devices.setdefault(device.name, device)
-        if device.rates and not known.rates:
+        by_sheet = device.rates_from == DATA_SHEET
+        if device.rates and not (known.rates or (by_sheet and known.peak_flops)):
             devices[device.name] = device
     return tuple(devices.values())
 

@@ -1,0 +1,1 @@
+"""Several profiles put together to one."""

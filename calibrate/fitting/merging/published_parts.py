@@ -1,0 +1,60 @@
+"""A profile of published measurements merged with one's own: own numbers take the place of published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from calibrate.profile.entries import identity
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import counted
+from paradl_bench.records.measurement import UNKNOWN_DEVICE
+
+_REPLACED = {"kernel_models": "sort of kernels", "communication": "regime of a collective"}
+
+
+def own_before_published(
+    profiles: Sequence[Profile], names: Sequence[str]
+) -> tuple[list[Profile], list[str], list[str]]:
+    """Profiles and their names, own ones first, the published one without what own ones hold; and notes of that.
+
+    Raises:
+        UserError: two are of published measurements, or one's own is of another device.
+    """
+    pairs = list(zip(profiles, names, strict=True))
+    published = [pair for pair in pairs if pair[0].published]
+    own = [pair for pair in pairs if not pair[0].published]
+    if not published:
+        return list(profiles), list(names), []
+    if len(published) > 1:
+        both = " and ".join(name for _, name in published)
+        raise UserError(f"{both} are both of published measurements; merge one of them with measurements of your own")
+    (shipped, name) = published[0]
+    for profile, of in own:
+        _check_device(shipped, name, profile, of)
+    kept, notes = _without_replaced(shipped, name, [profile for profile, _ in own])
+    return [*(profile for profile, _ in own), kept], [*(of for _, of in own), name], notes
+
+
+def _check_device(shipped: Profile, name: str, own: Profile, of: str) -> None:
+    wanted = {device.name for device in shipped.devices}
+    others = {device.name for device in own.devices} - wanted - {UNKNOWN_DEVICE}
+    if others:
+        raise UserError(
+            f"{name} is of {' and '.join(sorted(wanted))}, and {of} was measured on {' and '.join(sorted(others))}:"
+            " a profile of published measurements takes those of its own device alone"
+        )
+
+
+def _without_replaced(shipped: Profile, name: str, own: Sequence[Profile]) -> tuple[Profile, list[str]]:
+    notes, changes = [], {}
+    for field, what in _REPLACED.items():
+        held = {identity(field, entry) for profile in own for entry in getattr(profile, field)}
+        entries = getattr(shipped, field)
+        kept = tuple(entry for entry in entries if identity(field, entry) not in held)
+        changes[field] = kept
+        if len(kept) < len(entries):
+            notes.append(f"{name}: {counted(len(entries) - len(kept), what)} replaced by measurements of one's own")
+    return msgspec.structs.replace(shipped, **changes), notes

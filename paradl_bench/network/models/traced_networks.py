@@ -1,0 +1,39 @@
+"""Networks of language models that were traced beforehand, so that predicting from a published profile needs no torch.
+
+One file a model under ``networks/``, as ``paradl-bench describe`` writes it, compressed. ``benchmarks/networks/
+traced_networks.py`` writes them anew; a test holds one against a trace. Torch-free.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from importlib.resources import files
+from pathlib import Path
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import decode_json, read_whole
+from paradl_bench.network.graph import ModelGraph
+
+FOLDER = Path(str(files("paradl_bench.network.models"))) / "networks"
+
+
+def network_file(model: str) -> Path:
+    """Where the network of a model lies, if it comes with the tool."""
+    return FOLDER / f"{model}.json.gz"
+
+
+def traced_network(model: str) -> ModelGraph | None:
+    """The network of a model by its name, for samples of its usual length; None where it does not come with the tool.
+
+    Raises:
+        UserError: its file is broken.
+    """
+    path = network_file(model)
+    if path.parent != FOLDER or not path.is_file():
+        return None
+    try:
+        content = gzip.decompress(read_whole(path, what="network"))
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"network {path}: {error}; install the tool again") from None
+    return decode_json(content, ModelGraph, where=f"network {path}")

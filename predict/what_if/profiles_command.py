@@ -1,0 +1,77 @@
+"""``predict profiles``: profiles that come with the tool, made of published measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from paradl_bench.core.terminal.collected import collected
+from predict.prediction.command_options import OutputOptions, output_options
+
+
+@click.command("profiles", context_settings={"help_option_names": ["-h", "--help"]})
+@output_options
+@collected(written=OutputOptions)
+def profiles(written: OutputOptions, **_: Any) -> None:
+    """List the profiles that come with the tool: --from-profile takes their names.
+
+    Each is fitted to published measurements of one device. --json and -o give all that each holds.
+    """
+    from calibrate.profile.profile import read_profile
+    from calibrate.profile.shipped.catalog import shipped_profiles
+    from paradl_bench.core.files.storage import encode_pretty
+    from predict.prediction.presentation import flat_row, rows_csv
+
+    written.check()
+    records = [_record(name, read_profile(path)) for name, path in shipped_profiles().items()]
+    content = rows_csv([flat_row(record) for record in records]) if written.as_csv else encode_pretty(records)
+    if written.write(content):
+        _print(records)
+
+
+def _record(name: str, profile: Any) -> dict[str, Any]:
+    import msgspec
+
+    from paradl_bench.core.units import counted
+
+    told = msgspec.to_builtins(profile.published)
+    kinds = dict.fromkeys(model.kind for model in profile.kernel_models)
+    collectives = dict.fromkeys(fit.operation for fit in profile.communication)
+    return {
+        "name": name,
+        **told,
+        "device_names": [device.name for device in profile.devices],
+        "kernels": f"{counted(len(profile.kernel_models), 'regressor')}: {', '.join(kinds)}",
+        "collectives": ", ".join(collectives) or "none",
+        "ranks_swept": profile.cluster.levels[-1].ranks,
+        "ranks_per_node": profile.cluster.ranks_per_node,
+    }
+
+
+def _print(records: list[dict[str, Any]]) -> None:
+    from paradl_bench.core.terminal.command_line import open_console
+    from paradl_bench.core.terminal.tables import table
+
+    rows = [
+        [
+            each["name"],
+            ", ".join(each["dtypes"]),
+            each["kernels"].partition(":")[0].partition(" ")[0],
+            each["collectives"],
+            str(each["ranks_swept"]),
+            ", ".join(dict.fromkeys(of["licence"] for of in each["publications"][:-1])),
+        ]
+        for each in records
+    ]
+    console = open_console()
+    columns = ["profile", "dtypes", "regressors", "collectives", "ranks", "licences"]
+    console.print(table(columns, rows, title="profiles of published measurements, for --from-profile"))
+    for each in records:
+        console.print(f"{each['name']}: {'; '.join(each['accuracy'])}", highlight=False)
+        console.print(f"  from {', '.join(_cited(of) for of in each['publications'])}", highlight=False)
+        console.print(f"  lacks {'; '.join(each['lacks'])}", highlight=False)
+
+
+def _cited(publication: dict[str, Any]) -> str:
+    return f"{publication['name']} ({publication['source']}, {publication['licence']})"

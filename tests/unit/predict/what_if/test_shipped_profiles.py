@@ -1,0 +1,132 @@
+"""Predictions from profiles that come with the tool: without a measurement and torch, and whose seconds they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from predict_caller import Caller
+
+from calibrate.profile.profile import read_profile
+from calibrate.profile.shipped.catalog import shipped_profiles
+from paradl_bench.network.kinds.check import check_layers
+from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
+from paradl_bench.network.models.traced_networks import network_file, traced_network
+
+ROOT = Path(__file__).parents[4]
+SWEPT = [name for name, path in shipped_profiles().items() if read_profile(path).communication]
+
+
+@pytest.fixture
+def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Caller:
+    return Caller(tmp_path, monkeypatch, capfd)
+
+
+def asked(predict: Caller, name: str, *options: str, model: str = "gpt2") -> list[dict[str, object]]:
+    return predict.bare("--from-profile", name, "--model", model, *options, "--json").json()
+
+
+def check_answer(answer: dict[str, object]) -> float:
+    iteration_s, (low, high) = answer["iteration_s"], answer["interval_s"]  # type: ignore[misc]
+    assert math.isfinite(high)  # type: ignore[has-type]
+    assert 0 < low < iteration_s < high  # type: ignore[operator, has-type]
+    sources = answer["sources"]
+    assert isinstance(sources, dict)
+    assert sources["measured"] == 0
+    assert sources["published"] > 0.3
+    assert sources["data_sheet"] > 0
+    assert isinstance(iteration_s, float)
+    return iteration_s
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_every_shipped_profile_predicts_in_its_dtypes(predict: Caller, name: str) -> None:
+    published = read_profile(name).published
+    assert published
+    for dtype in published.dtypes:
+        options = ("--strategy", "serial", "--batch", "4,8", "--dtype", dtype)
+        small, large = (check_answer(each) for each in asked(predict, name, *options))
+        assert 1.5 * small < large < 2.5 * small
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_more_ranks_of_weak_scaling_are_no_faster(predict: Caller, name: str) -> None:
+    answers = asked(predict, name, "--strategy", "data", "--ranks", "2:512:x4", "--batch", "16")
+    seconds = [check_answer(each) for each in answers]
+    assert seconds == sorted(seconds)
+    assert any("published, not measured here: sweeps of" in note for note in answers[0]["notes"])  # type: ignore[attr-defined]
+
+
+def test_lower_precision_and_a_newer_device_are_faster(predict: Caller) -> None:
+    options = ("--strategy", "serial", "--batch", "8")
+    (bf16,), (fp32,) = (asked(predict, "h100-sxm", *options, "--dtype", dtype) for dtype in ("bf16", "fp32"))
+    (older,) = asked(predict, "v100", *options)
+    assert check_answer(bf16) < check_answer(fp32) < check_answer(older)
+
+
+def test_answers_say_whose_seconds_they_are(predict: Caller) -> None:
+    done = predict.bare("--from-profile", "h100-sxm", "--model", "gpt2", "--strategy", "d8", "--batch", "64")
+    assert done.code == 0
+    assert "published" in done.out
+    assert "data sheet" in done.out
+    assert "published, not measured here: kernels of NeuSight" in done.out
+    assert "by the data sheet" in done.out
+
+
+def test_names_are_listed_with_sources_and_licences(predict: Caller) -> None:
+    shown = predict.bare("profiles")
+    assert shown.code == 0
+    rows = predict.bare("profiles", "--json").json()
+    assert [row["name"] for row in rows] == list(shipped_profiles())
+    for row in rows:
+        assert f"{row['name']}:" in shown.out
+        assert row["accuracy"]
+        assert all(of["licence"] and of["source"] for of in row["publications"])  # type: ignore[attr-defined]
+
+
+def test_a_wrong_name_is_one_line(predict: Caller) -> None:
+    done = predict.bare("--from-profile", "h100", "--model", "gpt2", "--strategy", "serial", "--batch", "8")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "choices are a100-pcie, a100-sxm, b200, gh200, h100-sxm, v100" in done.err
+
+
+def test_a_prediction_needs_no_torch() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'lightgbm')));"
+        "sys.argv = 'predict --from-profile h100-sxm --model llama-2-7b --strategy d8 --dtype bf16 --batch 8'.split() + ['--json'];"
+        "from predict.cli import main; main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(done.stdout)[0]["iteration_s"] > 0
+
+
+def test_networks_that_come_with_the_tool_are_whole() -> None:
+    names = [name for name in language_model_names() if network_file(name).exists()]
+    assert {name for name in language_model_names() if not name.endswith(UNTIED)} - set(names) == {
+        "deepseek-v2",
+        "deepseek-v3",
+    }
+    assert sum(network_file(name).stat().st_size for name in names) < 1_200_000
+    for name in names:
+        network = traced_network(name)
+        assert network is not None
+        assert network.name == name
+        check_layers(network, name)
+    assert traced_network("no-such-model") is None
+    assert traced_network("../sizes/gpt2") is None
+
+
+def test_a_network_of_the_tool_is_as_traced_now() -> None:
+    pytest.importorskip("transformers")
+    from paradl_bench.measure.tracing.tracing import trace_network
+    from paradl_bench.network.models.catalog import load_model
+
+    shipped = traced_network("gpt2")
+    assert shipped is not None
+    assert shipped == trace_network(load_model("gpt2", device="meta"))
