@@ -197,11 +197,13 @@ def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[i
     """Shape of one sample from ``--input-shape`` or ``--sequence``; None where neither is given.
 
     Raises:
-        UserError: both are given, or an extent is no positive whole number.
+        UserError: both are given, or an extent is no positive whole number below 2^63.
     """
     if input_shape and sequence:
         raise UserError("--input-shape and --sequence exclude each other: images have a shape, texts a length")
-    return (sequence,) if sequence else parse_shape(input_shape) if input_shape else None
+    if sequence:
+        return (parse_count(str(sequence), "--sequence"),)
+    return parse_shape(input_shape) if input_shape else None
 
 
 def parse_duration(text: str, where: str) -> float:

@@ -1,4 +1,4 @@
-"""The 90% interval of a prediction (docs/model.md, "Interval"), and of a ratio of two iterations.
+"""The 90% interval of a prediction (docs/model/interval.md), and of a ratio of two iterations.
 
 An interval is for the median of a run's iterations: the spread of single iterations is no part of it.
 """

@@ -49,7 +49,7 @@ _CLOSED_FORMS = {"wait-free": ("--evaluator", "dag", "--preset", "caffe-mpi"),
 _SWEEP, _TRAINING = ("--backend", "mpi"), ("--backend", "mpi-cuda")
 CHOSEN = "simulate, the sweep"
 """What predicts by default, of what was measured by itself: what exchanges and compute cost each other is its part to
-tell. Decided when all figures had been seen (docs/model.md, "What B-Caffe's inputs do not tell")."""
+tell. Decided when all figures had been seen (docs/model/validation.md, "What B-Caffe's inputs do not tell")."""
 AS_LOGGED = "closed form, exchanges as logged"
 """Of runs that a log is there of: the exchanges of all tensors in the very iteration."""
 

@@ -1,4 +1,4 @@
-"""How far a predicted time of a collective may be off: the one place that says so (docs/model.md, "Interval").
+"""How far a predicted time of a collective may be off: the one place that says so (docs/model/interval.md).
 
 Four things move it, each a standard deviation in seconds: the fit's parameters, as samples and residuals leave them
 open; drift between blocks, which all sizes share, as the few blocks that there were tell of a further one; what a size

@@ -2,7 +2,7 @@
 
 Times at the sizes and rank counts measured differ from a fit by more than their noise, the more so where one form has
 to do for all rank counts and messages outgrow caches. So a prediction inside of what was measured is the fit times what
-measured times are of it there (docs/model.md, "Collectives"), and the fit alone where nothing near was measured.
+measured times are of it there (docs/model/communication.md), and the fit alone where nothing near was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What surrounds a collective and what that does to it: an entry a collective and context (docs/model.md, "Contexts").
+"""What surrounds a collective and what that does: an entry a collective and context (docs/model/communication.md).
 
 In a context a call takes ``added_s`` + ``factor`` x its time idle. Of groups at once the factor is ParaDL's phi, and
 multiplies what bytes take: the start-up needs no link.

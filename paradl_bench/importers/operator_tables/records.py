@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -143,7 +144,8 @@ class _Shapes:
         """What is known of a stage; raises NotTaken where nothing runs in it."""
         if self._kind == OPTIMIZER:
             return optimizer_shape(self._function, self._sizes["elements"], self._sizes["tensors"], self._dtype)
-        shape = kernel_shape(self._made.layer, stage, self._made.batch, self._dtype)  # type: ignore[arg-type]
+        with _refusing(self._kind):
+            shape = kernel_shape(self._made.layer, stage, self._made.batch, self._dtype)  # type: ignore[arg-type]
         if shape is None:
             raise NotTaken(f"a layer of kind {self._kind} has no stage {stage} with these sizes")
         if shape.sizes != self._sizes:
@@ -162,13 +164,21 @@ def _made(kind: str, sizes: Mapping[str, int], settings: dict[str, str]) -> Size
     if math.prod(max(size, 1) for size in sizes.values()) > MOST_ELEMENTS**2:
         raise NotTaken("its sizes make tensors that no memory holds")
     try:
-        return layer_of_sizes(kind, sizes, settings)
+        with _refusing(kind):
+            return layer_of_sizes(kind, sizes, settings)
     except KeyError as error:
         missing = str(error.args[0])
         wanted = _wanted(kind, sizes, settings)
         what = "sizes" if missing in wanted else "settings"
         choices = f": they are {', '.join(wanted)}" if missing in wanted else ""
         raise UserError(f"its {what} lack {missing!r}{choices}") from None
+
+
+@contextlib.contextmanager
+def _refusing(kind: str) -> Iterator[None]:
+    """Sizes of which no layer can be made leave their row out."""
+    try:
+        yield
     except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
         raise NotTaken(f"no {kind} has these sizes: {error}") from None
 

@@ -185,6 +185,10 @@ class _TracingMode(TorchFunctionMode):
         unknown = Facts({"function": call.function, "in_place": call.in_place}, counted_flops, 2 * counted_flops)
         facts = kind.facts(call) if kind else unknown
         activations = [t for t in call.tensors if not t.parameter]
+        batchless_inputs = tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None)
+        shape = call.output_shapes[0]
+        # A loss is a scalar of samples; one of parameters alone holds none.
+        of_samples = not shape and len(batchless_inputs) < len(activations)
         moved = facts.moved_elements
         if moved is None:
             moved = 0 if kind and kind.view else call.input_elements + call.output_elements
@@ -197,8 +201,8 @@ class _TracingMode(TorchFunctionMode):
             input_shapes=tuple(per_sample(t.shape, self.batch) for t in activations),
             output_shape=call.output_shape,
             further_outputs=tuple(per_sample(shape, self.batch) for shape in call.output_shapes[1:]),
-            batchless=bool(call.output_shapes[0]) and batch_dim(call.output_shapes[0], self.batch) is None,
-            batchless_inputs=tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None),
+            batchless=not of_samples and batch_dim(shape, self.batch) is None,
+            batchless_inputs=batchless_inputs,
             parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(BUFFER)),
             fw_flops=int(facts.fw_flops),
             bw_input_flops=int(facts.bw_input_flops),

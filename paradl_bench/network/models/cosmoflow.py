@@ -2,7 +2,7 @@
 
 Mathuriya et al., "CosmoFlow: Using Deep Learning to Learn the Universe at Scale" (SC18), as ParaDL uses it: volumes of
 4x128^3 to 4x512^3, seven convolutions with average pooling, three dense layers, about two million parameters. Neither
-paper gives every width. Those here (docs/measuring.md, "Models") are ours: 16, 32, 64 and four times 128 filters of
+paper gives every width. Those here (docs/measuring/models.md) are ours: 16, 32, 64 and four times 128 filters of
 3^3, dense layers of 256, 64 and 4. A volume too small for seven poolings is pooled as often as it can be.
 """
 

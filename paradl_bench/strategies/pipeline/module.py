@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
@@ -77,11 +77,13 @@ class RankPipeline:
         self._count = micro_batches(settings, group.size)
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
-        hold_only(module, self.stages)
+        missing = hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
-        made = functools.partial(StageModule, module, detachable=schedule.splits_backward, entered=entered)
+        made = functools.partial(
+            StageModule, module, detachable=schedule.splits_backward, entered=entered, missing=missing
+        )
         parts = [made(own, sharding, calls, last=own.stage is everywhere[-1]) for own in shards]
         self.module = torch.nn.ModuleList(parts)
         exchanged = [part if replicas is None else _exchanging(part, settings, device, replicas) for part in parts]
@@ -142,24 +144,51 @@ class PipelineRunner:
 RUNNER = PipelineRunner()
 
 
-def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:
+class Registered(NamedTuple):
+    """A module whose parameters other ranks' stages hold, at least in part, and all of them in the model's order."""
+
+    owner: torch.nn.Module
+    parameters: dict[str, torch.nn.Parameter | None]
+
+
+def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> list[Registered]:
     """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold.
 
     Networks list trained parameters; frozen ones stay on every rank.
+
+    Returns:
+        what :func:`_all_registered` takes.
     """
     names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
     held = {id(t) for name, t in (*module.named_parameters(), *module.named_buffers()) if name in names}
+    missing: list[Registered] = []
     for owner in module.modules():
-        registered: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-        for tensors in registered:
-            for attribute, tensor in list(tensors.items()):
-                if (
-                    tensor is not None
-                    and id(tensor) not in held
-                    and (tensors is owner._buffers or tensor.requires_grad)
-                ):
-                    del tensors[attribute]
-                    object.__setattr__(owner, attribute, tensor.detach().to("meta"))
+        whole = dict(owner._parameters)
+        for attribute, parameter in whole.items():
+            if parameter is not None and id(parameter) not in held and parameter.requires_grad:
+                del owner._parameters[attribute]
+                whole[attribute] = torch.nn.Parameter(parameter.detach().to("meta"))
+                object.__setattr__(owner, attribute, whole[attribute])
+        if len(whole) > len(owner._parameters):
+            missing.append(Registered(owner, whole))
+        for attribute, buffer in list(owner._buffers.items()):
+            if buffer is not None and id(buffer) not in held:
+                del owner._buffers[attribute]
+                object.__setattr__(owner, attribute, buffer.detach().to("meta"))
+    return missing
+
+
+@contextlib.contextmanager
+def _all_registered(missing: Sequence[Registered]) -> Iterator[None]:
+    """Let the model's code list all its parameters: it may add up their squares."""
+    held = [item.owner._parameters for item in missing]
+    for item in missing:
+        item.owner.__dict__["_parameters"] = item.parameters
+    try:
+        yield
+    finally:
+        for item, parameters in zip(missing, held, strict=True):
+            item.owner.__dict__["_parameters"] = parameters
 
 
 class StageModule(torch.nn.Module):
@@ -173,6 +202,7 @@ class StageModule(torch.nn.Module):
         detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
             view cannot be, and what is kept for the second part must not.
         entered: what forward runs in, autocast where it is trained in.
+        missing: what of the model's parameters other ranks hold.
         walk: what runs the operations; None for :class:`StageWalk`.
     """
 
@@ -186,6 +216,7 @@ class StageModule(torch.nn.Module):
         last: bool,
         detachable: bool = False,
         entered: Entered = contextlib.nullcontext,
+        missing: Sequence[Registered] = (),
         walk: type[StageWalk] | None = None,
     ) -> None:
         super().__init__()
@@ -195,7 +226,7 @@ class StageModule(torch.nn.Module):
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
         self._calls, self._walk, self._entered = calls, walk, entered
-        self._ends, self._detachable = last, detachable
+        self._ends, self._detachable, self._missing = last, detachable, missing
 
     def hide_from_exchange(self) -> None:
         """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
@@ -248,7 +279,7 @@ class StageModule(torch.nn.Module):
         if not self.stage.receives:
             own = _with_own_version(received[0])
             inputs = self._sharding.enter(own) if self._sharding.enter else own
-        with walk, self._entered():
+        with _all_registered(self._missing), walk, self._entered():
             outputs = self.module(inputs)
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)

@@ -8,7 +8,7 @@ F, the last one is expected to be late by
 
 times the iteration, and behind a stretch k of compute between two meetings, whose events have t_i seconds and relative
 variance v_i. omega is the tied share of an iteration's variance, V what its events have by themselves
-(docs/model.md, "The slowest rank", which says what is assumed and left out).
+(docs/model/simulate.md, "The slowest rank", which says what is assumed and left out).
 """
 
 from __future__ import annotations

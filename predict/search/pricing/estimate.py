@@ -2,7 +2,7 @@
 
 The inequalities, with f_i and b_i forward and backward of a micro-batch on rank i, S micro-batches, t what is sent over
 a cut, u_i all that a rank sends of a micro-batch, and X_i the last backward with the exchange that it hides
-(docs/model.md, "Search"):
+(docs/model/search.md):
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
     iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...

@@ -4,7 +4,7 @@ Stages wait for each other's messages, so no stretch of compute between two meet
 Stages are given times by chance, a few iterations' worth, and the mean of what they then take is the expectation: the
 tied part of each stage from a Latin hypercube of F's quantiles, events' own parts normal. A large pipeline affords few
 draws; the pipeline in lock-step, known of many more, is their control variate. Of d replicas the last one is late by
-wait(d) in the measure of how far draws of one come apart (docs/model.md, "The slowest rank").
+wait(d) in the measure of how far draws of one come apart (docs/model/simulate.md, "The slowest rank").
 """
 
 from __future__ import annotations

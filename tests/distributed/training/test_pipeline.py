@@ -48,6 +48,8 @@ IDIOMS = (
     *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
     *("Auxiliary", "Query", "Transposed", "ChangedInput"),
 )
+# What reads a weight elsewhere too keeps its layer whole.
+WHOLE = (*IDIOMS, "Regularised")
 IMAGES = ("DiscardedImages", "ChangedChannels", "ViewedChannels", "AuxiliaryImages", "NormedImages")
 
 # An axis that shares layers inside of a pipeline, or outside; and eight stages on four ranks.
@@ -92,8 +94,8 @@ MORE_LOWERED = {
 }
 
 IDIOMATIC = {
-    2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
-    3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in IDIOMS],
+    2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in WHOLE for schedule in ("gpipe", "interleaved", "zb")],
+    3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in WHOLE],
 }
 MORE_IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
@@ -106,7 +108,8 @@ MORE_IDIOMATIC = {
         f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
         for name in IDIOMS
         for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
-    ],
+    ]
+    + [f"pipeline_idioms.Regularised:{text}:4" for text in ("p4:gpipe", "p4:zb", "d2p2:1f1b", "d2p2:zb")],
 }
 
 # By number of ranks; each network takes the next strategy, and the next schedule.

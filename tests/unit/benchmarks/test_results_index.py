@@ -41,7 +41,7 @@ def test_links_between_results_lead_somewhere() -> None:
     assert not broken
 
 
-PAGES = [RESULTS.parent / "README.md", *sorted((RESULTS.parent / "docs").glob("*.md"))]
+PAGES = [RESULTS.parent / "README.md", *sorted((RESULTS.parent / "docs").rglob("*.md"))]
 NO_MEASUREMENTS = {
     "1.349": "interquartile range of a normal distribution",
     "2104.09075": "ParaDL's paper, by its number at arXiv",

@@ -27,16 +27,24 @@ LISTED = set(listed())
 
 
 def test_the_list_names_every_command_of_a_page() -> None:
-    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "Makefile", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = {found for page in pages for found in re.findall(r"python benchmarks/([\w/]+\.py)", page.read_text())}
     assert len(named) > 20
     assert named <= LISTED
 
 
 def test_files_that_pages_name_are_there() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "results" / "README.md"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"]
     named = {found for page in pages for found in re.findall(r"(?<![\w/])benchmarks/[\w/]+\.py", page.read_text())}
     assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())]
+    own = [(page, link) for page, link in links if not link.startswith(("http", "mailto"))]
+    assert len(own) > 50
+    assert [(page.name, link) for page, link in own if not (page.parent / link).exists()] == []
 
 
 def test_every_command_and_room_says_what_it_is_for() -> None:

@@ -1,7 +1,7 @@
 """A plan of data parallelism that exchanges gradients as Horovod does: fused by a rule, and not in DDP's buckets.
 
 Which gradients share an all-reduce is decided of the costs as they are, and is given. When one is
-sent follows from the simulated iteration (docs/model.md, "osf": the form with the wait before the maximum):
+sent follows from the simulated iteration (docs/model/closed-forms.md, "osf"; the wait stands before the maximum):
 
     start = max(channel free, ready of its last gradient + wait)
 

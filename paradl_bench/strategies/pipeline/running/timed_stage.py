@@ -66,19 +66,19 @@ class TimedStage(PipelineStage):
         """
         names = {id(parameter): name.removeprefix("module.") for name, parameter in self._own.named_parameters()}
         places = {name: place for place, name in enumerate(self._arrival)}
-        of_groups = [(_parameters_of(group), group) for group in groups]
+        of_groups = _apart(groups)
         exchanged = self.submod if isinstance(self.submod, DistributedDataParallel) and last_backward else None
         if exchanged is not None:
-            used = [parameter for parameters, _ in of_groups for parameter in parameters]
+            used = [parameter for together in of_groups for parameter in together.parameters.values()]
             # It looks for parameters behind these. What the stage has sent is detached by now; views lead to their own.
             exchanged.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
 
         def place(parameter: torch.Tensor) -> int:
             return places[names[id(parameter)]]
 
-        of_groups.sort(key=lambda pair: max(place(parameter) for parameter in pair[0]))
-        for parameters, group in of_groups:
-            nodes, gradients = group.pop("intermediates"), group.pop("grads", [])
+        of_groups.sort(key=lambda together: max(map(place, together.parameters.values())))
+        for together in of_groups:
+            parameters, (nodes, gradients) = list(together.parameters.values()), together.let_go()
             if exchanged is not None and len(parameters) > _USUAL:
                 _hand_on(sorted(parameters, key=place), nodes, gradients)
             else:
@@ -102,11 +102,41 @@ def _own_error() -> Iterator[None]:
         raise error.__cause__ from None
 
 
-def _parameters_of(group: dict[str, Any]) -> list[torch.Tensor]:
-    return [accumulator.variable for accumulator in group["params"]]
-
-
 _Gradients = Sequence[Sequence[torch.Tensor | None] | None]
+
+
+class _Together:
+    """Parameters, by identity, whose gradients come from the same nodes of the graph, and those nodes' gradients."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        self.parameters = {id(accumulator.variable): accumulator.variable for accumulator in group["params"]}
+        nodes = group.pop("intermediates")
+        self.nodes = dict(zip(nodes, group.pop("grads", [None] * len(nodes)), strict=True))
+
+    def join(self, other: _Together) -> None:
+        self.parameters |= other.parameters
+        self.nodes |= other.nodes
+
+    def let_go(self) -> tuple[list[Any], _Gradients]:
+        """Nodes and gradients, which it no longer holds."""
+        nodes, gradients = list(self.nodes), list(self.nodes.values())
+        self.nodes.clear()
+        return nodes, gradients
+
+
+def _apart(groups: list[dict[str, Any]]) -> list[_Together]:
+    """Groups of ``stage_backward_weight`` that have nothing in common; empties those it takes.
+
+    torch's can overlap where a parameter is used at several nodes: its gradient would count twice.
+    """
+    place_of: dict[Any, _Together] = {}
+    for group in groups:
+        together = _Together(group)
+        keys = (*together.parameters, *together.nodes)
+        for other in {id(place_of[key]): place_of[key] for key in keys if key in place_of}.values():
+            together.join(other)
+        place_of |= dict.fromkeys((*together.parameters, *together.nodes), together)
+    return list({id(together): together for together in place_of.values()}.values())
 
 
 def _differentiate(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients) -> None:

@@ -26,6 +26,7 @@ from paradl_bench.core.units import (
     parse_layers,
     parse_memory,
     parse_ranks,
+    parse_sample_shape,
     parse_shape,
     parse_size,
     parse_size_sweep,
@@ -283,3 +284,10 @@ def test_implausible_memory_without_a_unit_is_refused() -> None:
     assert parse_memory("512KiB", "--memory") == 2**19
     with pytest.raises(UserError, match="--memory 16: that is 16 bytes; give a unit, as 16GiB"):
         parse_memory("16", "--memory")
+
+
+def test_a_sample_is_a_shape_or_a_sequence_below_limits() -> None:
+    assert parse_sample_shape("3x8x8", None) == (3, 8, 8)
+    assert parse_sample_shape(None, 12) == (12,)
+    with pytest.raises(UserError, match="--sequence: '9223372036854775808' is not a positive whole number below 2"):
+        parse_sample_shape(None, 2**63)

@@ -237,6 +237,15 @@ def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str,
     assert (dropped.line, len(kernels(out))) == (3, 2)
 
 
+def test_a_norm_over_nothing_is_dropped(tmp_path: Path) -> None:
+    table = tmp_path / "ln.csv"
+    table.write_text("OPName,Latency,Device,Torch Version,CUDA Version,B,H\nln,0.8,A,p,c,4,8\nln,1,A,p,c,4,0")
+    assert imported(str(table), "--mapping", "neusight", "-o", str(tmp_path / "out"))[0] == 0
+    assert len(kernels(tmp_path / "out")) == 1
+    (dropped,) = read_records(tmp_path / "out", DROPPED_FILE, DroppedRow)
+    assert dropped.why.startswith("no norm has these sizes")
+
+
 def test_one_device_of_several_has_to_be_chosen(tmp_path: Path) -> None:
     table = tmp_path / "ln.csv"
     table.write_text("OPName,Latency,Device,Torch Version,CUDA Version,B,H\nln,0.8,A,p2.1.0,c,4,8\nln,1,B,p2.1.0,c,4,8")

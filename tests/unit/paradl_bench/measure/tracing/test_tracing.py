@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pipeline_idioms import Regularised
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -200,3 +201,16 @@ def test_data_flow_survives_json_and_leaves_the_digest_unchanged() -> None:
         for layer in network.layers
     ]
     assert msgspec.structs.replace(network, layers=tuple(bare)).digest == network.digest
+
+
+def regularised() -> torch.nn.Module:
+    return Regularised()
+
+
+def test_a_scalar_of_parameters_alone_holds_no_batch() -> None:
+    network = trace_network(LoadedModel(name=f"{__name__}:regularised", module=regularised(), input_shape=(6, 8)))
+    layers = {layer.name: layer for layer in network.layers}
+    assert all(layers[name].batchless for name in ("square", "sum", "add", "sum#2", "mul"))
+    # A scalar of samples is of them: the loss, and what a mean over all of a sample leaves.
+    assert not any(layers[name].batchless for name in ("a", "mul#2", "loss.cross_entropy"))
+    assert layers["sum"].output_elements_of(7) == 1
