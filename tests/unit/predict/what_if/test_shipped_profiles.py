@@ -98,7 +98,7 @@ def test_a_wrong_name_is_one_line(predict: Caller) -> None:
 def test_a_prediction_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'lightgbm')));"
-        "sys.argv = 'predict --from-profile h100-sxm --model llama-2-7b --strategy d8 --dtype bf16 --batch 8 --json'.split();"
+        "sys.argv = 'predict --from-profile h100-sxm --model llama-2-7b --strategy d8 --batch 8 --json'.split();"
         "from predict.cli import main; main()"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
