@@ -12,7 +12,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import counted
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
 
-_REPLACED = {"kernel_models": "sort of kernels", "communication": "regime of a collective"}
+_REPLACED = {"kernel_models": "published regressor", "communication": "published fit"}
 
 
 def own_before_published(

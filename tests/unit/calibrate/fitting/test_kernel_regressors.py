@@ -257,8 +257,8 @@ def test_kernels_without_a_place_for_their_archive_are_refused(fitted: Path) -> 
 
 
 def test_too_few_kernels_are_a_note(tmp_path: Path) -> None:
-    sweep = write_kernels(tmp_path / "sweep", drawn(20))
-    with pytest.raises(UserError, match="20 shapes are too few"):
+    sweep = write_kernels(tmp_path / "sweep", drawn(8))
+    with pytest.raises(UserError, match="8 shapes are too few"):
         fit_profile([sweep], command_line=(), force=False, beside=tmp_path / "profile.json")
 
 

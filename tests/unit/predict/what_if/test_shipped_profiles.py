@@ -98,8 +98,7 @@ def test_a_wrong_name_is_one_line(predict: Caller) -> None:
 def test_a_prediction_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'lightgbm')));"
-        "sys.argv = 'predict --from-profile h100-sxm --model llama-2-7b --strategy d8 --batch 8'.split();"
-        "sys.argv += ['--dtype', 'bf16', '--json'];"
+        "sys.argv = 'predict --from-profile h100-sxm --model llama-2-7b --strategy d8 --batch 8 --json'.split();"
         "from predict.cli import main; main()"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
