@@ -74,7 +74,7 @@ def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
             if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
                 raise ValueError(f"it holds more than {_MOST_BYTES} bytes")
             return {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in archive.infolist()}
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, NotImplementedError, zlib.error) as error:
+    except (ValueError, TypeError, OSError, EOFError, KeyError, RuntimeError, NotImplementedError, zlib.error) as error:
         raise UserError(f"{path} is no archive of arrays: {error}") from None
     except (zipfile.BadZipFile, SyntaxError, tokenize.TokenError, MemoryError, RecursionError, struct.error) as error:
         raise UserError(f"{path} is no archive of arrays: {error}") from None

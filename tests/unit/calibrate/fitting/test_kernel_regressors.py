@@ -219,7 +219,9 @@ def test_a_missing_broken_or_foreign_archive_is_one_line(fitted: Path, tmp_path:
     np.testing.assert_array_equal(read_arrays(path, sha256)["0/x"], [0, 1, 2])
     with pytest.raises(UserError, match="SHA-256 differs"):
         read_arrays(path, "0" * 64)
-    for content in (b"", b"PK\x03\x04 torn", path.read_bytes()[:-30]):
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as odd:
+        odd.writestr("0/x.npy", zipfile.Path(path, "0/x.npy").read_bytes().replace(b" 'shape'", b"B'shape'"))
+    for content in (b"", b"PK\x03\x04 torn", path.read_bytes()[:-30], (tmp_path / "odd.zip").read_bytes()):
         path.write_bytes(content)
         with pytest.raises(UserError, match="no archive of arrays"):
             read_arrays(path, hashlib.sha256(content).hexdigest())
