@@ -14,6 +14,8 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import write_output
@@ -72,21 +74,14 @@ def _rendered(title: str, sections: Sequence[Section]) -> bytes:
     scripts = [_read(name) for name in _SCRIPTS]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    documents = {
-        f"data-{name}": in_script(encode_pretty(value) if name in section.documents else _encoded(value))
-        for section in sections
-        for name, value in ({figure.name: figure.data for figure in section.figures} | dict(section.documents)).items()
-    }
+    documents = {}
+    for section in sections:
+        documents |= {f"data-{each.name}": in_script(msgspec.json.encode(each.data)) for each in section.figures}
+        documents |= {f"data-{name}": in_script(encode_pretty(value)) for name, value in section.documents.items()}
     text: str = _template().render(
         title=title, sections=sections, documents=documents, policy=policy, style=_read(_STYLE), scripts=scripts
     )
     return text.encode()
-
-
-def _encoded(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
 
 
 def _digest(script: str) -> str:
