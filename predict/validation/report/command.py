@@ -11,6 +11,9 @@ from paradl_bench.core.terminal.help import GroupedCommand
 from predict.prediction.command_options import point_options, refuse_missing
 from predict.search.command import SEARCHED, search_options
 
+_BESIDE_RUNS = ("profile", "cluster", "layers", "memory", "remedies", "output", "force")
+"""Options that go with runs alone: the runs say the rest."""
+
 
 @click.command("report", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("runs", nargs=-1, metavar="[RUN_DIR...]", type=click.Path(path_type=Path))
@@ -41,10 +44,14 @@ def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> Non
     refuse_missing(options, "profile")
     if options["evaluator"] != "simulate":
         raise UserError(f"--evaluator {options['evaluator']}: predict report shows what simulate says; leave it out")
-    if not runs or options["model"] is not None:
+    of_runs = bool(runs) and options["model"] is None
+    unused = dict.fromkeys(options.keys() - set(_BESIDE_RUNS), "the runs say it; give --model too, or leave it out")
+    if not of_runs:
         refuse_missing(options, "model", "batch", *(() if options["strategy"] else ("ranks",)))
-        for name in () if options["strategy"] else [name for name in SEARCHED if name in given]:
-            raise UserError(f"--{name.replace('_', '-')}: {SEARCHED[name]}")
+        unused = {} if options["strategy"] else SEARCHED
+    for name in (str(parameter.name) for parameter in ctx.command.params):
+        if name in given and name in unused:
+            raise UserError(f"--{name.replace('_', '-')}: {unused[name]}")
     check_price(options["price"])
     refuse_overwrite(options["output"], force=options["force"])
     with progress("candidates predicted", options["predictions"]) as bar:

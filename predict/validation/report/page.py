@@ -14,11 +14,13 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import write_output
 from paradl_bench.core.terminal.printed import in_script, plain
-from paradl_bench.core.units import format_bytes
+from paradl_bench.core.units import counted, format_bytes
 from predict.validation.report.content import Content, Section
 from predict.validation.report.sections import (
     answer,
@@ -57,7 +59,7 @@ def page(content: Content) -> bytes:
     """The whole file; the same for the same content."""
     sections = [found for each in _SECTIONS if (found := each.section(content)) is not None]
     prediction = content.prediction
-    about = f"{prediction.model} on {prediction.ranks} ranks, batch {prediction.batch}"
+    about = f"{prediction.model} on {counted(prediction.ranks, 'rank')}, batch {prediction.batch}"
     title = f"Runs and predictions: {about}" if content.run else f"Prediction: {about}"
     made = _rendered(title, sections)
     if len(made) > MOST_BYTES:
@@ -72,21 +74,14 @@ def _rendered(title: str, sections: Sequence[Section]) -> bytes:
     scripts = [_read(name) for name in _SCRIPTS]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    documents = {
-        f"data-{name}": in_script(encode_pretty(value) if name in section.documents else _encoded(value))
-        for section in sections
-        for name, value in ({figure.name: figure.data for figure in section.figures} | dict(section.documents)).items()
-    }
+    documents: dict[str, str] = {}
+    for section in sections:
+        documents |= {f"data-{each.name}": in_script(msgspec.json.encode(each.data)) for each in section.figures}
+        documents |= {f"data-{name}": in_script(encode_pretty(value)) for name, value in section.documents.items()}
     text: str = _template().render(
         title=title, sections=sections, documents=documents, policy=policy, style=_read(_STYLE), scripts=scripts
     )
     return text.encode()
-
-
-def _encoded(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
 
 
 def _digest(script: str) -> str:
