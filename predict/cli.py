@@ -25,6 +25,7 @@ from predict.prediction.command_options import (
     refuse_missing,
     why_option,
 )
+from predict.prediction.first_steps import init
 from predict.search.command import search_command
 from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
@@ -201,6 +202,7 @@ def validate(
         write_page(gather_runs({**options_unset(), **asked}, report), html, force=force)
 
 
+group.add_command(init)
 group.add_command(diagnose)
 group.add_command(validate_layers_command)
 group.add_command(what_if_command)

@@ -84,6 +84,7 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict", "what-if"): (*_OPTIONS, "--vary", "bandwidth=1,2"),
     ("predict", "devices"): (),
     ("predict", "profiles"): (),
+    ("predict", "init"): ("--have", "profile", "--path", str(PROFILE), *_PREDICT[2:4], "--ranks", "4", "--batch", "8"),
     ("predict", "diagnose"): (*_OPTIONS, "--no-remedies"),
     ("predict", "validate-layers"): (*_PREDICT[:4], "--layers", "roofline"),
     # A search predicts 60 candidates unless told otherwise, and each input has two seconds.

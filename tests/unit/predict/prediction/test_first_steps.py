@@ -1,0 +1,116 @@
+"""predict init writes commands that the programs take, and that lead from what one has to an answer."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from calibrate.cli import group as calibrate
+from paradl_bench.cli import group as bench
+from predict.cli import group as predict
+from predict.prediction import first_steps
+
+ROOT = Path(__file__).parents[4]
+PROFILE = ROOT / "results" / "cpu-2core" / "2026-11-21-ffbe79c" / "accuracy" / "profile.json"
+LOGS = ROOT / "tests" / "data" / "imports"
+GROUPS: dict[str, click.Group] = {"paradl-bench": bench, "calibrate": calibrate, "predict": predict}
+ASKED = ("--ranks", "2", "--batch", "8")
+
+
+def init(*options: str, answers: str | None = None) -> Result:
+    return CliRunner().invoke(predict, ["init", *options], input=answers)
+
+
+def commands(script: str) -> list[list[str]]:
+    return [shlex.split(line) for line in script.splitlines() if not line.startswith("#")]
+
+
+def parsed(words: list[str]) -> None:
+    """Parse as the program would, without running anything."""
+    group = GROUPS[words[0]]
+    context = click.Context(group)
+    found = group.get_command(context, words[1])
+    if found is None:
+        group.make_context(words[0], words[1:])
+    else:
+        found.make_context(words[1], words[2:], parent=context)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--have", "nothing", "--model", "resnet50", "--ranks", "48", "--batch", "2048", "--device", "cuda"),
+        ("--have", "nothing", "--model", "mine:build", "--ranks", "1", "--batch", "4"),
+        ("--have", "logs", "--path", str(LOGS / "nccl-tests-2.4.log"), "--model", "vgg11", *ASKED),
+    ],
+)
+def test_every_written_command_is_one(options: tuple[str, ...]) -> None:
+    done = init(*options)
+    assert done.exit_code == 0, done.output
+    written = commands(done.output)
+    assert len(written) >= 4
+    for words in written:
+        parsed(words)
+    made = [words[words.index("-o") + 1] for words in written if "-o" in words]
+    fit = next(words for words in written if words[:2] == ["calibrate", "fit"])
+    assert fit[2 : fit.index("-o")] == made[:-1], "what was measured is what is fitted"
+    assert all(made[-1] in words for words in written if words[0] == "predict")
+
+
+def test_commands_for_a_profile_answer() -> None:
+    done = init("--have", "profile", "--path", str(PROFILE), "--model", "resnet18", *ASKED)
+    assert done.exit_code == 0, done.output
+    for program, *words in commands(done.output):
+        answer = CliRunner().invoke(GROUPS[program], words)
+        assert answer.exit_code == 0, answer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        *(("nccl-tests-2.17.log", "nccl-tests"), ("nccl-tests-2.0-2017.log", "nccl-tests"), ("osu-7.4.log", "osu")),
+        *(("imb-mpi1-2021.log", "imb"), ("rccl-tests.log", "rccl-tests")),
+    ],
+)
+def test_a_log_is_known_by_how_it_begins(name: str, known: str) -> None:
+    done = init("--have", "logs", "--path", str(LOGS / name), "--model", "vgg11", *ASKED)
+    assert f"paradl-bench import {known} " in done.output
+
+
+def test_answers_do_as_options_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["nothing", "resnet18", 2, 8])
+    monkeypatch.setattr(first_steps, "_on_terminal", lambda: True)
+    monkeypatch.setattr(first_steps, "_answer", lambda *_: next(said))
+    assert init().output == init("--have", "nothing", "--model", "resnet18", *ASKED).output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "predict init asks on a terminal, and this is none: give --have, --model, --ranks, --batch, as"),
+        (("--have", "logs", "--model", "x", *ASKED), "give --path, as"),
+        (("--have", "profile", "--path", "no.json", "--model", "x", *ASKED), "no.json"),
+        (("--have", "profile", "--path", str(PROFILE), "--model", "gpt9", *ASKED), "gpt9"),
+        (("--have", "nothing", "--model", "a\nrm -r b", *ASKED), "on one line"),
+        (("--have", "logs", "--path", "none.log", "--model", "x", *ASKED), "--path none.log: No such file"),
+        (("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED), "begins as no log of"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options: tuple[str, ...], message: str) -> None:
+    done = init(*options)
+    assert done.output == ""
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_a_script_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "commands.sh"
+    options = ("--have", "nothing", "--model", "vgg11", *ASKED, "-o", str(target))
+    assert init(*options).exit_code == 0
+    assert target.read_text().startswith("# vgg11, ")
+    assert "exists; give --force" in str(init(*options).exception)
+    assert init(*options, "--force").exit_code == 0
