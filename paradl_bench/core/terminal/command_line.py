@@ -187,6 +187,8 @@ def write_pieces(target: str, pieces: Iterable[bytes], *, force: bool = False) -
 
 
 def refuse_overwrite(target: str, *, force: bool) -> None:
-    """Raise before any work is done when ``target`` exists and may not be replaced."""
+    """Raise before any work is done when ``target`` is no file's name, or exists and may not be replaced."""
+    if not Path(target).name:
+        raise UserError(f"--output {target!r} is no file: give a path, or - for standard output")
     if target != "-" and Path(target).exists() and not force:
         raise UserError(f"{target} exists; give --force to replace it, or another name")

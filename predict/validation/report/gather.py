@@ -147,7 +147,7 @@ def _of_search(options: Options, advance: Callable[[], None]) -> _Found:
 
 def _of_strategies(options: Options) -> _Found:
     """The fastest of the strategies that were given: those that fit first."""
-    predicted = predict_request({**options, "knee": KNEE})
+    predicted = predict_request({"spread": None, "dilate": None, **options, "knee": KNEE})
     best = min(range(len(predicted.points)), key=lambda index: _worth(predicted.predictions[index]))
     point = predicted.points[best]
     scaling = Scaling(predictions=_swept(predicted.predictions), sweeps=predicted.sweeps)

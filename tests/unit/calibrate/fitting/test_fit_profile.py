@@ -277,7 +277,7 @@ def test_fit_show_and_diff_at_the_terminal(
     assert "layer times of toy, wide; gloo all_reduce" in err
     assert read_profile(Path(profile)).command_line == ("calibrate", "fit", layers, sweep, "-o", profile)
 
-    code, out, _ = run(capsys, monkeypatch, "show", profile)
+    code, out, _ = run(capsys, monkeypatch, "show", profile, "--all")
     assert code == 0
     for expected in ("toy", "all_reduce", "ring", "remainder", "with-compute", "weak"):
         assert expected in out
