@@ -53,8 +53,10 @@ class Liveness(ShardedOperations):
         self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
         self._finished: set[str] = set()
         self._recomputed = tuple(run.recomputed)
+        # By segment, layers whose backward runs it again: those that read what is kept, in a reentrant one all.
         self._keeping = [
-            [i for i in self._order if i in layers and self._keeps(i) != Saved()] for layers in self._recomputed
+            [i for i in self._order if i in layers and (self._is_reentrant(i) or self._keeps(i) != Saved())]
+            for layers in self._recomputed
         ]
 
     def forward(self, received: Storage) -> Pass:

@@ -176,6 +176,17 @@ def repeated(reentrant: bool) -> nn.Module:
     return Function(run, first=halves[0], second=halves[1])
 
 
+def changed_again(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """A reentrant checkpoint that ends with a change in place, which keeps nothing."""
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x) + x
+        y[:, :, :2].mul_(0.5)
+        return y
+
+    return checkpoint(change, x, use_reentrant=True)
+
+
 class BehindCheckpoint(OnImages):
     """A reentrant checkpoint of the input, which gets no gradient: backward does not come to it."""
 
@@ -262,6 +273,7 @@ NETWORKS |= {
     "checkpoint that never runs again": lambda: BehindCheckpoint(),
     "checkpoints": lambda: OnImages(repeated(False)),
     "reentrant checkpoints": lambda: OnImages(repeated(True)),
+    "reentrant checkpoint that changes in place": lambda: OnImages(Function(changed_again)),
 }
 FEW_UNITS = {
     "lstm": lambda: OnFewTokens(nn.LSTM(6, 6, 2, batch_first=True)),
