@@ -187,8 +187,9 @@ class _TracingMode(TorchFunctionMode):
         activations = [t for t in call.tensors if not t.parameter]
         batchless_inputs = tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None)
         shape = call.output_shapes[0]
-        # A loss is a scalar of samples; one of parameters alone holds none.
-        of_samples = not shape and len(batchless_inputs) < len(activations)
+        parameters = tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(BUFFER))
+        # A loss is a scalar of samples; one of parameters alone holds none. Counters of batches are left as they were.
+        of_none = bool(shape) or (bool(activations or parameters) and len(batchless_inputs) == len(activations))
         moved = facts.moved_elements
         if moved is None:
             moved = 0 if kind and kind.view else call.input_elements + call.output_elements
@@ -201,9 +202,9 @@ class _TracingMode(TorchFunctionMode):
             input_shapes=tuple(per_sample(t.shape, self.batch) for t in activations),
             output_shape=call.output_shape,
             further_outputs=tuple(per_sample(shape, self.batch) for shape in call.output_shapes[1:]),
-            batchless=not of_samples and batch_dim(shape, self.batch) is None,
+            batchless=of_none and batch_dim(shape, self.batch) is None,
             batchless_inputs=batchless_inputs,
-            parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(BUFFER)),
+            parameters=parameters,
             fw_flops=int(facts.fw_flops),
             bw_input_flops=int(facts.bw_input_flops),
             bw_weight_flops=int(facts.bw_weight_flops),

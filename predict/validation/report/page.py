@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.resources
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.files.storage import encode_pretty, read_whole
 from paradl_bench.core.terminal.command_line import write_output
 from paradl_bench.core.terminal.printed import in_script, plain
 from paradl_bench.core.units import counted, format_bytes
@@ -89,7 +89,7 @@ def _digest(script: str) -> str:
 
 
 def _read(name: str) -> str:
-    return importlib.resources.files("predict.validation.report").joinpath(name).read_text(encoding="utf-8")
+    return read_whole(Path(__file__).parent / name).decode()
 
 
 def _template() -> Any:

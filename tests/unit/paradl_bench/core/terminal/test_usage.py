@@ -145,7 +145,7 @@ IN = ("--from-profile", "profile.json", "--model", "chain")
             ("what-if", *IN, "--strategy", "d2", "--batch", "8", "--vary", "bandwidth=1-2"),
             "a range as 0.1:10:log",
         ),
-        (predict, ("profile.json",), "No such command 'profile.json'. Commands are buckets, "),
+        (predict, ("own.json",), "No such command 'own.json'. Commands are buckets, "),
         (bench, ("colectives",), "No such command 'colectives'. Did you mean 'collectives'?"),
         (bench, ("collectives", "--ranks", "2", "--sizes", "1K-4K", "-o", "c"), "write first:last:factor, as 1K:64M:2"),
         (bench, ("layers", "a", "--batch", "1", "--input-shape", "3,8,8", "-o", "l"), "channels first: 3x224x224"),
