@@ -44,10 +44,11 @@ emulate: $(VENV)/.bench ## strategies on layers that sleep, over emulated nodes,
 fuzz: $(VENV)/.test ## change files, options and variables at random for HOURS=1 from SEED=0; counts in FUZZED=fuzzing.json
 	$(BIN)/python benchmarks/robustness/fuzz.py --hours $(HOURS) --seed $(SEED) -o $(FUZZED)
 
-lint: $(VENV)/.test ## ruff: rules and format; bandit: what an attacker would look for
+lint: $(VENV)/.test ## ruff: rules and format; bandit: what an attacker would look for; sentences of the docs that are too long
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m bandit -q -c pyproject.toml -r paradl_bench calibrate predict
+	$(BIN)/python docs/sentences.py
 
 # Not part of lint: it asks pypi.org about each pinned version, which a mirror of packages does not answer.
 audit: ## known vulnerabilities of the pinned versions; needs pypi.org

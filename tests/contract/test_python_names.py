@@ -119,7 +119,7 @@ def signature_of(function: object) -> str:
 @pytest.mark.parametrize("package", sorted(FUNCTIONS))
 def test_packages_offer_these_functions(package: str) -> None:
     offered = importlib.import_module(package)
-    found = {name: value for name, value in vars(offered).items() if inspect.isfunction(value)}
+    found = {name: getattr(offered, name) for name in offered.__all__}
     assert {name: signature_of(value) for name, value in found.items()} == FUNCTIONS[package]
 
 

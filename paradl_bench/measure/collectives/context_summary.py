@@ -120,32 +120,33 @@ def _ratio(in_context_s: float | None, idle_s: float | None) -> float | None:
     return in_context_s / idle_s if in_context_s is not None and idle_s else None
 
 
+CAPTION = (
+    "medians in turn; compute: how many times longer it takes beside; queued: ended only after the all-reduce;"
+    " lag: between the first and the last rank's arrival, no part of the time"
+)
+"""Under a table of contexts."""
+
+
 def context_table(rows: Sequence[ContextRow]) -> Table:
     """A table of all of them."""
-    from rich import box
-    from rich.table import Table
+    from paradl_bench.core.terminal.tables import table
 
-    table = Table(
-        title="in a context, from the last rank's arrival on, against idle",
-        caption="medians in turn; compute: how many times longer it takes beside; queued: ended only after the"
-        " all-reduce; lag: between the first and the last rank's arrival, no part of the time",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
+    columns = ("context", "operation", "message", "idle", "in context", "ratio", "besides", "calls")
+    title = "in a context, from the last rank's arrival on, against idle"
+    return table(columns, map(_cells, rows), title=title, keys=3)
+
+
+def _cells(row: ContextRow) -> Sequence[str]:
+    return (
+        f"{row.context} {row.neighbour}".strip() + (f" at {row.neighbour_level}" if row.neighbour_level else ""),
+        row.operation,
+        format_bytes(row.message_bytes),
+        "not measured" if row.idle_s is None else format_seconds(row.idle_s),
+        "none" if row.in_context_s is None else format_seconds(row.in_context_s),
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+        _besides(row),
+        str(row.calls),
     )
-    for name in ("context", "operation", "message", "idle", "in context", "ratio", "besides", "calls"):
-        table.add_column(name, justify="left" if name in ("context", "operation") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            f"{row.context} {row.neighbour}".strip() + (f" at {row.neighbour_level}" if row.neighbour_level else ""),
-            row.operation,
-            format_bytes(row.message_bytes),
-            "not measured" if row.idle_s is None else format_seconds(row.idle_s),
-            "none" if row.in_context_s is None else format_seconds(row.in_context_s),
-            "" if row.ratio is None else f"{row.ratio:.2f}",
-            _besides(row),
-            str(row.calls),
-        )
-    return table
 
 
 def _besides(row: ContextRow) -> str:

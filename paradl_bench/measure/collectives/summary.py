@@ -13,7 +13,7 @@ from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import sorted_groups, summarise
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.units import format_bytes, format_seconds
-from paradl_bench.measure.collectives.context_summary import ContextRow, context_rows, context_table
+from paradl_bench.measure.collectives.context_summary import CAPTION, ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import SweepPace, sweep_pace
 from paradl_bench.plan.collectives.catalog import operations
@@ -119,6 +119,7 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     if summary.contexts:
         console.print()
         console.print(context_table(summary.contexts))
+        console.print(CAPTION, soft_wrap=True)
 
 
 def verified_word(tool: str, *, verified: bool) -> str:
