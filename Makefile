@@ -30,7 +30,7 @@ test: lint types contracts unit ## lint, types, import contracts and tests, all 
 
 test-full: test ## everything: what `make test` runs, then the slow tests
 	@$(BIN)/python -m pytest -m slow --collect-only >/dev/null 2>&1; \
-	if [ $$? -eq 5 ]; then echo "no test is marked slow"; else $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder; fi
+	if [ $$? -eq 5 ]; then echo "no test is marked slow"; else $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder; fi
 
 # OUT names the directory here too, of its own unless it is given.
 gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference calibration; OUT=gpu-check
@@ -63,10 +63,10 @@ contracts: $(VENV)/.test ## which module may import which
 	$(BIN)/lint-imports --no-logo
 
 # Tests that start ranks take the cores themselves, but wait a good part of their time: for processes to start, for each
-# other, for limits to pass. Two files at a time fill that; the other tests share the cores out.
+# other, for limits to pass. Three files at a time fill that; the other tests share the cores out.
 unit: $(VENV)/.test ## the tests, all but the slow ones
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --ignore tests/distributed
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder tests/distributed
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder tests/distributed
 
 format: $(VENV)/.test ## put the code in shape
 	$(BIN)/ruff check --fix
