@@ -97,7 +97,9 @@ def test_the_other_commands_start_without_torch() -> None:
 def test_packages_hold_their_code_in_modules() -> None:
     for path in (path for path in SOURCES if path.name == "__init__.py"):
         body = ast.parse(path.read_text()).body
-        defined = [type(node).__name__ for node in body if not isinstance(node, (ast.Expr, ast.ImportFrom))]
+        # The three packages load the names that they offer to Python when these are asked for.
+        faces = (ast.If, ast.Assign, ast.FunctionDef) if path.parent.parent == ROOT else ()
+        defined = [type(node).__name__ for node in body if not isinstance(node, (ast.Expr, ast.ImportFrom, *faces))]
         assert not defined, f"{path.relative_to(ROOT)} defines something"
 
 
