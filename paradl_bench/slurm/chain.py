@@ -20,7 +20,7 @@ from paradl_bench.slurm.jobs.site import Site, Use
 
 PROFILE = "profile.json"
 REPORT = "report"
-PAGE = "report.html"
+PAGE = f"{REPORT}/report.html"
 SUMMARY = "summary.md"
 _FURTHER = 8
 """Predictions go on, in powers of two, to so many times the ranks that were measured."""
