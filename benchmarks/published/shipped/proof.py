@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from public.neusight import read_answer
+from sets.neusight import read_answer
 from public.toolkit import run
 from shipped.tables import Device
 
