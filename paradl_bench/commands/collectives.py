@@ -16,7 +16,13 @@ from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.core.units import parse_size_sweep
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.options import hang_option, link_option, nodes_option, ranks_per_node_option
+from paradl_bench.plan.options import (
+    directory_options,
+    hang_option,
+    link_option,
+    nodes_option,
+    ranks_per_node_option,
+)
 from paradl_bench.tools.catalog import tools
 from paradl_bench.tools.request import ToolRequest, launcher_of_tool, level_of_job
 
@@ -177,12 +183,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     link_option,
     hang_option,
 )
-@option_group(
-    "Output",
-    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
-    folded=False,
-)
+@directory_options
 @click.pass_context
 @collected(by=ToolOptions, sweep=SweepOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802

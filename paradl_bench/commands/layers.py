@@ -17,7 +17,8 @@ from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
     SampleOptions,
     axis_options,
-    dtype_option,
+    device_options,
+    directory_options,
     hang_option,
     kernel_options,
     sample_options,
@@ -59,12 +60,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     sample_options,
     folded=False,
 )
-@option_group(
-    "Where and in what",
-    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
-    dtype_option,
-    folded=False,
-)
+@device_options
 @kernel_options
 @option_group(
     "On how many ranks",
@@ -116,12 +112,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ),
     hang_option,
 )
-@option_group(
-    "Output",
-    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
-    folded=False,
-)
+@directory_options
 @collected(sample=SampleOptions, kernels=KernelFlags, timing=TimingOptions, launch=LaunchOptions)
 def COMMAND(  # noqa: N802
     model: str,

@@ -17,7 +17,8 @@ from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
     batch_norm_option,
-    dtype_option,
+    device_options,
+    directory_options,
     emulation_options,
     hang_option,
     kernel_options,
@@ -158,12 +159,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ),
 )
 @emulation_options
-@option_group(
-    "Where and in what",
-    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
-    dtype_option,
-    folded=False,
-)
+@device_options
 @kernel_options
 @option_group(
     "Proof and times of single calls",
@@ -190,12 +186,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ),
     hang_option,
 )
-@option_group(
-    "Output",
-    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
-    folded=False,
-)
+@directory_options
 @collected(
     run=RunOptions,
     sample=SampleOptions,

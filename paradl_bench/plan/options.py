@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +49,21 @@ dtype_option = click.option(
     show_default=True,
     help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
 )
+
+device_options = option_group(
+    "Where and in what",
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+    dtype_option,
+    folded=False,
+)
+
+directory_options = option_group(
+    "Output",
+    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    folded=False,
+)
+"""Of a command that measures into a directory."""
 
 kernel_options = option_group(
     "Kernels",

@@ -65,7 +65,7 @@ def capture_environment(device: str, *, settings: dict[str, str], layers: Emulat
             **{name: os.environ.get(name, "default") for name in ALLOCATOR_VARIABLES},
         },
         variables=recorded_variables(),
-        commit=_commit(),
+        commit=source_commit(),
         emulated=Emulation(nodes=nodes, layers=layers) if nodes or layers else False,
     )
 
@@ -143,7 +143,7 @@ def host_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """Commit of the source tree that this program runs from; None for an installed copy or without git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
-from predict.prediction.command_options import point_options, refuse_missing, why_option
+from predict.prediction.command_options import output_options, point_options, refuse_missing, why_option
 
 
 @click.command("what-if", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,15 +34,10 @@ from predict.prediction.command_options import point_options, refuse_missing, wh
     why_option,
     folded=False,
 )
+@output_options
 @option_group(
     "Output",
-    click.option(
-        "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-    click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
     click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots])."),
-    click.option("--force", is_flag=True, help="Replace existing output files."),
     folded=False,
 )
 def what_if_command(**options: Any) -> None:

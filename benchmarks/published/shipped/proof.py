@@ -11,8 +11,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from sets.neusight import read_answer
 from public.toolkit import run
+from sets.neusight import read_answer
 from shipped.tables import Device
 
 _FOLDERS = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from importlib import metadata
-from pathlib import Path
 
 from calibrate.report.sections.roofline_show import device_lines
+from paradl_bench.ranks.environment import source_commit
 from paradl_bench.records.measurement import Environment
 from predict.validation.report.content import Content, Section
 from predict.validation.shown.cells import Table
@@ -56,12 +55,8 @@ def _version() -> str:
         version = metadata.version("paradl")
     except metadata.PackageNotFoundError:
         version = "not installed"
-    root, git = Path(__file__).resolve().parents[4], shutil.which("git")
-    if git is None or not (root / ".git").exists():
-        return version
-    asked = [git, "-C", str(root), "rev-parse", "--short=12", "HEAD"]
     try:
-        commit = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+        commit = source_commit()
     except (OSError, subprocess.TimeoutExpired):  # of no use to the page's reader, who still wants the rest
         return version
     return f"{version}, commit {commit}" if commit else version
