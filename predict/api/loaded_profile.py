@@ -98,23 +98,21 @@ class LoadedProfile(CalibratedProfile):
 
         Args:
             model, strategy, batch: as of :meth:`sweep`.
-            vary: ``"bandwidth=0.1:10:log"``, ``"peak-flops=1,2,4"``; one or several.
+            vary: ``"bandwidth=0.1:10:log"``, ``"peak-flops=1,2,4"``; one or several. Without it and
+                ``replace``, twice as much of everything is tried, what helps most first.
             replace: layers by a pattern of their names, and what stands in their place: ``"classifier.*=none"``.
 
         Raises:
-            UserError: whatever is wrong, in one line; or neither ``vary`` nor ``replace`` is given.
+            UserError: whatever is wrong, in one line.
         """
-        from paradl_bench.core.errors import UserError
         from predict.api.results import ReplacedLayers, WhatIf
-        from predict.what_if.command import refuse_beside_replace
+        from predict.what_if.command import refuse_unlike_changes
         from predict.what_if.replacing import predict_replaced
         from predict.what_if.what_if import vary as predict_varied
 
         given: dict[str, object] = {"model": model, "strategy": strategy, "batch": batch}
         asked = self._ask("predict what-if", options, **given, vary=vary, replace=replace)
-        if not vary and not replace:
-            raise UserError('what_if needs vary="bandwidth=0.1:10:log", or replace="PATTERN=none" of layers')
-        refuse_beside_replace(asked.options)
+        refuse_unlike_changes(asked.options)
         if not replace:
             return WhatIf(predict_varied(asked.options), asked.command)
         strong = asked.options["scaling"] == "strong"

@@ -59,10 +59,7 @@ def what_if_command(**options: Any) -> None:
 
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
-    if options["replace"]:
-        refuse_beside_replace(options)
-    elif options["grid"] and not options["vary"]:
-        raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
+    refuse_unlike_changes(options)
     if options["plot"]:
         from paradl_bench.core.terminal.pictures import refuse_undrawable
 
@@ -72,16 +69,16 @@ def what_if_command(**options: Any) -> None:
     (_replace if options["replace"] else _vary)(options)
 
 
-def refuse_beside_replace(options: dict[str, Any]) -> None:
-    """Raise a UserError of options that don't go with ``--replace``, where that is given."""
+def refuse_unlike_changes(options: dict[str, Any]) -> None:
+    """Raise a UserError of ``--replace``, ``--vary`` and ``--grid`` that don't go together."""
     from paradl_bench.core.errors import UserError
 
-    if not options["replace"]:
-        return
-    if options["vary"]:
+    if options["replace"] and options["vary"]:
         raise UserError("--replace and --vary exclude each other: change layers or what they run on, one at a time")
-    if options["grid"]:
+    if options["grid"] and options["replace"]:
         raise UserError("--grid is for --vary, not for --replace")
+    if options["grid"] and not options["vary"]:
+        raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
 
 
 def _vary(options: dict[str, Any]) -> None:

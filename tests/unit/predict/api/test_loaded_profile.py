@@ -74,6 +74,12 @@ def test_a_search_is_that_of_the_command(caller: Caller, profile: LoadedProfile)
     assert found.to_frame()["iteration_s"].to_list() == [row["prediction"]["iteration_s"] for row in told["rows"]]  # type: ignore[call-overload]
 
 
+def test_without_a_quantity_twice_of_everything_is_tried(caller: Caller, profile: LoadedProfile) -> None:
+    found = profile.what_if("chain", "d2", batch=8)
+    assert as_json(found.rows) == caller.bare(*shlex.split(found.command)[1:], "--json").json()
+    assert {"bandwidth 2", "peak-flops 2"} <= set(found.to_frame()["varied"])
+
+
 def test_a_what_if_is_that_of_the_command(caller: Caller, profile: LoadedProfile) -> None:
     found = profile.what_if("chain", "d2", batch=8, vary=["bandwidth=1,2", "latency@node=4"], grid=True)
     assert as_json(found.rows) == caller.bare(*shlex.split(found.command)[1:], "--json").json()
@@ -170,8 +176,8 @@ def test_what_is_wrong_is_said_in_a_line(profile: LoadedProfile, asked: dict[str
 def test_other_methods_refuse_as_their_commands_do(profile: LoadedProfile) -> None:
     with pytest.raises(UserError, match=r"--strategy: predict search tries all there are"):
         profile.search("chain", ranks=2, batch=8, strategy="d2")
-    with pytest.raises(UserError, match="what_if needs vary="):
-        profile.what_if("chain", "d2", batch=8)
+    with pytest.raises(UserError, match="--grid is for --vary: say what to vary"):
+        profile.what_if("chain", "d2", batch=8, grid=True)
     with pytest.raises(UserError, match="exclude each other"):
         profile.what_if("chain", "d2", batch=8, vary="bandwidth=2", replace="x=none")
     with pytest.raises(UserError, match="one strategy and batch"):
