@@ -1,4 +1,4 @@
-"""Processes of another user, which try to get into a run."""
+"""Processes of another user, which try to get into a run, and a network that they share with that run alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-NOBODY = 65534
+from paradl_bench.ranks.emulated_nodes.namespaces import NoNamespaces, new_namespace
 
 # What is imported is loaded before, since another user may not be able to read this Python.
 _BECOME = """
@@ -76,6 +76,17 @@ while time.monotonic() < end:
                     pass
 print(json.dumps(sorted(opened)), flush=True)
 """
+
+
+@contextmanager
+def network_of_its_own() -> Iterator[None]:
+    """A loopback that only what is started inside reaches: PRIES would end the runs of tests beside this one."""
+    try:
+        with new_namespace() as namespace, namespace.entered():
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield
+    except NoNamespaces as error:
+        pytest.skip(str(error))
 
 
 @contextmanager

@@ -47,6 +47,7 @@ T = TypeVar("T")
 _AFTER_HANG_S = 30.0
 # Long beside what waking costs the ranks that measure, short beside a block.
 _REST_S = 0.02
+_CLOSED = f"{PEER_LOST}, which has ended; or a process that is not of this run called in its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,8 +330,9 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ParadlError):
             raise
+        why = _CLOSED if any(mark in str(error) for mark in PEER_FAILURES[:2]) else first_line(error)
         raise WorkError(
-            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {first_line(error)}", resumable=True
+            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {why}", resumable=True
         ) from error
 
 

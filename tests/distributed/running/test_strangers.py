@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, stranger
+from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, network_of_its_own, stranger
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.ranks.launcher import launch_ranks
@@ -108,7 +108,7 @@ def test_ranks_with_different_secrets_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_stranger_cannot_enter_ranks_of_our_own_launcher(tmp_path: Path) -> None:
-    with stranger(PRIES, 30) as prying:
+    with network_of_its_own(), stranger(PRIES, 30) as prying:
         run = subprocess.run(command(tmp_path / "out"), capture_output=True, text=True, timeout=240)
         assert prying.stdout is not None
         assert json.loads(prying.stdout.readline()) == []
