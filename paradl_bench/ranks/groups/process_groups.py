@@ -211,10 +211,11 @@ def join_ranks(
         yield context
         return
     try:
-        _init_process_group(place, backend, timeout_s)
-        beat()
-        with _peers():
+        with _joining(place, backend):
+            _init_process_group(place, backend, timeout_s)
+            beat()
             prove_ranks(_world())
+        with _peers():
             yield context
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)
@@ -312,7 +313,7 @@ def scheduling_policy() -> str:
 def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> None:
     import torch.distributed as dist
 
-    from paradl_bench.ranks.groups.meeting import first_line, meet
+    from paradl_bench.ranks.groups.meeting import meet
     from paradl_bench.ranks.groups.messages import unpickle_plain_values_alone
 
     # Its functions take the default group as the default of an argument; imported later, as tracing does, they would
@@ -325,8 +326,16 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
     timeout = datetime.timedelta(seconds=timeout_s)
     store, key = meet(place, timeout)
     use_run_key(key)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
+
+
+@contextlib.contextmanager
+def _joining(place: RankPlace, backend: str) -> Iterator[None]:
+    """Turn what torch raises until all ranks have proven themselves into a WorkError; a stranger may be its cause."""
+    from paradl_bench.ranks.groups.meeting import first_line
+
     try:
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
+        yield
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ParadlError):
             raise
