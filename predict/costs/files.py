@@ -16,7 +16,7 @@ from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kinds.check import check_layers
 from paradl_bench.network.models.configurations import names_configuration
 from paradl_bench.network.models.language_sizes import size_of
-from paradl_bench.network.models.traced_networks import traced_network
+from paradl_bench.network.models.traced_networks import traced_models, traced_network
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.kernel_settings import flag_of
 
@@ -72,8 +72,11 @@ def choose_network(
             f"--sequence {sequence}: {place} holds {model} with {samples}; other lengths are of a config.json, or of"
             f" --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
         )
-    unknown = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
-    raise UserError(f"{unknown}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
+    add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
+    if profile.network:
+        raise UserError(f"{unknown_choice('model', model, profile.network)}; {add}")
+    shipped = unknown_choice("model", model, traced_models())
+    raise UserError(f"{shipped}, whose networks come with the tool; {place} holds no model; {add}")
 
 
 def _traced(model: str, sequence: int | None) -> ModelGraph:

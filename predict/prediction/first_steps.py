@@ -23,6 +23,8 @@ _MARKS = (
 )
 """What a format's files say of themselves at their beginning."""
 _HEAD_CHARACTERS = 4096
+_SHIPPED = "h100-sxm"
+"""Of the profiles that come with the tool, the one with most collectives."""
 
 
 class Case(NamedTuple):
@@ -126,6 +128,13 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     if case.have == "profile":
         yield "What the profile holds, and where it is weak.", ["calibrate", "show", profile]
         return
+    from paradl_bench.network.models.traced_networks import traced_models
+
+    if case.have == "nothing" and case.model in traced_models():
+        yield (
+            "Before any measurement: what published ones of a GPU say; predict profiles lists those of others.",
+            ["predict", "search", "--from-profile", _SHIPPED, *_about(case), "--ranks", str(case.ranks)],
+        )
     a_rank = max(case.batch // case.ranks, 1)
     on = ["--device", case.device] if case.device != "cpu" else []
     batches = f"{a_rank},{2 * a_rank}"
@@ -149,7 +158,7 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
 
 def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     """From a profile to answers."""
-    about = ["--from-profile", profile, "--model", case.model, "--batch", str(case.batch)]
+    about = ["--from-profile", profile, *_about(case)]
     most = str(case.ranks)
     if case.ranks == 1:
         yield "How long an iteration takes.", ["predict", *about, "--strategy", "serial"]
@@ -161,6 +170,10 @@ def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     sweep = ["--strategy", "data", "--ranks", ranks, "--scaling", "strong"]
     yield "How data parallelism scales, up to which ranks it pays.", ["predict", *about, *sweep]
     yield "What would help most.", ["predict", "what-if", *about, "--strategy", f"d{case.ranks}"]
+
+
+def _about(case: Case) -> list[str]:
+    return ["--model", case.model, "--batch", str(case.batch)]
 
 
 def _format_of(path: str) -> str:

@@ -16,11 +16,17 @@ from paradl_bench.core.files.storage import decode_json, read_whole
 from paradl_bench.network.graph import ModelGraph
 
 FOLDER = Path(str(files("paradl_bench.network.models"))) / "networks"
+_ENDING = ".json.gz"
 
 
 def network_file(model: str) -> Path:
     """Where the network of a model lies, if it comes with the tool."""
-    return FOLDER / f"{model}.json.gz"
+    return FOLDER / f"{model}{_ENDING}"
+
+
+def traced_models() -> list[str]:
+    """Names of the models whose networks come with the tool."""
+    return sorted(path.name.removesuffix(_ENDING) for path in FOLDER.glob(f"*{_ENDING}"))
 
 
 def traced_network(model: str) -> ModelGraph | None:

@@ -61,6 +61,14 @@ def test_every_written_command_is_one(options: tuple[str, ...]) -> None:
     assert all(made[-1] in words for words in written if words[0] == "predict")
 
 
+def test_with_nothing_the_first_command_answers_at_once() -> None:
+    done = init("--have", "nothing", "--model", "gpt2", "--ranks", "4", "--batch", "16")
+    first = commands(done.output)[0]
+    answer = CliRunner().invoke(GROUPS[first[0]], first[1:])
+    assert answer.exit_code == 0, answer.output
+    assert "d4" in answer.output
+
+
 def test_commands_for_a_profile_answer() -> None:
     done = init("--have", "profile", "--path", str(PROFILE), "--model", "resnet18", *ASKED)
     assert done.exit_code == 0, done.output

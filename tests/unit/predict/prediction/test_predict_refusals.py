@@ -82,6 +82,7 @@ def test_a_profile_without_models_says_so(predict: Caller) -> None:
     result = predict("--strategy", "serial", "--batch", "8")
     assert result.code == 2
     assert "json holds no model; add it" in result.err
+    assert "gpt2-medium" in result.err
 
 
 @pytest.mark.parametrize(
