@@ -31,9 +31,9 @@ from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
 from predict.validation.layers.command import validate_layers_command
 from predict.validation.report.command import report
+from predict.validation.report.explore.command import explore
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
-from predict.what_if.explore.command import explore
 from predict.what_if.profiles_command import profiles
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."

@@ -29,7 +29,7 @@ from paradl_bench.ranks.directories import host_watch
 from paradl_bench.ranks.groups import meeting, process_groups
 from paradl_bench.tools import request
 from predict.cli import group as predict
-from predict.what_if.explore import server
+from predict.validation.report.explore import server
 
 _GROUPS: dict[str, Any] = {"calibrate": calibrate, "paradl-bench": bench, "predict": predict}
 _PASSED_OVER = {("paradl-bench", "quickstart"), ("paradl-bench", "models")}

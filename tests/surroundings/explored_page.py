@@ -14,8 +14,8 @@ import pytest
 from profile_factory import make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import write_profile
-from predict.what_if.explore.explorer import Explorer
-from predict.what_if.explore.server import application, listening
+from predict.validation.report.explore.explorer import Explorer
+from predict.validation.report.explore.server import application, listening
 
 TOKEN = "a-token-of-these-tests"
 START = {"model": "chain", "ranks": 4, "batch": 16, "memory": ""}

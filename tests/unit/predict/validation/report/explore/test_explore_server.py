@@ -16,9 +16,9 @@ from explored_page import SEARCH, Served
 
 from predict import load_profile
 from predict.cli import group
-from predict.what_if.explore.explorer import Explorer
-from predict.what_if.explore.server import listening
-from predict.what_if.explore.state import Asked, Changed, Searched
+from predict.validation.report.explore.explorer import Explorer
+from predict.validation.report.explore.server import listening
+from predict.validation.report.explore.state import Asked, Changed, Searched
 
 
 def answered(served: Served, what: str, **asked: object) -> Any:

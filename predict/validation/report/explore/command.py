@@ -42,8 +42,8 @@ def explore(**options: Any) -> None:
     import webbrowser
 
     from paradl_bench.core.terminal.command_line import tell
-    from predict.what_if.explore.explorer import Explorer
-    from predict.what_if.explore.server import LOOPBACK, application, listening, new_token, serve
+    from predict.validation.report.explore.explorer import Explorer
+    from predict.validation.report.explore.server import LOOPBACK, application, listening, new_token, serve
 
     model = options["model"]
     explorer = Explorer(list(map(Path, options["profiles"])), [model] if model else [])

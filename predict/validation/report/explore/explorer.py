@@ -24,10 +24,10 @@ from predict.search.search import Answer, search
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis.remedies import UNSET, options_found
 from predict.validation.report.content import called
+from predict.validation.report.explore.state import Asked, Changed, Searched, commands
 from predict.validation.report.sections.answer import made_of, ranking
 from predict.validation.report.sections.memory import peaks
 from predict.validation.report.sections.timeline import bars_of_timeline
-from predict.what_if.explore.state import Asked, Changed, Searched, commands
 from predict.what_if.what_if import changed_hardware
 from predict.workload import Configuration
 
@@ -161,8 +161,8 @@ class Explorer:
 
 
 def _dtypes(profile: Profile) -> list[str]:
-    rows = (*profile.layer_times, *profile.model_times, *profile.kernel_models)
-    return list(dict.fromkeys(row.dtype for row in rows))
+    times = [row.dtype for row in (*profile.layer_times, *profile.model_times)]
+    return list(dict.fromkeys((*times, *(model.dtype for model in profile.kernel_models))))
 
 
 def _numbers(prediction: Prediction) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import msgspec
 
 from paradl_bench.core.errors import ParadlError, UserError
 from paradl_bench.core.files.storage import read_whole
-from predict.what_if.explore.explorer import Explorer
-from predict.what_if.explore.page import FILES, page
-from predict.what_if.explore.state import Asked, decode
+from predict.validation.report.explore.explorer import Explorer
+from predict.validation.report.explore.page import FILES, page
+from predict.validation.report.explore.state import Asked, decode
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
