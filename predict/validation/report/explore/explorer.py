@@ -161,7 +161,7 @@ class Explorer:
 
 
 def _dtypes(profile: Profile) -> list[str]:
-    times = [row.dtype for row in (*profile.layer_times, *profile.model_times)]
+    times = *(row.dtype for row in profile.layer_times), *(row.dtype for row in profile.model_times)
     return list(dict.fromkeys((*times, *(model.dtype for model in profile.kernel_models))))
 
 
