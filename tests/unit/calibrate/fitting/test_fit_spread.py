@@ -335,7 +335,7 @@ def test_bootstrap_draws_repetitions_where_there_are_any() -> None:
     assert np.ptp(build_curve([mean]).drawn) == 0
 
 
-def test_points_of_no_bytes_or_one_rank_count_say_nothing_of_scaling() -> None:
+def test_no_bytes_or_one_rank_count_say_nothing_of_scaling() -> None:
     at = {"ranks": 2, "measured_s": 1e-4, "fitted_s": 1e-4, "held_out_s": 1e-4, "held_out_ranks_s": 9e-5}
     fit = ring_fit(measured=tuple(CommunicationPoint(message_bytes=size, **at) for size in (0, 1024)))
     assert scaling_errors([fit], near_bytes=0) == []
