@@ -47,7 +47,6 @@ layers_option = click.option(
 )
 
 
-
 def _take_file(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Where ``--strategy`` names a file, its strategy; what else it says is the default of the other options.
 

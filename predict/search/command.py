@@ -71,7 +71,9 @@ search_options = option_group(
 @search_options
 @option_group("Of a search", why_option, folded=False)
 @export_options
-@click.option("--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Of --export: which row.")
+@click.option(
+    "--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Of --export: which row."
+)
 @output_options
 @click.pass_context
 @collected(written=OutputOptions, exported=ExportOptions)

@@ -161,7 +161,9 @@ class Wanted:
         """Whether all blocks are computed again; a UserError where some modules alone are."""
         modules = self.take("recompute", "none")
         if modules not in ("none", BLOCKS):
-            self.refuse(f"has no setting to compute {modules} again alone", f"predict with --recompute {BLOCKS} or none")
+            self.refuse(
+                f"has no setting to compute {modules} again alone", f"predict with --recompute {BLOCKS} or none"
+            )
         return modules == BLOCKS
 
     def finish(self) -> tuple[str, ...]:
@@ -212,7 +214,9 @@ class Found:
         """
         if not self.has(name):
             if default is None:
-                raise self.wrong(f"{name} is missing, without which the degrees are not known; some follow from --ranks")
+                raise self.wrong(
+                    f"{name} is missing, without which the degrees are not known; some follow from --ranks"
+                )
             return default
         text = str(self._settings[name])
         try:

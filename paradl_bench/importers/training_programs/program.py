@@ -51,7 +51,9 @@ class Program:
         """
         kind = self.formats[0] if target == "-" else format_of(Path(target))
         if kind not in self.formats:
-            raise UserError(f"--export-to {target}: {self.title} reads {' or '.join(self.formats)}; call it {self.file}")
+            raise UserError(
+                f"--export-to {target}: {self.title} reads {' or '.join(self.formats)}; call it {self.file}"
+            )
         return kind
 
 

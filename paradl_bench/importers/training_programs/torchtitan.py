@@ -127,7 +127,9 @@ def _recompute(found: Found) -> str:
 
 def _dtype(found: Found) -> str:
     if found.text(f"{_TRAINING}dtype", "float32") != "float32":
-        raise found.wrong(f"{_TRAINING}dtype is {found.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32")
+        raise found.wrong(
+            f"{_TRAINING}dtype is {found.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32"
+        )
     words = {word: dtype for dtype, word in _DTYPES.items()}
     return found.choice(f"{_TRAINING}mixed_precision_param", words, "bfloat16")
 

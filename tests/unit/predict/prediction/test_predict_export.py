@@ -32,7 +32,14 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ("megatron", "megatron.args", ("--strategy", "d4", "--accumulate", "2", "--bucket-cap-mb", "2")),
         ("torchtitan", "run.args", ("--strategy", "p2d2", "--micro-batches", "4", "--bucket-cap-mb", "100")),
         ("torchtitan", "torchtitan.args", ("--strategy", "z3d2", "--accumulate", "2")),
-        ("deepspeed", "deepspeed.json", ("--strategy", "z1d4",)),
+        (
+            "deepspeed",
+            "deepspeed.json",
+            (
+                "--strategy",
+                "z1d4",
+            ),
+        ),
     ],
 )
 def test_a_file_predicts_what_it_was_written_from(
