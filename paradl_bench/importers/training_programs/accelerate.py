@@ -45,7 +45,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     found: Settings = {"compute_environment": "LOCAL_MACHINE"}
     recomputes = wanted.recomputes()
     if degrees.stage == 1:
-        found |= {_TYPE: "DEEPSPEED", f"{_DEEPSPEED}zero_stage": 1, _ACCUMULATE: micro.count}
+        found |= {_TYPE: "DEEPSPEED", f"{_DEEPSPEED}zero_stage": 1, _ACCUMULATE: micro.number}
         found[_OFFLOAD] = "cpu" if wanted.take("offload", "none") == "optimizer" else "none"
     elif degrees.stage > 1 or degrees.tensor > 1:
         found |= _fsdp(degrees, recomputes)
@@ -53,8 +53,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         found[_TYPE] = "MULTI_GPU" if degrees.data > 1 else "NO"
     if recomputes and found[_TYPE] != "FSDP":
         wanted.refuse("computes activations again under FSDP alone", "predict z2d or z3d, or without --recompute")
-    if micro.count > 1 and degrees.stage != 1:
-        script.append(f"gradient_accumulation_steps={micro.count}")
+    if micro.number > 1 and degrees.stage != 1:
+        script.append(f"gradient_accumulation_steps={micro.number}")
     if launch.sequence:
         script.append(f"{launch.sequence} tokens a sample")
     if launch.optimizer:

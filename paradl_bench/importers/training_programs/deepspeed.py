@@ -40,7 +40,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     found: Settings = {
         _BATCH: launch.batch or 1,
         _SAMPLES: micro.samples,
-        _ACCUMULATE: micro.count,
+        _ACCUMULATE: micro.number,
         _STAGE: degrees.stage,
     }
     if degrees.stage == 1 and launch.bucket_cap_bytes:

@@ -93,7 +93,7 @@ class Degrees(NamedTuple):
 class MicroBatches(NamedTuple):
     """How many of them a rank computes in an iteration, and of how many samples each."""
 
-    count: int
+    number: int
     samples: int
 
 

@@ -118,6 +118,8 @@ def _read(found: Found) -> Launch:
         options["offload"] = "optimizer"
     default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * data) * FP32_BYTES
     exchanges = data > 1 and degrees.stage < 2
+    if exchanges and not found.truth("overlap_grad_reduce"):
+        found.notes.append("predictions exchange gradients during backward, as with --overlap-grad-reduce")
     return Launch(
         strategy=degrees.strategy(_DATA_OUTERMOST if found.truth("use_tp_pp_dp_mapping") else _ORDER),
         batch=batch,

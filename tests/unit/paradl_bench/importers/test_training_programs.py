@@ -174,6 +174,22 @@ def test_files_of_others_are_read(
 
 
 @pytest.mark.parametrize(
+    ("file", "text", "note"),
+    [
+        ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --bf16", "parameters are bf16"),
+        ("a.args", "--micro-batch-size 1", "exchange gradients during backward"),
+        ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
+        ("a.args", "--training.seq_len 64 --parallelism.tensor_parallel_degree 2", "sequence parallelism"),
+        ("a.toml", "[training]\nseq_len = 64", "computes some again"),
+        ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
+    ],
+)
+def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text)
+    assert any(note in each for each in read_launch(tmp_path / file, 8).notes)
+
+
+@pytest.mark.parametrize(
     ("file", "text", "why"),
     [
         ("a.args", "--tensor-model-parallel-size 2 --micro-batch-size 1", "give --ranks"),
