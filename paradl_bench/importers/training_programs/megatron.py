@@ -68,7 +68,9 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if launch.optimizer:
         found["optimizer"] = launch.optimizer
     if wanted.take("offload", "none") == "optimizer":
-        found["optimizer-cpu-offload"] = True
+        if not degrees.stage:
+            wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")
+        found |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
     return found
 
 
@@ -81,6 +83,8 @@ def _data_parallel(launch: Launch, degrees: Degrees) -> Settings:
         found["use-distributed-optimizer"] = True
     if degrees.stage in _SHARDED:
         found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED[degrees.stage]}
+        # The only format of checkpoints that it takes.
+        found["ckpt-format"] = "fsdp_dtensor"
     elif launch.bucket_cap_bytes:
         found["ddp-bucket-size"] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
     return found

@@ -106,6 +106,7 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         (MEGATRON, "p2d2", {"schedule": "gpipe"}, "runs no pipeline by gpipe"),
         (MEGATRON, "t2d2", {}, "does not nest axes as t2d2 does; predict d2t2"),
         (MEGATRON, "s2", {}, "no setting for spatial parallelism"),
+        (MEGATRON, "d2", {"offload": "optimizer"}, "offloads a distributed optimizer alone; predict z1d2"),
         (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
         (TITAN, "d2p2", {}, "predict p2d2"),
         (TITAN, "d2", {"batch_norm": "sync"}, "no setting for --batch-norm sync"),
