@@ -63,6 +63,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if launch.dtype == "bf16":
         found["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
+    if degrees.tensor > 1:
+        wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():
         found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     if launch.optimizer:
