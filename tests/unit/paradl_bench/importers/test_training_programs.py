@@ -35,10 +35,10 @@ NOT_IN_FILE = {
 DEFAULTS = {"accumulate": "1", "recompute": "none", "offload": "none"}
 
 
-def launch(strategy: str, batch: int = 96, **options: str) -> Launch:
+def launch(strategy: str, batch: str = "96", **options: str) -> Launch:
     return Launch(
         strategy=parse_strategy(strategy),
-        batch=batch,
+        batch=int(batch),
         sequence=512,
         dtype="bf16",
         optimizer="adam",
@@ -74,7 +74,7 @@ def drawn(draw: random.Random) -> Launch:
         options["accumulate"] = draw.choice(("1", "2", "3"))
     if stage:
         options["offload"] = draw.choice(("none", "optimizer"))
-    return launch(text, batch=96 * draw.randint(1, 3), **options)
+    return launch(text, batch=str(96 * draw.randint(1, 3)), **options)
 
 
 @pytest.mark.parametrize("file", PROGRAMS)
