@@ -18,7 +18,9 @@ from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets.command import buckets
 from predict.prediction.command_options import (
+    ExportOptions,
     OutputOptions,
+    export_options,
     layers_option,
     output_options,
     point_options,
@@ -84,10 +86,13 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
     "Fusion of gradients",
     click.option("--fusion-out", metavar="FILE", help=_FUSION_OUT_HELP),
 )
+@export_options
 @output_options
 @click.pass_context
-@collected(shown=ShownOptions, written=OutputOptions)
-def group(ctx: click.Context, /, shown: ShownOptions, written: OutputOptions, **asked: Any) -> None:
+@collected(shown=ShownOptions, written=OutputOptions, exported=ExportOptions)
+def group(
+    ctx: click.Context, /, shown: ShownOptions, written: OutputOptions, exported: ExportOptions, **asked: Any
+) -> None:
     """Predict iteration time, memory and scaling from a profile. Add --debug to any command for tracebacks.
 
     \b
@@ -102,10 +107,10 @@ def group(ctx: click.Context, /, shown: ShownOptions, written: OutputOptions, **
     if not given:
         raise click.exceptions.NoArgsIsHelpError(ctx)
     refuse_missing(asked, "profile", "model", "strategy", "batch")
-    _predict(asked, shown, written)
+    _predict(asked, shown, written, exported)
 
 
-def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions) -> None:
+def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions, exported: ExportOptions) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import say
@@ -115,6 +120,7 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
 
     check_request(asked)
     written.check()
+    exported.check(force=written.force)
     if shown.explain and written.as_csv:
         raise UserError("--explain is a table or JSON: leave --csv out")
     if shown.fusion_out is not None:
@@ -123,6 +129,9 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
     predictions = predicted.predictions
+    exported.write(predictions, force=written.force)
+    if exported.alone:
+        return
     if shown.explain:
         content = ledgers_json(predicted.ledgers)
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -20,6 +20,9 @@ from paradl_bench.plan.options import (
     kernel_options,
     memory_options,
 )
+
+if TYPE_CHECKING:
+    from predict.prediction.prediction import Prediction
 
 fusion_options = option_group(
     "Fusion of gradients",
@@ -43,6 +46,35 @@ layers_option = click.option(
     " (NAME: mlp, trees, ...); or the roofline alone.",
 )
 
+
+def _take_file(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Where ``--strategy`` names a file, its strategy; what else it says is the default of the other options.
+
+    It is called for ``--ranks`` too, which some files need, and acts on the later of the two.
+    """
+    given = {**ctx.params, parameter.name: value}
+    text = given.get("strategy")
+    if ctx.resilient_parsing or not {"strategy", "ranks"} <= given.keys() or not str(text).startswith("@"):
+        return value
+    from paradl_bench.core.terminal.command_line import say
+    from paradl_bench.core.units import parse_ranks
+    from paradl_bench.importers.training_programs.program import read_launch
+
+    ranks = parse_ranks(given["ranks"]) if given["ranks"] is not None else ()
+    if len(ranks) > 1:
+        raise UserError(f"--ranks {given['ranks']}: the degrees of {text} are those of one number of ranks; give one")
+    read = read_launch(Path(str(text)[1:]), *ranks)
+    found = read.launch.as_options
+    words = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in found.items())
+    say(f"predict: {text}, of {read.program.title}: {words}")
+    for note in read.notes:
+        say(f"predict: {note}")
+    ctx.default_map = {**(ctx.default_map or {}), **found}
+    taken = {"strategy": found["strategy"], "ranks": None}
+    ctx.params.update(taken)
+    return taken[str(parameter.name)]
+
+
 point_options = option_group(
     "What is predicted",
     click.option(
@@ -64,10 +96,21 @@ point_options = option_group(
         help="Tokens of one sample, of a config.json or a language model. Default: the profile's, else its own.",
     ),
     click.option(
-        "--strategy", metavar="S[,S...]", help="Fixed degrees (serial, d4), or kinds whose ranks --ranks sets."
+        "--strategy",
+        metavar="S[,S...]|@FILE",
+        is_eager=True,
+        callback=_take_file,
+        help="Fixed degrees (serial, d4), kinds whose ranks --ranks sets, or what a file of torchtitan, Megatron-LM,"
+        " DeepSpeed or accelerate says; options beside it go before the file's.",
     ),
     click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling that of the fewest ranks."),
-    click.option("--ranks", metavar="2:1024:x2", help="Rank counts of strategies given as kinds (data)."),
+    click.option(
+        "--ranks",
+        metavar="2:1024:x2",
+        is_eager=True,
+        callback=_take_file,
+        help="Rank counts of strategies given as kinds (data); one, of a file that leaves it out.",
+    ),
     click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True),
     click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe."),
     click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch."),
@@ -130,6 +173,72 @@ output_options = option_group(
     click.option("--force", is_flag=True, help="Replace an existing output file."),
     folded=False,
 )
+
+
+export_options = option_group(
+    "For a program that trains",
+    click.option(
+        "--export",
+        metavar="PROGRAM",
+        help="Write the settings of what is predicted for torchtitan, megatron, deepspeed or accelerate.",
+    ),
+    click.option(
+        "--export-to",
+        metavar="FILE",
+        help="Where to; - for standard output, in the place of all else. Default: PROGRAM.args, .json or .yaml.",
+    ),
+    folded=False,
+)
+
+
+class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """For which program the settings of a prediction are written, and where."""
+
+    export: str | None
+    export_to: str | None
+
+    def check(self, *, force: bool) -> None:
+        """Refuse, by a UserError before any work is done, an unknown program and a file that may not be replaced."""
+        if self.export is None:
+            if self.export_to is not None:
+                raise UserError("--export-to: say for which program, by --export")
+            return
+        from paradl_bench.importers.training_programs.program import program_named
+
+        program = program_named(self.export)
+        program.format_of(self.export_to or program.file)
+        refuse_overwrite(self.export_to or program.file, force=force)
+
+    @property
+    def alone(self) -> bool:
+        """Whether standard output is for the settings alone."""
+        return self.export_to == "-"
+
+    def write(self, predictions: Sequence[Prediction], *, force: bool) -> None:
+        """Write the settings of the one prediction there is, if they were asked for, and say what they leave out.
+
+        Raises:
+            UserError: several predictions, or one that the program has no settings for.
+        """
+        if self.export is None:
+            return
+        from paradl_bench.core.terminal.command_line import say
+        from paradl_bench.importers.training_programs.program import export_launch, program_named
+
+        if len(predictions) > 1:
+            raise UserError(
+                f"--export is of one configuration, and {len(predictions)} were predicted: give one strategy, number"
+                " of ranks and batch"
+            )
+        program = program_named(self.export)
+        target = self.export_to or program.file
+        told = predictions[0].launch
+        predicted = f"{predictions[0].model}, {told.strategy}, batch {told.batch}, as predicted by ParaDL"
+        written = export_launch(told, program, target, predicted)
+        write_output(target, written.content, force=force)
+        for note in written.notes:
+            say(f"predict: {note}")
+        say(f"predict: settings of {program.title} are in {target}; to run: {written.start}")
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,9 @@ import msgspec
 from calibrate.profile.memory_factors import MemoryMeasure
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.units import format_bytes
+from paradl_bench.importers.training_programs.launch import Launch
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.records.emulation import kind_of_emulation, simulated_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
@@ -151,6 +152,21 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def iteration_s(self) -> float:
         """Median iteration of the slowest rank, in seconds."""
         return self.time.iteration_s
+
+    @property
+    def launch(self) -> Launch:
+        """What a program that trains is told of it."""
+        return Launch(
+            strategy=parse_strategy(self.strategy),
+            batch=self.batch,
+            # One extent is that of a text.
+            sequence=self.input_shape[0] if len(self.input_shape) == 1 else None,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            bucket_cap_bytes=self.bucket_cap_bytes,
+            kernels=tuple(self.kernel_settings.split("+")) if self.kernel_settings else (),
+            options=self.options,
+        )
 
     def record(self) -> dict[str, Any]:
         """All fields on one level, as JSON and CSV hold them, in their order."""

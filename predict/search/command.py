@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.plan.axes.registry import option_types
-from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing, why_option
+from predict.prediction.command_options import (
+    ExportOptions,
+    OutputOptions,
+    export_options,
+    output_options,
+    point_options,
+    refuse_missing,
+    why_option,
+)
+
+if TYPE_CHECKING:
+    from predict.search.search import Answer
 
 SEARCHED = {
     **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
@@ -59,10 +70,16 @@ search_options = option_group(
 @point_options
 @search_options
 @option_group("Of a search", why_option, folded=False)
+@export_options
+@click.option(
+    "--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Of --export: which row."
+)
 @output_options
 @click.pass_context
-@collected(written=OutputOptions)
-def search_command(ctx: click.Context, /, written: OutputOptions, **options: Any) -> None:
+@collected(written=OutputOptions, exported=ExportOptions)
+def search_command(
+    ctx: click.Context, /, written: OutputOptions, exported: ExportOptions, row: int, **options: Any
+) -> None:
     """Find the fastest strategies for a number of ranks that fit in their memory.
 
     Every strategy that the network and the batch allow is tried, in every order of its axes, with every number of
@@ -76,7 +93,7 @@ def search_command(ctx: click.Context, /, written: OutputOptions, **options: Any
     refuse_missing(options, "profile", "model", "ranks", "batch")
     given = click.core.ParameterSource.COMMANDLINE
     refuse_searched(name for name in ctx.params if ctx.get_parameter_source(name) is given)
-    _run(options, written)
+    _run(options, written, exported, row)
 
 
 def refuse_searched(given: Iterable[str]) -> None:
@@ -88,7 +105,7 @@ def refuse_searched(given: Iterable[str]) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {SEARCHED[name]}")
 
 
-def _run(options: dict[str, Any], written: OutputOptions) -> None:
+def _run(options: dict[str, Any], written: OutputOptions, exported: ExportOptions, row: int) -> None:
     from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import progress
     from predict.prediction.presentation import flat_row, rows_csv
@@ -98,12 +115,30 @@ def _run(options: dict[str, Any], written: OutputOptions) -> None:
 
     check_price(options["price"])
     written.check()
+    exported.check(force=written.force)
     with progress("candidates predicted", options["predictions"]) as bar:
         answer = search(options, bar.advance)
+    if exported.export is not None:
+        _export(answer, exported, row, force=written.force)
+        if exported.alone:
+            return
     as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
     content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
     if written.write(content):
         print_answer(answer, why=options["why"])
+
+
+def _export(answer: Answer, exported: ExportOptions, place: int, *, force: bool) -> None:
+    """Write the settings of a row, and say how ``paradl-bench`` runs it."""
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.terminal.command_line import say
+
+    if place > len(answer.rows):
+        raise UserError(f"--row {place}: the search has {len(answer.rows)} rows; give one of them")
+    row = answer.rows[place - 1]
+    exported.write([row.prediction], force=force)
+    if row.train_command is not None:
+        say(f"predict: to run row {place} by ParaDL: {row.train_command}")
 
 
 for _parameter in search_command.params:

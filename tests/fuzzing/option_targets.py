@@ -74,6 +74,9 @@ VALUES = (
         "1e300h",
         "-5m",
         "16GB",
+        "megatron",
+        "accelerate",
+        "@/dev/null",
     ),
     *("features.*", "[", "*", "layer1.0:99999999999", "/dev/null", "\x1b[31m", "\u0661", "\xb2", "é", "[/]"),
 )

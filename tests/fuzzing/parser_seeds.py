@@ -107,6 +107,15 @@ _DOCUMENTS = {
     "cluster.yaml": _CLUSTER,
     "mapping.yaml": (DATA / "imports" / "operators.yaml").read_bytes(),
     "site.yaml": (DATA.parents[1] / "slurm" / "site-cpu.yaml").read_bytes(),
+    "launch.args": b"# ranks: 8\n--tensor-model-parallel-size 2 --pipeline-model-parallel-size=2 --micro-batch-size 2\n"
+    b"--global-batch-size 64 --bf16 --use-distributed-optimizer --ddp-bucket-size 4e6 activation-checkpoint:full\n",
+    "launch.toml": b"[training]\nlocal_batch_size = 2\n[parallelism]\ndata_parallel_shard_degree = -1\n"
+    b'tensor_parallel_degree = 2\npipeline_parallel_schedule = "1F1B"\n[activation_checkpoint]\nmode = "full"\n',
+    "launch.json": b'{"train_batch_size":32,"train_micro_batch_size_per_gpu":2,"zero_optimization":{"stage":1,'
+    b'"reduce_bucket_size":5e8,"offload_optimizer":{"device":"cpu"}},"bf16":{"enabled":true},"optimizer":{"type":"A"}}',
+    "launch.yaml": b"distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
+    b"  fsdp_version: 2\n  fsdp_reshard_after_forward: true\nparallelism_config:\n"
+    b"  parallelism_config_tp_size: 2\n",
     DESIGN_FILE: b'{"kernels":[{"kind":"linear","sizes":{"batch":8,"in_features":32,"out_features":16,"bias":1},'
     b'"settings":{"function":"linear"},"dtype":"fp32","origin":"range","estimate_s":1e-5}],'
     b'"limits":{"kernel_s":0.1,"memory_bytes":1e9},"speeds":{"fp32":{"flops_per_s":1e11,"bytes_per_s":1e10}},'

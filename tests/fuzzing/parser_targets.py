@@ -20,6 +20,7 @@ from paradl_bench.core import units
 from paradl_bench.core.errors import ParadlError, shown
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, unpacked
+from paradl_bench.importers.training_programs.program import read_launch
 from paradl_bench.importers.writing import FileRead, environment_of, numbered, summarise
 from paradl_bench.measure.kernels.design import read_design
 from paradl_bench.measure.kernels.request import DESIGN_FILE
@@ -216,6 +217,7 @@ def _loaders() -> dict[str, Target]:
     readers |= {
         DESIGN_FILE: read_design,
         "site.yaml": read_site,
+        **{f"launch.{suffix}": _launch for suffix in ("args", "toml", "json", "yaml")},
         PLAN: lambda path: read_plan(path.parent),
         SUBMITTED: lambda path: read_submitted(path.parent),
         "regressors.npz": archive_target(FOLDER.path),
@@ -230,6 +232,11 @@ def _loaders() -> dict[str, Target]:
     )
     found["runs"] = FOLDER.directory_target("runs", lambda folder: read_runs([folder]))
     return found
+
+
+def _launch(path: Path) -> None:
+    """Options that a file of a program that trains says; its strategy is one."""
+    _strategy(read_launch(path, 8).launch.as_options["strategy"])
 
 
 def _mapped(path: Path) -> list[KernelSamples]:

@@ -70,6 +70,7 @@ _USES = (
     *(f"predict --from-profile {{profile}} {_TOY} --strategy d2 --evaluator {name} --json" for name in EVALUATORS),
     f"predict --from-profile {{profile}} {_TOY} --strategy z3d2",
     f"predict --from-profile {{profile}} {_TOY} --strategy f2",
+    f"predict --from-profile {{profile}} {_TOY} --strategy d2 --export megatron --export-to -",
     f"predict --from-profile {{profile}} {_TOY} --strategy p2",
     f"predict --from-profile {{profile}} {_TOY} --strategy serial --layers roofline",
     "predict validate-layers --from-profile {profile} --model toy --json",

@@ -1,0 +1,110 @@
+"""DeepSpeed's JSON configuration, by the names of its 0.19.8.
+
+The stages of a pipeline are no setting: a script gives them to ``PipelineModule``. What is computed again is no setting
+either, but how; a model does it. The number of replicas follows from the batch sizes. Its mesh has tensor parallelism
+(AutoTP) innermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.program import Program
+
+_ORDER = ("data", "tensor")
+_BATCH, _SAMPLES, _ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_STAGE, _BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
+_OFFLOAD = "zero_optimization.offload_optimizer.device"
+_TENSOR = "tensor_parallel.autotp_size"
+_AUTOCAST, _AUTOCAST_DTYPE = "torch_autocast.enabled", "torch_autocast.dtype"
+_DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
+_OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
+_DEFAULT_BUCKET_BYTES = 500_000_000 * FP32_BYTES
+_OTHERS = {
+    "fp16.enabled": "fp16",
+    "sequence_parallel_size": "sequence parallelism",
+    "zero_optimization.offload_param.device": "offloading of parameters",
+}
+
+
+def _write(wanted: Wanted, kind: str) -> Settings:
+    launch = wanted.launch
+    if any(axis.kind == "pipeline" and axis.degree > 1 for axis in launch.strategy.axes):
+        wanted.refuse(
+            "has no setting for a pipeline's stages, which a script gives to PipelineModule",
+            "export to megatron or torchtitan, or predict without p",
+        )
+    degrees = wanted.degrees(_ORDER)
+    micro = wanted.micro_batches(degrees)
+    found: Settings = {
+        _BATCH: launch.batch or 1,
+        _SAMPLES: micro.samples,
+        _ACCUMULATE: micro.number,
+        _STAGE: degrees.stage,
+    }
+    if degrees.stage == 1 and launch.bucket_cap_bytes:
+        found[_BUCKET] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
+    elif degrees.data > 1 and launch.bucket_cap_bytes:
+        wanted.notes.append("the buckets of gradients are DeepSpeed's own")
+    if wanted.take("offload", "none") == "optimizer":
+        if not degrees.stage:
+            wanted.refuse("offloads an optimizer under ZeRO alone", "predict with z1d, z2d or z3d")
+        found[_OFFLOAD] = "cpu"
+    if degrees.tensor > 1:
+        found[_TENSOR] = degrees.tensor
+    if launch.dtype == "bf16":
+        found |= {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"}
+    if wanted.recomputes():
+        wanted.refuse("has no setting to compute activations again: a model's code does", "predict without --recompute")
+    if launch.optimizer:
+        found["optimizer.type"] = _OPTIMIZERS[launch.optimizer]
+        wanted.notes.append("learning rate and momentum are not predicted: add optimizer.params")
+    if launch.sequence:
+        wanted.notes.append(f"predicted with samples of {launch.sequence} tokens, which the script gives")
+    return found
+
+
+def _read(found: Found) -> Launch:
+    found.refuse_set(_OTHERS)
+    tensor = found.whole(_TENSOR, 1, least=0) or 1
+    batch = found.whole(_BATCH, most=1 << 40)
+    if found.knows_ranks:
+        data = found.replicas(found.ranks(), tensor)
+        samples = found.whole(_SAMPLES, max(1, batch // data // found.whole(_ACCUMULATE, 1)))
+    else:
+        samples, count = found.whole(_SAMPLES), found.whole(_ACCUMULATE)
+        data = max(1, batch // (samples * count))
+    stage = found.whole(_STAGE, 0, least=0, most=3) if data > 1 else 0
+    degrees = Degrees(1, data, tensor, stage)
+    found.note_set({"bf16.enabled": "that parameters are bf16: they are fp32, with autocast"})
+    autocast = found.choice(_AUTOCAST_DTYPE, _DTYPES, "bfloat16") if found.truth(_AUTOCAST) else "fp32"
+    options = found.micro_batches(degrees, batch, samples)
+    if found.text(_OFFLOAD, "none") != "none":
+        options["offload"] = "optimizer"
+    named = found.text("optimizer.type").lower()
+    return Launch(
+        strategy=degrees.strategy(_ORDER),
+        batch=batch,
+        dtype="bf16" if found.truth("bf16.enabled") else autocast,
+        optimizer="adam" if "adam" in named else "sgd" if named == "sgd" else None,
+        bucket_cap_bytes=(found.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
+        options=options,
+    )
+
+
+def _knows(settings: Mapping[str, object]) -> bool:
+    return any(name in settings for name in (_BATCH, _SAMPLES, _STAGE))
+
+
+PROGRAM = Program(
+    name="deepspeed",
+    title="DeepSpeed",
+    looked_at="0.19.8",
+    formats=("json",),
+    suffix=".json",
+    write=_write,
+    knows=_knows,
+    read=_read,
+    start={"json": "deepspeed ... SCRIPT --deepspeed --deepspeed_config {file}"},
+)

@@ -1,0 +1,154 @@
+"""Megatron-LM's arguments, by the names of ``megatron/training/arguments.py`` (its main branch, 0.20.0, d98e8a64).
+
+Its own order of ranks has tensor parallelism innermost and the pipeline outermost; ``--use-tp-pp-dp-mapping`` has data
+parallelism outermost. It runs pipelines by 1F1B, with two stages a rank as interleaved ones. ZeRO's stage 1 is its
+distributed optimizer, stages 2 and 3 its FSDP. It trains in bf16 with bf16 parameters, where predictions are of
+autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paradl_bench.importers.training_programs.file_formats import ARGUMENTS
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.program import Program
+
+_ORDER = ("pipeline", "data", "tensor")
+_DATA_OUTERMOST = ("data", "pipeline", "tensor")
+_DATA_OUTERMOST_FLAG = "use-tp-pp-dp-mapping"
+_VIRTUAL_STAGES = 2
+_SCHEDULES = ("1f1b", "interleaved")
+_SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
+_LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
+"""Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
+_OTHERS = {
+    "context_parallel_size": "context parallelism",
+    "expert_model_parallel_size": "expert parallelism",
+    "fp16": "fp16",
+    "fp8_format": "fp8",
+    "num_layers_per_virtual_pipeline_stage": "stages by their layers: give --num-virtual-stages-per-pipeline-rank",
+    "pipeline_model_parallel_layout": "stages by such a layout: give --stages",
+}
+
+_LEFT_OUT = {
+    "sequence_parallel": "sequence parallelism",
+    "recompute_activations": "that attention is computed again: see --recompute",
+    "bf16": "that parameters are bf16: they are fp32, with autocast",
+    "decoder_first_pipeline_num_layers": "this cut into stages: see --stages",
+    "decoder_last_pipeline_num_layers": "this cut into stages: see --stages",
+}
+
+
+def _write(wanted: Wanted, kind: str) -> Settings:
+    launch, degrees = wanted.launch, wanted.degrees(_ORDER, _DATA_OUTERMOST)
+    found: Settings = {
+        "tensor-model-parallel-size": degrees.tensor,
+        "pipeline-model-parallel-size": degrees.pipeline,
+    }
+    kinds = [axis.kind for axis in launch.strategy.axes if axis.degree > 1]
+    if kinds[:2] == ["data", "pipeline"]:
+        found[_DATA_OUTERMOST_FLAG] = True
+    if degrees.pipeline > 1:
+        schedule = wanted.take("schedule", "gpipe")
+        if schedule not in _SCHEDULES:
+            wanted.refuse(f"runs no pipeline by {schedule}", f"predict with --schedule {' or '.join(_SCHEDULES)}")
+        if schedule == "interleaved":
+            found["num-virtual-stages-per-pipeline-rank"] = _VIRTUAL_STAGES
+    found["micro-batch-size"] = wanted.micro_batches(degrees).samples
+    found["global-batch-size"] = launch.batch or 1
+    if launch.sequence:
+        found |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence}
+    found |= _data_parallel(launch, degrees)
+    if launch.dtype == "bf16":
+        found["bf16"] = True
+        wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
+    if degrees.tensor > 1:
+        wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
+    if wanted.recomputes():
+        found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    if launch.optimizer:
+        found["optimizer"] = launch.optimizer
+    if wanted.take("offload", "none") == "optimizer":
+        if not degrees.stage:
+            wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")
+        found |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
+    return found
+
+
+def _data_parallel(launch: Launch, degrees: Degrees) -> Settings:
+    """How gradients are exchanged, where there are several replicas."""
+    if degrees.data == 1:
+        return {}
+    found: Settings = {"overlap-grad-reduce": True}
+    if degrees.stage:
+        found["use-distributed-optimizer"] = True
+    if degrees.stage in _SHARDED:
+        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED[degrees.stage]}
+        # The only format of checkpoints that it takes.
+        found["ckpt-format"] = "fsdp_dtensor"
+    elif launch.bucket_cap_bytes:
+        found["ddp-bucket-size"] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
+    return found
+
+
+def _stage(found: Found) -> int:
+    if found.truth("use_torch_fsdp2"):
+        return 3
+    if not found.truth("use_megatron_fsdp"):
+        return int(found.truth("use_distributed_optimizer"))
+    stages = {"no_shard": "0", "optim": "1"} | {name: str(stage) for stage, name in _SHARDED.items()}
+    return int(found.choice("data_parallel_sharding_strategy", stages, "optim_grads_params"))
+
+
+def _read(found: Found) -> Launch:
+    found.refuse_set(_OTHERS)
+    found.note_set(_LEFT_OUT)
+    tensor = found.whole("tensor_model_parallel_size", 1)
+    pipeline = found.whole("pipeline_model_parallel_size", 1)
+    data = found.replicas(found.ranks("ranks"), tensor * pipeline)
+    degrees = Degrees(pipeline, data, tensor, _stage(found) if data > 1 else 0)
+    samples = found.whole("micro_batch_size")
+    batch = found.whole("global_batch_size", samples * data, most=1 << 40)
+    options = found.micro_batches(degrees, batch, samples)
+    if pipeline > 1:
+        chunks = found.whole("num_virtual_stages_per_pipeline_rank", 1)
+        if chunks > _VIRTUAL_STAGES:
+            raise found.wrong(f"num_virtual_stages_per_pipeline_rank is {chunks}: interleaved pipelines have 2 here")
+        options["schedule"] = _SCHEDULES[chunks - 1]
+    if found.choice("recompute_granularity", {"full": "all", "selective": "", "none": ""}, "none"):
+        options["recompute"] = "all"
+    elif found.has("recompute_granularity"):
+        found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
+    if found.truth("optimizer_cpu_offload"):
+        options["offload"] = "optimizer"
+    default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * data) * FP32_BYTES
+    exchanges = data > 1 and degrees.stage < 2
+    if exchanges and not found.truth("overlap_grad_reduce"):
+        found.notes.append("predictions exchange gradients during backward, as with --overlap-grad-reduce")
+    return Launch(
+        strategy=degrees.strategy(_DATA_OUTERMOST if found.truth("use_tp_pp_dp_mapping") else _ORDER),
+        batch=batch,
+        sequence=found.whole("seq_length", least=2) if found.has("seq_length") else None,
+        dtype="bf16" if found.truth("bf16") else "fp32",
+        optimizer=found.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        bucket_cap_bytes=(found.elements_bytes("ddp_bucket_size") or default) if exchanges else None,
+        options=options,
+    )
+
+
+def _knows(settings: Mapping[str, object]) -> bool:
+    return any(name in settings for name in ("tensor_model_parallel_size", "micro_batch_size", "global_batch_size"))
+
+
+PROGRAM = Program(
+    name="megatron",
+    title="Megatron-LM",
+    looked_at="main branch at d98e8a64 (0.20.0)",
+    formats=(ARGUMENTS,),
+    suffix=".args",
+    write=_write,
+    knows=_knows,
+    read=_read,
+    start={ARGUMENTS: "torchrun ... pretrain_gpt.py $(grep -v '^#' {file}) and the model's arguments"},
+)

@@ -1,0 +1,187 @@
+"""torchtitan's settings: arguments, by the names of its 0.3.0, and TOML, as its 0.2.2 read them; most names are both's.
+
+Its mesh has the pipeline outermost and tensor parallelism innermost. Replicas are DDP's, or shards of FSDP2, which are
+ZeRO's stage 3, and stage 2 where parameters are not sharded again after forward. Version 0.3.0 takes the model and the
+optimizer from ``--module`` and ``--config``. DDP's buckets are of 100 MiB there, whatever is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUBCOMMAND
+from paradl_bench.importers.training_programs.launch import MIB, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.program import Program
+from paradl_bench.plan.schedules.catalog import schedules
+
+_ORDER = ("pipeline", "data", "tensor")
+_PARALLELISM, _TRAINING = "parallelism.", "training."
+_REPLICATE = f"{_PARALLELISM}data_parallel_replicate_degree"
+_SHARD = f"{_PARALLELISM}data_parallel_shard_degree"
+_RESHARD = f"{_PARALLELISM}fsdp_reshard_after_forward"
+_TENSOR = f"{_PARALLELISM}tensor_parallel_degree"
+_PIPELINE = f"{_PARALLELISM}pipeline_parallel_degree"
+_SCHEDULE = f"{_PARALLELISM}pipeline_parallel_schedule"
+_MICRO_BATCH = f"{_PARALLELISM}pipeline_parallel_microbatch_size"
+_SEQUENCE_PARALLEL = f"{_PARALLELISM}enable_sequence_parallel"
+_NO_SEQUENCE_PARALLEL = f"{_PARALLELISM}no_enable_sequence_parallel"
+_BUCKET_CAP_BYTES = 100 * MIB
+_RESHARDS = {2: "never", 3: "always"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_OTHERS = {
+    f"{_PARALLELISM}context_parallel_degree": "context parallelism",
+    f"{_PARALLELISM}expert_parallel_degree": "expert parallelism",
+    f"{_TRAINING}enable_cpu_offload": "offloading of parameters",
+}
+
+_LEFT_OUT = {
+    f"{_PARALLELISM}module_fqns_per_model_part": "this cut into stages: see --stages",
+    f"{_PARALLELISM}pipeline_parallel_layers_per_stage": "this cut into stages: see --stages",
+}
+
+
+def _write(wanted: Wanted, kind: str) -> Settings:
+    launch, degrees = wanted.launch, wanted.degrees(_ORDER)
+    if degrees.stage == 1:
+        wanted.refuse("has no ZeRO stage 1", f"predict d{degrees.data}, z2d{degrees.data} or z3d{degrees.data}")
+    micro = wanted.micro_batches(degrees)
+    sharded = degrees.stage > 1
+    found: Settings = {
+        f"{_TRAINING}local_batch_size": (launch.batch or 1) // degrees.data if degrees.pipeline > 1 else micro.samples,
+        f"{_TRAINING}global_batch_size": launch.batch or 1,
+    }
+    if launch.sequence:
+        found[f"{_TRAINING}seq_len"] = launch.sequence
+    if launch.dtype:
+        found[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
+    found |= {
+        _REPLICATE: 1 if sharded else degrees.data,
+        _SHARD: degrees.data if sharded else 1,
+        _TENSOR: degrees.tensor,
+        _PIPELINE: degrees.pipeline,
+    }
+    if sharded:
+        found[_RESHARD] = _RESHARDS[degrees.stage]
+    if degrees.pipeline > 1:
+        schedule = schedules()[wanted.take("schedule", "gpipe")]
+        found |= {_SCHEDULE: schedule.torch_name, _MICRO_BATCH: micro.samples}
+    _note(wanted, degrees)
+    return {**found, **_of_format(wanted, kind, degrees)}
+
+
+def _note(wanted: Wanted, degrees: Degrees) -> None:
+    """What the settings don't tell, and predictions take otherwise."""
+    launch = wanted.launch
+    if launch.dtype == "bf16" and (degrees.stage > 1 or degrees.data < degrees.ranks):
+        wanted.notes.append("torchtitan gathers and sends in bf16 here; predicted with autocast and fp32 parameters")
+    if degrees.data > 1 and not degrees.stage and launch.bucket_cap_bytes not in (None, _BUCKET_CAP_BYTES):
+        cap = (launch.bucket_cap_bytes or 0) / MIB
+        wanted.notes.append(f"predicted with buckets of {cap:g} MiB; torchtitan's have 100: see --bucket-cap-mb 100")
+
+
+def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
+    """What the two versions call otherwise."""
+    recomputes, optimizer = wanted.recomputes(), wanted.launch.optimizer
+    found: Settings = {"compile.enable": True} if wanted.take_kernel("compile") else {}
+    if kind == ARGUMENTS:
+        if degrees.pipeline > 1:
+            # Its CUDA graphs know no pipelines, and are on by default.
+            found[f"{_TRAINING}disable_cuda_graphs"] = True
+        if degrees.tensor > 1:
+            found[f"{_PARALLELISM}no-enable-sequence-parallel"] = True
+        if optimizer:
+            wanted.notes.append(f"predicted with {optimizer}; torchtitan's optimizer is that of --config")
+        # A subcommand of its parser, which has to be the last word.
+        return {**found, f"{SUBCOMMAND}:{'full' if recomputes else 'none'}": True}
+    if optimizer == "sgd":
+        wanted.refuse("has no optimizer sgd in a TOML file", "predict with --optimizer adam")
+    if optimizer:
+        found["optimizer.name"] = "Adam"
+    if degrees.tensor > 1:
+        wanted.notes.append("torchtitan 0.2 has sequence parallelism beside tensor parallelism; predicted without it")
+    return {**found, "activation_checkpoint.mode": "full" if recomputes else "none"}
+
+
+def _data(found: Found, others: int) -> tuple[int, int]:
+    """Ranks of data parallelism, and the stage of ZeRO."""
+    replicate, shard = found.whole(_REPLICATE, 1), found.whole(_SHARD, -1, least=-1)
+    if shard < 1:
+        shard = found.replicas(found.ranks("ranks"), replicate * others)
+    if replicate > 1 and shard > 1:
+        raise found.wrong(f"{replicate} replicas of {shard} shards: predict has one axis of data parallelism, d or z3d")
+    if shard == 1:
+        return replicate, 0
+    # By default parameters are kept after forward where there is a pipeline.
+    kept = "2" if found.whole(_PIPELINE, 1) > 1 else "3"
+    return shard, int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
+
+
+def _recompute(found: Found) -> str:
+    name = SUBCOMMAND if found.has(SUBCOMMAND) else "activation_checkpoint.mode"
+    choices = {"full": "all", "none": "none", "selective": "", "memory_budget": "", "memory-budget": ""}
+    meant = found.choice(name, choices, "selective")
+    if not meant:
+        found.notes.append(f"predictions leave out that torchtitan computes some again ({name}): see --recompute")
+    return meant or "none"
+
+
+def _dtype(found: Found) -> str:
+    if found.text(f"{_TRAINING}dtype", "float32") != "float32":
+        raise found.wrong(
+            f"{_TRAINING}dtype is {found.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32"
+        )
+    words = {word: dtype for dtype, word in _DTYPES.items()}
+    return found.choice(f"{_TRAINING}mixed_precision_param", words, "bfloat16")
+
+
+def _read(found: Found) -> Launch:
+    found.refuse_set(_OTHERS)
+    found.note_set(_LEFT_OUT)
+    tensor, pipeline = found.whole(_TENSOR, 1), found.whole(_PIPELINE, 1)
+    if tensor > 1 and not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True):
+        found.notes.append("predictions leave out sequence parallelism, which torchtitan has by default")
+    data, stage = _data(found, tensor * pipeline)
+    degrees = Degrees(pipeline, data, tensor, stage)
+    local = found.whole(f"{_TRAINING}local_batch_size", 8)
+    batch = found.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
+    batch = local * degrees.data if batch < 1 else batch
+    options: dict[str, str] = {"recompute": _recompute(found)}
+    if pipeline > 1:
+        if batch != local * degrees.data:
+            raise found.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
+        options |= found.micro_batches(degrees, batch, found.whole(_MICRO_BATCH, 1))
+        names = {each.torch_name: each.name for each in schedules().values()}
+        options["schedule"] = found.choice(_SCHEDULE, names, "1F1B")
+    else:
+        options |= found.micro_batches(degrees, batch, local)
+    name = found.text("optimizer.name").lower()
+    return Launch(
+        strategy=degrees.strategy(_ORDER),
+        batch=batch,
+        sequence=found.whole(f"{_TRAINING}seq_len", 2048, least=2),
+        dtype=_dtype(found),
+        optimizer="adam" if name.startswith("adam") else None,
+        bucket_cap_bytes=_BUCKET_CAP_BYTES if degrees.data > 1 and not degrees.stage else None,
+        kernels=("compile",) if found.truth("compile.enable") else (),
+        options=options,
+    )
+
+
+def _knows(settings: Mapping[str, object]) -> bool:
+    return any(name.startswith((_PARALLELISM, _TRAINING)) for name in settings)
+
+
+PROGRAM = Program(
+    name="torchtitan",
+    title="torchtitan",
+    looked_at="0.3.0 for arguments, 0.2.2 for TOML",
+    formats=(ARGUMENTS, "toml"),
+    suffix=".args",
+    write=_write,
+    knows=_knows,
+    read=_read,
+    start={
+        ARGUMENTS: "torchrun ... -m torchtitan.train --module M --config C $(grep -v '^#' {file})",
+        "toml": "torchrun ... -m torchtitan.train --job.config_file {file} and the model's arguments",
+    },
+)

@@ -1,0 +1,294 @@
+"""Settings of programs that train: written from a strategy, read back, and held against the programs' own parsers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.importers.training_programs.launch import MIB, Launch
+from paradl_bench.importers.training_programs.program import export_launch, programs, read_launch
+from paradl_bench.plan.strategy import parse_strategy
+
+MEGATRON, TITAN, TOML, DEEPSPEED, ACCELERATE = ("m.args", "t.args", "t.toml", "d.json", "a.yaml")
+PROGRAMS = {
+    MEGATRON: "megatron",
+    TITAN: "torchtitan",
+    TOML: "torchtitan",
+    DEEPSPEED: "deepspeed",
+    ACCELERATE: "accelerate",
+}
+NOT_IN_FILE = {
+    MEGATRON: set[str](),
+    TITAN: {"optimizer", "bucket_cap_mb"},
+    TOML: {"bucket_cap_mb"},
+    DEEPSPEED: {"sequence", "bucket_cap_mb"},
+    ACCELERATE: {"batch", "sequence", "optimizer", "bucket_cap_mb", "accumulate"},
+}
+"""What a program's file can't say, and its notes have to."""
+DEFAULTS = {"accumulate": "1", "recompute": "none", "offload": "none"}
+
+
+def launch(strategy: str, batch: str = "96", **options: str) -> Launch:
+    return Launch(
+        strategy=parse_strategy(strategy),
+        batch=int(batch),
+        sequence=512,
+        dtype="bf16",
+        optimizer="adam",
+        bucket_cap_bytes=25 * MIB,
+        options=options,
+    )
+
+
+def written(folder: Path, file: str, told: Launch) -> tuple[Path, tuple[str, ...]]:
+    path = folder / file
+    found = export_launch(told, programs()[PROGRAMS[file]], str(path), "predicted")
+    path.write_bytes(found.content)
+    return path, found.notes
+
+
+def said(told: Launch, *left_out: str) -> dict[str, str]:
+    """Options, without defaults and without what says nothing of a strategy."""
+    found = told.as_options
+    if not any(axis.kind == "data" and axis.prefix < 2 for axis in told.strategy.axes):
+        found.pop("bucket_cap_mb", None)
+    return {name: text for name, text in found.items() if name not in left_out and DEFAULTS.get(name) != text}
+
+
+def drawn(draw: random.Random) -> Launch:
+    axes = [(kind, draw.choice((2, 4))) for kind in draw.sample("pdt", k=draw.randint(0, 3))]
+    stage = draw.choice(("", "", "z1", "z2", "z3")) if [kind for kind, _ in axes] == ["d"] else ""
+    text = "".join(f"{stage if kind == 'd' else ''}{kind}{degree}" for kind, degree in axes) or "serial"
+    degrees = dict(axes)
+    options = {"recompute": draw.choice(("none", "all"))}
+    if "p" in degrees:
+        options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb")), "micro_batches": "4"}
+    else:
+        options["accumulate"] = draw.choice(("1", "2", "3"))
+    if stage:
+        options["offload"] = draw.choice(("none", "optimizer"))
+    return launch(text, batch=str(96 * draw.randint(1, 3)), **options)
+
+
+@pytest.mark.parametrize("file", PROGRAMS)
+def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
+    draw, kinds = random.Random(26), set()
+    for _ in range(400):
+        told = drawn(draw)
+        try:
+            path, notes = written(tmp_path, file, told)
+        except UserError:
+            continue
+        kinds.add((str(told.strategy), told.options.get("schedule"), told.options["recompute"]))
+        missing = NOT_IN_FILE[file]
+        if file == ACCELERATE and "DEEPSPEED" in path.read_text():
+            missing = missing - {"accumulate"}
+        read = read_launch(path).launch
+        if file == DEEPSPEED and read.bucket_cap_bytes is not None:
+            missing = missing - {"bucket_cap_mb"}
+        expected = said(told, *missing)
+        assert said(read, *missing) == expected, path.read_text()
+        if "optimizer" in missing:
+            assert any("adam" in note for note in notes)
+    assert len(kinds) >= 6
+
+
+@pytest.mark.parametrize(
+    ("file", "strategy", "options", "why"),
+    [
+        (MEGATRON, "p2d2", {"schedule": "gpipe"}, "runs no pipeline by gpipe"),
+        (MEGATRON, "t2d2", {}, "does not nest axes as t2d2 does; predict d2t2"),
+        (MEGATRON, "s2", {}, "no setting for spatial parallelism"),
+        (MEGATRON, "d2", {"offload": "optimizer"}, "offloads a distributed optimizer alone; predict z1d2"),
+        (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
+        (TITAN, "d2p2", {}, "predict p2d2"),
+        (TITAN, "d2", {"batch_norm": "sync"}, "no setting for --batch-norm sync"),
+        (TITAN, "d2", {"recompute": "layers.0"}, "to compute layers.0 again alone"),
+        (TITAN, "d2", {"offload": "optimizer"}, "no setting for --offload optimizer"),
+        (TITAN, "p2", {"micro_batches": "5"}, "not 5 of 96 samples"),
+        (DEEPSPEED, "p2", {}, "stages, which a script gives to PipelineModule"),
+        (DEEPSPEED, "d2", {"offload": "optimizer"}, "under ZeRO alone"),
+        (ACCELERATE, "d2t2", {}, "in shards of FSDP alone"),
+        (ACCELERATE, "p2", {}, "pipelines by Megatron-LM alone"),
+    ],
+)
+def test_what_a_program_cannot_do_is_said(
+    file: str, strategy: str, options: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="--export: ") as caught:
+        written(tmp_path, file, launch(strategy, **options))
+    assert why in str(caught.value)
+
+
+def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
+    told = launch("d2", stages="a,b", exchange="leader")
+    path, notes = written(tmp_path, MEGATRON, told)
+    assert "predicted with --exchange leader, which Megatron-LM decides itself" in notes
+    assert all(f"# {note}\n" in path.read_text() for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "ranks", "expected"),
+    [
+        (
+            "train.sh",
+            "ARGS='x'\ntorchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size=4 --pipeline-model-parallel-size 2"
+            " --micro-batch-size 1 --global-batch-size 64 --sequence-parallel --bf16",
+            16,
+            {"strategy": "p2d2t4", "batch": "64", "micro_batches": "32", "schedule": "1f1b", "dtype": "bf16"},
+        ),
+        (
+            "llama.toml",
+            "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n[training]\n"
+            'local_batch_size = 2\n[activation_checkpoint]\nmode = "full"\n',
+            8,
+            {"strategy": "z3d4t2", "batch": "8", "accumulate": "1", "recompute": "all", "sequence": "2048"},
+        ),
+        (
+            "ds.json",
+            '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
+            8,
+            {"strategy": "z2d8", "batch": "32", "accumulate": "2", "dtype": "fp32"},
+        ),
+        (
+            "fsdp.yaml",
+            "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
+            "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n",
+            None,
+            {"strategy": "z3d8", "dtype": "bf16"},
+        ),
+    ],
+)
+def test_files_of_others_are_read(
+    file: str, text: str, ranks: int | None, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(text)
+    read = read_launch(tmp_path / file, ranks).launch.as_options
+    assert {name: read.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "note"),
+    [
+        ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --bf16", "parameters are bf16"),
+        ("a.args", "--micro-batch-size 1", "exchange gradients during backward"),
+        ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
+        ("a.args", "--training.seq_len 64 --parallelism.tensor_parallel_degree 2", "sequence parallelism"),
+        ("a.toml", "[training]\nseq_len = 64", "computes some again"),
+        ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
+    ],
+)
+def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text)
+    assert any(note in each for each in read_launch(tmp_path / file, 8).notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("a.args", "--tensor-model-parallel-size 2 --micro-batch-size 1", "give --ranks"),
+        ("a.args", "--micro-batch-size 1 --context-parallel-size 2", "predict has no context parallelism"),
+        ("a.args", "--micro-batch-size '1", "No closing quotation"),
+        ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n[training]\nseq_len = 1", "whole number from 1"),
+        ("a.toml", "[parallelism\n", "is no valid toml"),
+        ("a.toml", "[training]\ndtype='bfloat16'\n[parallelism]\ndata_parallel_shard_degree=1", "parameters in fp32"),
+        (
+            "a.toml",
+            "[parallelism]\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 2\n",
+            "one axis of data parallelism",
+        ),
+        ("a.json", '{"train_batch_size": "auto"}', "is 'auto'"),
+        ("a.json", "[" * 100000, "nested too deep"),
+        ("a.json", '{"lr": 1}', "no configuration of a program that is known"),
+        ("a.yaml", "distributed_type: TPU", "which predict does not know"),
+        ("a.yaml", "distributed_type: FSDP", "give --ranks"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(file: str, text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_launch(tmp_path / file)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def flat(dataclass: Any, names: dict[str, object]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in names:
+        value = dataclass
+        for part in name.split("."):
+            value = getattr(value, part)
+        found[name] = value
+    return found
+
+
+EXPECTED_OF_TITAN = {
+    "parallelism.pipeline_parallel_degree": 2,
+    "parallelism.data_parallel_replicate_degree": 4,
+    "parallelism.tensor_parallel_degree": 2,
+    "parallelism.pipeline_parallel_schedule": "Interleaved1F1B",
+    "parallelism.pipeline_parallel_microbatch_size": 6,
+    "training.local_batch_size": 24,
+    "training.global_batch_size": 96,
+    "training.seq_len": 512,
+}
+
+
+def test_torchtitan_parses_its_arguments(tmp_path: Path) -> None:
+    tyro = pytest.importorskip("tyro")
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    path, _ = written(tmp_path, TITAN, launch("p2d4t2", schedule="interleaved", micro_batches="4"))
+    words = shlex.split(path.read_text(), comments=True)
+    config = tyro.cli(trainer.Trainer.Config, args=words)
+    assert flat(config, EXPECTED_OF_TITAN) == EXPECTED_OF_TITAN
+    assert config.activation_checkpoint is None
+    assert config.parallelism.enable_sequence_parallel is False
+
+
+def test_torchtitan_of_before_parses_its_toml(tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan.config.job_config", exc_type=ImportError)
+    from torchtitan.config.manager import ConfigManager  # type: ignore[import-not-found]
+
+    told = launch("p2d4t2", schedule="interleaved", micro_batches="4", recompute="all")
+    path, _ = written(tmp_path, TOML, told)
+    config = ConfigManager().parse_args(["--job.config_file", str(path)])
+    assert flat(config, EXPECTED_OF_TITAN) == EXPECTED_OF_TITAN
+    assert config.activation_checkpoint.mode == "full"
+
+
+def test_deepspeed_reads_its_configuration(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("deepspeed.runtime.config", exc_type=ImportError)
+    path, _ = written(tmp_path, DEEPSPEED, launch("z1d1", accumulate="3", offload="none"))
+    config = runtime.DeepSpeedConfig(str(path))
+    assert (config.train_batch_size, config.gradient_accumulation_steps) == (96, 3)
+    assert config.torch_autocast_enabled
+    path, _ = written(tmp_path, DEEPSPEED, launch("z1d2", offload="optimizer"))
+    zero = runtime.get_zero_config(json.loads(path.read_text()))
+    assert (int(zero.stage), zero.reduce_bucket_size, str(zero.offload_optimizer.device)) == (1, 6553600, "cpu")
+
+
+def test_accelerate_reads_its_configuration(tmp_path: Path) -> None:
+    arguments = pytest.importorskip("accelerate.commands.config.config_args", exc_type=ImportError)
+    for strategy, kind in (("d2", "MULTI_GPU"), ("z1d2", "DEEPSPEED"), ("z3d2", "FSDP"), ("t2", "FSDP")):
+        path, _ = written(tmp_path, ACCELERATE, launch(strategy))
+        config = arguments.load_config_from_file(str(path))
+        assert (config.distributed_type.value, config.num_processes, config.mixed_precision) == (kind, 2, "bf16")
+
+
+def test_megatron_parses_its_arguments(tmp_path: Path) -> None:
+    arguments = pytest.importorskip("megatron.training.arguments", exc_type=ImportError)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    arguments.add_megatron_arguments(parser)
+    for strategy, options in (("d2p2t2", {"schedule": "interleaved"}), ("z3d4", {"offload": "optimizer"})):
+        path, _ = written(tmp_path, MEGATRON, launch(strategy, recompute="all", **options))
+        parsed = parser.parse_args(shlex.split(path.read_text(), comments=True))
+        assert parsed.global_batch_size == 96
+        assert parsed.recompute_granularity == "full"
+        assert parsed.use_tp_pp_dp_mapping is (strategy == "d2p2t2")
