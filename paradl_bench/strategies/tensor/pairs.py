@@ -145,6 +145,7 @@ class _Finder:
         self._constant = _constants(network)
         self._linear: dict[int, Linear] = {}
         self._tied: dict[int, Linear] = {}
+        self._tables: tuple[int, ...] = ()
         self._whole: dict[int, str] = {}
         for index, found in linear_layers(network).items():
             name = network.layers[index].name
@@ -159,6 +160,8 @@ class _Finder:
         self._trained = {parameter.name: parameter.shape for parameter in network.parameters}
 
     def find(self) -> Pairs:
+        # The logits before all: nothing else is as large.
+        from_loss = self._walk_from_loss()
         walks: list[_Walk] = []
         for index in self._linear:
             try:
@@ -167,8 +170,7 @@ class _Finder:
                 self._whole[index] = f"it is in no pair: what it reads comes from {error}"
         # Attention first: its queries, keys and values would also do as rows behind a layer in front of them.
         walks.sort(key=lambda walk: (not self._has_attention(walk), walk.row))
-        # The logits before all: nothing else is as large.
-        walks[:0] = self._walk_from_loss()
+        walks[:0] = from_loss
         while True:
             blocks = self._join(walks)
             refused = {id(walk): reason for block in blocks if (reason := self._against(block)) for walk in block}
@@ -176,8 +178,9 @@ class _Finder:
                 break
             for walk in walks:
                 if id(walk) in refused:
-                    columns = [index for index, part in walk.parts.items() if part == "column"]
-                    self._whole |= dict.fromkeys((walk.row, *columns), refused[id(walk)])
+                    parts = {**walk.parts, walk.row: walk.end}.items()
+                    linear = [index for index, part in parts if part in ("column", "row")]
+                    self._whole |= dict.fromkeys(linear, refused[id(walk)])
             walks = [walk for walk in walks if id(walk) not in refused]
         return self._pairs(blocks)
 
@@ -191,7 +194,8 @@ class _Finder:
         except CannotCut:
             return []
         heads = [self._layers[index] for index, part in walk.parts.items() if part == "column"]
-        return [walk] if len(heads) == 1 and tables_of(self._network, heads[0]) else []
+        self._tables = tables_of(self._network, heads[0]) if len(heads) == 1 else ()
+        return [walk] if self._tables else []
 
     def _walk_back(self, row: int, end: Part = "row") -> _Walk:
         walk = _Walk(row, end)
@@ -225,7 +229,7 @@ class _Finder:
             if cut.dim != -1:
                 raise CannotCut(f"{layer.name}, along another dim than its features")
             return "column"
-        if layer.kind == "embedding" and cut.dim == -1 and self._is_own(layer):
+        if layer.kind == "embedding" and cut.dim == -1 and index not in self._tables and self._is_own(layer):
             return "lookup"
         return "inside"
 
@@ -314,10 +318,8 @@ class _Finder:
                     takes = any(self._is_constant(name) for name, _ in self._producers(index, inputs))
                     pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index)
                 pieces[walk.row] = Piece(walk.end, Cut(-1), (), False, number, atoms, walk.row)
-                if walk.end == "loss":
-                    head = next(index for index, part in walk.parts.items() if part == "column")
-                    for index in tables_of(self._network, self._layers[head]):
-                        pieces[index] = Piece("table", Cut(-1), (), False, number, atoms, index)
+                tables = self._tables if walk.end == "loss" else ()
+                pieces |= {index: Piece("table", Cut(-1), (), False, number, atoms, index) for index in tables}
         pieces |= self._untouched(pieces)
         ordered = {index: pieces[index] for index in sorted(pieces)}
         linear = {index: linear for index, linear in (self._linear | self._tied).items() if index in ordered}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
@@ -113,6 +114,17 @@ def test_classes_are_no_vocabulary() -> None:
     for name in ("bert", "Own"):
         assert of_vocabulary(trace(name)) == {}
     assert of_vocabulary(chain(6, 9, 4)) == {}
+
+
+def test_logits_that_are_read_elsewhere_stay_whole() -> None:
+    network = trace("Untied")
+    index = next(i for i, layer in enumerate(network.layers) if layer.name == "head")
+    other = msgspec.structs.replace(network.layers[index + 1], name="other")
+    layers = (*network.layers[: index + 1], other, *network.layers[index + 1 :])
+    pairs = find_pairs(msgspec.structs.replace(network, layers=layers))
+    assert pairs.whole["head"] == "head is read by other as well"
+    assert "table" not in {piece.part for piece in pairs.pieces.values()}
+    assert "loss.cross_entropy" not in pairs.whole
 
 
 def test_a_head_that_is_not_chosen_stays_whole() -> None:
