@@ -211,13 +211,13 @@ class Trainer:
             lay_out(self._model.module, self._request.kernel_settings)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
-            module, of_outputs = self._model.module, self._model.loss
-            if self._twin:
-                module, of_outputs = self._twin.alone(module), self._twin.loss(of_outputs)
+            twin, own_loss = self._twin, self._model.loss
+            module = twin.alone(self._model.module) if twin else self._model.module
+            loss_of = twin.loss(own_loss) if twin else own_loss
             begin = self._clock.stamp()
             with self._awake(), GradientOrder(self._model.module) as order:
                 with self._entered():
-                    loss = of_outputs(module(self._inputs[:at_once]), self._targets[:at_once])
+                    loss = loss_of(module(self._inputs[:at_once]), self._targets[:at_once])
                 loss.backward()  # type: ignore[no-untyped-call]
             end = self._clock.stamp()
             self._clock.synchronise()

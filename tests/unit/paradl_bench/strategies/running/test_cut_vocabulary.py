@@ -49,7 +49,7 @@ def _first_rows(tokens: Any, weight: Any, first: int, padding: int | None) -> An
 
 
 def _without_target(logits: Any, largest: Any, places: Any) -> Any:
-    return vocabulary._Exponents.apply(logits, largest, places - 1)
+    return vocabulary._Exponents.apply(logits, largest, places - 1)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def entropy(logits: Any, targets: Any, ranks: int, **options: Any) -> list[tuple
         own = cut(logits.shape[-1], ranks)[rank]
         part = logits[:, own.start : own.stop].clone().requires_grad_()
         loss = vocabulary.PartedEntropy(layer, own, group)(F.cross_entropy, (part, targets), options)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), part.grad
 
     return run_threads(ranks, run)
