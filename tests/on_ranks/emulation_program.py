@@ -1,7 +1,7 @@
 """Ranks that run several emulated trainings one after the other: started once, since loading torch takes seconds.
 
 Arguments: a directory with ``networks_of_emulation.py`` and ``profile.json``, where each run goes; then a run each, as
-``name strategy dilate setting=value ...``.
+``name strategy dilate setting=value ...``, with ``model=NAME`` for another network than the small one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def run(case: str, where: Path, context: RankContext) -> None:
         options["spread"] = options["spread"] == "drawn"
     if "slow_rank" in options:
         options["slow_rank"] = parse_slow_rank(options["slow_rank"])
+    model = options.pop("model", "Small")
     axes, others = read_options(options)
     request = TrainingRequest(
-        model="networks_of_emulation:Small",
+        model=f"networks_of_emulation:{model}",
         input_shape=None,
         strategy=parse_strategy(strategy),
         batch=8,

@@ -146,6 +146,20 @@ def t5() -> nn.Module:
     return _EncoderDecoder(T5Model(config))
 
 
+class Fused(Own):
+    """One projection for queries, keys and values, of which keys and values have half as many heads."""
+
+    def add_attention(self) -> None:
+        self.qkv = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        head = WIDTH // self.heads
+        parts = self.qkv(x).split([WIDTH, WIDTH // 2, WIDTH // 2], dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, head)).transpose(1, 2) for part in parts)
+        k, v = (part[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for part in (k, v))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class Tied(nn.Module):
     """Token ids to logits: the embedding is the output layer too, and the first block's projection the last one's."""
 
@@ -164,4 +178,19 @@ class Tied(nn.Module):
         x = self.embedding(ids) + self.places
         for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
             x = x + down(F.gelu(up(norm(x))))
-        return F.linear(self.norm(x), self.embedding.weight)
+        return self.logits(self.norm(x))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.embedding.weight)
+
+
+class Untied(Tied):
+    """Logits of a weight of their own, with a bias; a token that pads, whose embedding is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(17, WIDTH, padding_idx=11)
+        self.head = nn.Linear(WIDTH, 17)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.tanh(self.head(x) / 2)

@@ -30,7 +30,7 @@ NEEDS = (TRACE, *SWEEPS)
 CAUSES = (
     "Beyond one sample, which was traced alone, predict takes time as proportional to the local batch. Larger kernels"
     " reach more of the peak: of BERT-large's block, traced on the same GPU, 8 samples take 2.97 times as long as 2.",
-    "Tensor parallelism leaves the head whole on every rank; whether the published run cut it is not said.",
+    "Tensor parallelism cuts the vocabulary; whether the published run did is not said.",
 )
 PLACE = Place("NVIDIA H100 80GB HBM3", 80_000_000_000, "h100")
 STRATEGIES = {"dp4": ("d4",), "tp4": ("t4",), "pp4_1": ("p4", "--micro-batches", "1")}

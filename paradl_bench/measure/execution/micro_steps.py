@@ -35,7 +35,8 @@ class MicroSteps:
         count: int,
         entered: Entered = contextlib.nullcontext,
     ) -> None:
-        self._parallel, self._loss, self._count, self._entered = parallel, loss, count, entered
+        self._parallel, self._loss = parallel, parallel.sharded_loss(loss)
+        self._count, self._entered = count, entered
         self.feed(inputs, targets)
 
     def feed(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:

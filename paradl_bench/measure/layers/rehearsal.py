@@ -30,7 +30,7 @@ from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
-from paradl_bench.strategies.running.sharded_module import ShardedModule, sharding_runner
+from paradl_bench.strategies.running.sharded_module import ShardedModule, sharded_loss, sharding_runner
 
 
 class _PausingClock:
@@ -65,7 +65,7 @@ class _Rehearsal(Group):
 
     pause: Callable[[], AbstractContextManager[None]]
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> None:
         pass
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
@@ -135,7 +135,7 @@ class RehearsedModel:
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
         )
         sharding = sharding_runner(axis.declared).shard(model.module, network, axis, group, settings)
-        self._model, self._entered = model, autocast_to(settings.dtype, device)
+        self._model, self._sharding, self._entered = model, sharding, autocast_to(settings.dtype, device)
         self._module = ShardedModule(model.module, sharding)
         self._probe: OperationProbe | None = None
 
@@ -143,8 +143,8 @@ class RehearsedModel:
         """Forward to the loss."""
         with self._entered():
             outputs = self._module(inputs)
-            with self._probe or contextlib.nullcontext():
-                return self._model.loss(outputs, targets)
+            loss = sharded_loss(self._model.loss, self._sharding, self._probe)
+            return loss(outputs, targets)
 
     @contextlib.contextmanager
     def observed(self, probe: OperationProbe) -> Iterator[None]:

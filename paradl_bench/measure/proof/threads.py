@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from paradl_bench.strategies.running.group_functions import Group
 
@@ -46,10 +47,10 @@ class ThreadGroup(Group):
 
     meeting: Meeting
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum over the threads, in place."""
-        parts = self.meeting.exchange(self.rank, tensor.detach().clone())
-        tensor.copy_(torch.stack(parts).sum(0))
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """Sum over the threads, or their maximum, in place."""
+        parts = torch.stack(self.meeting.exchange(self.rank, tensor.detach().clone()))
+        tensor.copy_(parts.amax(0) if op == dist.ReduceOp.MAX else parts.sum(0))
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
         """All threads' parts, in the order of ranks."""

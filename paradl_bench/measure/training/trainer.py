@@ -71,7 +71,6 @@ class Trainer:
     ) -> None:
         self._model = model
         self._twin = twin
-        self._loss = twin.loss(model.loss) if twin else model.loss
         self._request = request
         self._context = context
         self.phase = "setting up"
@@ -109,7 +108,7 @@ class Trainer:
         Raises:
             UserError: nothing in the model is trained, or an image can't be read.
         """
-        request, model = self._request, self._model.module
+        request, model, model_loss = self._request, self._model.module, self._model.loss
         self.phase = "building the parallel module"
         with CollectiveRecorder() as recorder:
             built = build_parallel(
@@ -118,13 +117,13 @@ class Trainer:
                 request.strategy,
                 request.settings,
                 self._context.device,
-                self._loss,
+                model_loss,
                 self._twin.layers if self._twin else None,
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._groups = built.groups
         if built.pipeline is None:
-            self._steps = MicroSteps(built, self._loss, self._inputs, self._targets, request.accumulate, self._entered)
+            self._steps = MicroSteps(built, model_loss, self._inputs, self._targets, request.accumulate, self._entered)
         receives = built.pipeline is not None and built.pipeline.stages[0].receives
         if receives:
             # Only the first stage reads samples.
@@ -212,11 +211,13 @@ class Trainer:
             lay_out(self._model.module, self._request.kernel_settings)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
-            module = self._twin.alone(self._model.module) if self._twin else self._model.module
+            twin, own_loss = self._twin, self._model.loss
+            module = twin.alone(self._model.module) if twin else self._model.module
+            loss_of = twin.loss(own_loss) if twin else own_loss
             begin = self._clock.stamp()
             with self._awake(), GradientOrder(self._model.module) as order:
                 with self._entered():
-                    loss = self._loss(module(self._inputs[:at_once]), self._targets[:at_once])
+                    loss = loss_of(module(self._inputs[:at_once]), self._targets[:at_once])
                 loss.backward()  # type: ignore[no-untyped-call]
             end = self._clock.stamp()
             self._clock.synchronise()

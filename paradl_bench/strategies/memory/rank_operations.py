@@ -78,7 +78,7 @@ class RankOperations:
         self._forgotten = self._find_forgotten()
 
     def _keeps(self, i: int) -> Saved:
-        memory, kind = self._layers[i].memory, self._kinds[i]
+        memory, kind = self._shards[i].layer.memory, self._kinds[i]
         if memory is not None:
             return Saved(inputs=bool(memory.inputs), output=memory.output)
         return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
@@ -175,25 +175,25 @@ class RankOperations:
     def _watched(self, i: int, when: Literal["kept", "forward", "backward", "backward_if_held"]) -> int:
         """Bytes that were watched of an operation, for the rank's part of it; none of what was not."""
         layer, run = self._layers[i], self._shards[i].layer
-        if layer.memory is None or not layer.output_elements:
+        if run.memory is None or not layer.output_elements:
             return 0
-        each, fixed = getattr(layer.memory, when)
+        each, fixed = getattr(run.memory, when)
         held = each * self._samples * run.output_elements // layer.output_elements + fixed
         return int(held * self._casts.run_width(i) // _WATCHED_WIDTH)
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
-        layer = self._layers[i]
-        if layer.memory is None:
+        layer, memory = self._layers[i], self._shards[i].layer.memory
+        if memory is None:
             return read if keeps.inputs else ()
         if len(read) == len(layer.input_shapes):
-            return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
+            return [storage for index, storage in enumerate(read) if index in memory.inputs]
         if len(read) != len(layer.inputs):
             return read if keeps.inputs else ()
         if len(layer.values_read) != len(layer.input_shapes):
             # Targets and constants have no name: only a tensor of another shape is surely not kept.
-            shapes = {layer.input_shapes[index] for index in layer.memory.inputs}
+            shapes = {layer.input_shapes[index] for index in memory.inputs}
             return [s for name, s in zip(layer.inputs, read, strict=True) if shapes & self._shapes_of(name)]
-        kept = {layer.values_read[index] for index in layer.memory.inputs}
+        kept = {layer.values_read[index] for index in memory.inputs}
         # What an operation returns after the first is other memory, which it keeps itself or which nobody does, unless
         # these are parts of one tensor.
         firsts = {name for name, number in kept if not number or self._returns_parts(self._index.get(name, RECEIVED))}

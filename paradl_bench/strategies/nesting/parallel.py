@@ -42,6 +42,7 @@ from paradl_bench.strategies.running.sharded_module import (
     StagedModule,
     StagingRunner,
     axis_runner,
+    sharded_loss,
     sharding_runner,
 )
 
@@ -57,8 +58,7 @@ class ParallelModule:
         groups: process groups that it communicates over, the one of all ranks included.
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
         optimizer_group: whose ranks part the optimizer's state (ZeRO stage 1); else None.
-        own_part: as of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is
-        whole.
+        sharding: of the layers; None where all of them run as they are.
     """
 
     module: torch.nn.Module
@@ -67,7 +67,16 @@ class ParallelModule:
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: StagedModule | None = None
     optimizer_group: dist.ProcessGroup | None = None
-    own_part: OwnPart | None = None
+    sharding: Sharding | None = None
+
+    @property
+    def own_part(self) -> OwnPart | None:
+        """As of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is whole."""
+        return self.sharding.own_part if self.sharding else None
+
+    def sharded_loss(self, loss: Loss) -> Loss:
+        """The loss as this rank computes it: of outputs that ranks hold parts of, that of the whole."""
+        return sharded_loss(loss, self.sharding) if self.sharding else loss
 
     def without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
@@ -99,9 +108,11 @@ def build_parallel(
     """
     recompute_segments(module, network, settings)
     if not strategy.axes:
+        alone = None
         if run_layer is not None:
-            module = ShardedModule(module, Sharding({}, network, run_layer=run_layer))
-        return ParallelModule(module, network, Spans())
+            alone = Sharding({}, network, run_layer=run_layer)
+            module = ShardedModule(module, alone)
+        return ParallelModule(module, network, Spans(), sharding=alone)
     mesh = ProcessMesh(strategy)
     if staging_axis(strategy) is not None:
         assert loss is not None
@@ -132,7 +143,7 @@ def build_parallel(
         mesh.spans,
         mesh.groups,
         optimizer_group=optimizer_group,
-        own_part=sharding.own_part,
+        sharding=sharding,
     )
 
 
@@ -179,6 +190,4 @@ def _build_pipeline(
         group_along=mesh.group,
     )
     sharding = pipeline.sharding
-    return ParallelModule(
-        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part
-    )
+    return ParallelModule(pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding)

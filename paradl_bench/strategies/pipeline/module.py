@@ -41,7 +41,7 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, plac
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies
+from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies, sharded_loss
 
 
 class RankPipeline:
@@ -111,11 +111,11 @@ class RankPipeline:
         )
 
     def _loss_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
-        count = self._count
+        count, whole = self._count, sharded_loss(loss, self.sharding)
 
         def of_micro_batch(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
             with spans.span("FW"), self._entered():
-                return loss(last.as_model_gives_it(outputs), targets) / count
+                return whole(last.as_model_gives_it(outputs), targets) / count
 
         return of_micro_batch
 

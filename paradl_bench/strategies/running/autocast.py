@@ -29,3 +29,9 @@ def as_product_reads_it(tensor: torch.Tensor) -> torch.Tensor:
     kind = tensor.device.type
     casts = tensor.is_floating_point() and tensor.dtype != torch.float64 and torch.is_autocast_enabled(kind)
     return tensor.to(torch.get_autocast_dtype(kind)) if casts else tensor
+
+
+def as_loss_reads_it(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast, where it is on, makes of the logits that a loss reads; float64 it leaves alone."""
+    casts = tensor.dtype != torch.float64 and torch.is_autocast_enabled(tensor.device.type)
+    return tensor.float() if casts else tensor

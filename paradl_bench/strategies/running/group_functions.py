@@ -84,10 +84,10 @@ class Group:
     size: int
     spans: Spans
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum over the group, in place."""
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """Sum over the group, or what ``op`` makes of it, in place."""
         with self.spans.span("all_reduce"):
-            dist.all_reduce(tensor, group=self.process_group)
+            dist.all_reduce(tensor, op=op, group=self.process_group)
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
         """Every rank's ``sent``, one after the other; both flat."""

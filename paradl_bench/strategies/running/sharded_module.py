@@ -225,6 +225,22 @@ class ShardedModule(torch.nn.Module):
         return sharding.leave(outputs) if sharding.leave else outputs
 
 
+def sharded_loss(loss: Loss, sharding: Sharding, observer: TorchFunctionMode | None = None) -> Loss:
+    """The loss under the rules of its operations, which follow the model's; itself where it has none.
+
+    Args:
+        observer: entered inside the rules, as that of a :class:`ShardedModule`.
+    """
+    first = operations_of_forward(sharding.network)
+    ruled = sharding.run_layer is not None or any(index >= first for index in sharding.rules)
+
+    def run(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        with Walk(sharding, first) if ruled else contextlib.nullcontext(), observer or contextlib.nullcontext():
+            return loss(outputs, targets)
+
+    return run if ruled or observer else loss
+
+
 _SHARDED = "sharded"
 
 
@@ -335,10 +351,13 @@ def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
 
 
 def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put a shard in the place of a parameter; :class:`Walk` answers for the whole one where its extents are asked."""
-    path, _, attribute = name.rpartition(".")
-    owner = module.get_submodule(path)
-    old = owner.get_parameter(attribute)
+    """Put a shard in the place of a parameter, everywhere that the module holds it.
+
+    :class:`Walk` answers for the whole one where its extents are asked.
+    """
+    old = module.get_parameter(name)
     shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
     setattr(shard, _WHOLE_SHAPE, old.shape)
-    owner.register_parameter(attribute, shard)
+    for owner in module.modules():
+        for attribute in [attribute for attribute, held in owner._parameters.items() if held is old]:
+            owner.register_parameter(attribute, shard)

@@ -23,23 +23,29 @@ class Cut(NamedTuple):
     Attributes:
         dim: counted from the end (-1 is the last), so that it is the same with and without the batch.
         sections: how many equal parts of the dim are each cut: 3 where queries, keys and values stand side by side.
+        unequal: extents of these parts where they are not equal: keys and values may have fewer heads than queries.
     """
 
     dim: int
     sections: int = 1
+    unequal: tuple[int, ...] = ()
+
+    def extents(self, shape: Shape) -> tuple[int, ...]:
+        """Positions of each section."""
+        return self.unequal or (shape[self.dim] // self.sections,) * self.sections
 
     def extent(self, shape: Shape) -> int:
-        """Positions of one section."""
-        return shape[self.dim] // self.sections
+        """Positions of one section; of unequal ones, the most that divides all of them."""
+        return math.gcd(*self.extents(shape))
 
     def of(self, shape: Shape, part: Interval, atoms: int) -> tuple[Interval, ...]:
         """Positions along the dim that hold ``part`` of ``atoms`` equal pieces of every section."""
-        extent = self.extent(shape)
-        size = extent // atoms
-        return tuple(
-            Interval(section * extent + part.start * size, section * extent + part.stop * size)
-            for section in range(self.sections)
-        )
+        found, begin = [], 0
+        for extent in self.extents(shape):
+            size = extent // atoms
+            found.append(Interval(begin + part.start * size, begin + part.stop * size))
+            begin += extent
+        return tuple(found)
 
     def shape(self, shape: Shape, part: Interval, atoms: int) -> Shape:
         """The shape of what holds that part."""
@@ -134,8 +140,8 @@ def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
         found = cut._replace(dim=_swapped(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
     elif function == "permute" and isinstance(dims, tuple):
         found = cut._replace(dim=dims[cut.dim])
-    elif function in ("chunk", "split") and isinstance(dims, tuple):
-        found = _parted(shape, layer.output_shape, cut, dims[0])
+    elif function in ("chunk", "split"):
+        found = _parted(shape, layer.output_shapes, cut, dims[0] if isinstance(dims, tuple) else None)
     elif function in ("unbind", "select") and isinstance(dims, tuple) and dims[0] < cut.dim:
         found = cut
     elif function == "getitem" and isinstance(dims, tuple) and dims[cut.dim]:
@@ -156,6 +162,8 @@ def _swapped(dim: int, dims: Sequence[int]) -> int:
 
 def _reshaped(shape: Shape, output: Shape, cut: Cut) -> Cut | None:
     """The dim of ``shape`` that holds the pieces that ``cut`` cuts of ``output``; elements keep their order."""
+    if cut.unequal:
+        return cut if cut.dim == -1 and shape[-1:] == output[-1:] else None
     at = len(output) + cut.dim
     before = math.prod(output[:at]) * cut.sections
     for index, extent in enumerate(shape):
@@ -168,11 +176,21 @@ def _reshaped(shape: Shape, output: Shape, cut: Cut) -> Cut | None:
     return None
 
 
-def _parted(shape: Shape, output: Shape, cut: Cut, dim: int) -> Cut | None:
-    """Before it is parted along the dim that is cut, each of the parts is a section."""
-    if dim != cut.dim:
+def _parted(shape: Shape, outputs: Sequence[Shape], cut: Cut, dim: int | None) -> Cut | None:
+    """Before it is parted along the dim that is cut, each of the parts is a section.
+
+    Args:
+        dim: that it is parted along; None for that in which parts differ.
+    """
+    differing = [at for at in range(-len(shape), 0) if len({output[at] for output in outputs}) > 1]
+    if dim is None and len(differing) != 1:
+        return None
+    if (differing[0] if dim is None else dim) != cut.dim:
         return cut
-    return None if shape[dim] % output[dim] else Cut(dim, cut.sections * (shape[dim] // output[dim]))
+    if dim is None:
+        return Cut(cut.dim, unequal=tuple(output[cut.dim] for output in outputs)) if cut == Cut(cut.dim) else None
+    extent = outputs[0][dim]
+    return None if shape[dim] % extent else Cut(dim, cut.sections * (shape[dim] // extent))
 
 
 def _joined(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:

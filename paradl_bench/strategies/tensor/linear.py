@@ -9,6 +9,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 
 _STORED_BY_INPUTS = ("addmm", "matmul", "mm")
 """Functions that multiply by the weight as it is; ``linear`` multiplies by its transpose."""
+SHARED = "it shares a parameter with another layer"
 
 
 class Linear(NamedTuple):
@@ -17,11 +18,13 @@ class Linear(NamedTuple):
     Attributes:
         weight, bias: names; no bias is an empty name.
         output_dim: dim of the weight along which the output's features lie; 0 or 1.
+        tied: whether the weight is a table of embeddings as well, and belongs to no other layer.
     """
 
     weight: str
     bias: str
     output_dim: int
+    tied: bool = False
 
 
 def function_of(layer: Layer) -> str:
@@ -32,6 +35,8 @@ def function_of(layer: Layer) -> str:
 def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
     """By index in the network, the layers that multiply by a weight; a text says why one cannot be cut."""
     used = Counter(name for layer in network.layers for name in layer.parameters)
+    tables = (layer for layer in network.layers if layer.kind == "embedding")
+    looked_up = Counter(name for layer in tables for name in layer.parameters)
     shapes = {parameter.name: parameter.shape for parameter in network.parameters}
     found: dict[int, Linear | str] = {}
     for index, layer in enumerate(network.layers):
@@ -45,15 +50,16 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
         expected = 1 + (function == "addmm" or bool(layer.attributes.get("bias", False)))
         if len(matrices) != 1 or len(layer.parameters) != expected or len(matrices) + len(biases) != expected:
             found[index] = "its weight is no trained parameter of its own"
-        elif any(used[name] > 1 for name in layer.parameters):
-            found[index] = "it shares a parameter with another layer"
+        elif any(used[name] > 1 + looked_up[name] for name in layer.parameters):
+            found[index] = SHARED
         elif len(layer.input_shapes) != 1 or len(layer.inputs) != 1:
             found[index] = "it reads more than one tensor"
         else:
             dim = 1 if function in _STORED_BY_INPUTS else 0
             shape = shapes[matrices[0]]
             if (layer.output_shape[-1], layer.input_shapes[0][-1]) == (shape[dim], shape[1 - dim]):
-                found[index] = Linear(matrices[0], biases[0] if biases else "", dim)
+                tied = any(looked_up[name] for name in layer.parameters)
+                found[index] = Linear(matrices[0], biases[0] if biases else "", dim, tied)
             else:
                 found[index] = "its weight does not multiply the features that it reads"
     return found

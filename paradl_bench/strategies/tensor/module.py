@@ -33,8 +33,9 @@ from paradl_bench.strategies.splitting.channel_shards import with_parameter_shap
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
-from paradl_bench.strategies.tensor.pairs import Piece, find_pairs
+from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Piece, find_pairs
 from paradl_bench.strategies.tensor.plan import Ranges, parameter_ranges
+from paradl_bench.strategies.tensor.vocabulary.module import LookUp, PartedEntropy
 
 _MARK = "_paradl_part"
 
@@ -65,14 +66,18 @@ class TensorRunner:
             layer = network.layers[index]
             part = parts[index] = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
             run: Any = _Row(layer, group)
-            if piece.part == "column":
+            if piece.part == "table":
+                run = LookUp(layer, part.own, group)
+            elif piece.part == "loss":
+                run = PartedEntropy(layer, part.own, group)
+            elif piece.part == "column":
                 run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
             elif piece.part != "row":
                 run = _Inside(part, random)
             rules[index] = Rule(functions_of(layer), run)
 
         def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
-            is_part = index in parts and parts[index].piece.part != "row"
+            is_part = index in parts and parts[index].piece.part not in WHOLE_OUTPUT
             marked: torch.Tensor = parts[index].mark(tensor) if is_part else tensor
             return marked
 
@@ -111,9 +116,11 @@ class Part(NamedTuple):
         Raises:
             WorkError: it is not the part that was planned.
         """
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            dim = self.piece.cut.dim
-            expected = self.layer.output_shape[dim:]
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        dim, shapes = self.piece.cut.dim, self.layer.output_shapes
+        for number, tensor in enumerate(tensors):
+            # Parts of a projection may be unequal; networks of older files have the first one's shape alone.
+            expected = shapes[min(number, len(shapes) - 1)][dim:]
             # Several samples may share the dim, one after the other.
             if tensor.shape[dim] % self.shorter(expected[0]) or tuple(tensor.shape[dim:][1:]) != expected[1:]:
                 raise WorkError(

@@ -5,6 +5,9 @@ only that part: linear layers, cut by columns, and embeddings, as of relative po
 takes its part where they are read. Where it gets there on every path, and nothing else reads what is on the way, these
 layers and the one it began at, cut by rows, are a block that runs on parts, with whole activations before and behind
 it (Shoeybi et al. 2019, Megatron-LM, section 3). Blocks that share an operation are one.
+
+Of a language model the walk begins at the loss too. It gets to the layer that makes the logits, whose columns are the
+tokens of the vocabulary. The embedding of these tokens is then cut by the same tokens (:mod:`.vocabulary.parts`).
 """
 
 from __future__ import annotations
@@ -17,20 +20,24 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
-from paradl_bench.plan.compute import layers_with_gradient, operations_of_forward
+from paradl_bench.plan.compute import layers_with_gradient
 from paradl_bench.strategies.splitting.channel_shards import NOT_CHOSEN
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
-from paradl_bench.strategies.tensor.linear import Linear, linear_layers
+from paradl_bench.strategies.tensor.linear import SHARED, Linear, linear_layers
+from paradl_bench.strategies.tensor.vocabulary.parts import tables_of, takes_logits
 
-Part = Literal["column", "row", "lookup", "inside"]
+Part = Literal["column", "row", "lookup", "inside", "table", "loss"]
+WHOLE_OUTPUT = ("row", "table", "loss")
+"""Parts whose output every rank has all of, once it is summed."""
 
 
 class Piece(NamedTuple):
     """How one layer runs.
 
     Attributes:
-        part: a linear layer cut by columns or by rows; a look-up in a table cut by columns; or an operation between.
-        cut: of its output; of a layer by rows, whose output is whole, that of its input.
+        part: a linear layer cut by columns or by rows; a look-up in a table cut by columns; an operation between; the
+            embedding of tokens, a table cut by rows; or the loss.
+        cut: of its output; of a layer by rows and of the loss, whose output is whole, that of its input.
         inputs: how each tensor that an operation between reads is cut.
         takes: whether some of these are constants that each rank holds whole, and takes its part of.
         block: index of the block that it belongs to.
@@ -71,20 +78,30 @@ class Pairs:
         of_layers = (f"tensor parallelism does not split layer {name}: {why}" for name, why in reasons)
         return (*((of_choice,) if left else ()), *of_layers)
 
-    @property
-    def narrowest(self) -> tuple[int, int] | None:
-        """(atoms, index of its first layer) of the block with the fewest."""
-        if not self.pieces:
+    def narrowest(self, network: ModelGraph) -> tuple[int, int] | None:
+        """(atoms, index of its first layer with the fewest features) of the block with the fewest."""
+        columns = [index for index, piece in self.pieces.items() if piece.part == "column"]
+        if not columns:
             return None
-        index = min(self.pieces, key=lambda index: (self.pieces[index].atoms, index))
+
+        def width(index: int) -> tuple[int, int, int]:
+            piece = self.pieces[index]
+            return piece.atoms, piece.cut.extent(network.layers[index].output_shape), index
+
+        index = min(columns, key=width)
         return self.pieces[index].atoms, index
 
 
 @dataclass(slots=True)
 class _Walk:
-    """What is cut before one linear layer."""
+    """What is cut before one linear layer, or before the loss.
+
+    Attributes:
+        row: the index of that layer. end: what it is then.
+    """
 
     row: int
+    end: Part = "row"
     cuts: dict[int, Cut] = field(default_factory=dict)
     inputs: dict[int, tuple[Cut | None, ...]] = field(default_factory=dict)
     parts: dict[int, Part] = field(default_factory=dict)
@@ -117,7 +134,7 @@ def find_pairs(network: ModelGraph, patterns: Sequence[str] = ()) -> Pairs:
 
 class _Finder:
     def __init__(self, network: ModelGraph, patterns: Sequence[str]) -> None:
-        self._layers = network.layers[: operations_of_forward(network)]
+        self._layers = network.layers
         self._network = network
         self._index = {layer.name: index for index, layer in enumerate(network.layers)}
         self._readers: dict[int, list[int]] = {}
@@ -127,6 +144,8 @@ class _Finder:
                     self._readers.setdefault(self._index[name], []).append(index)
         self._constant = _constants(network)
         self._linear: dict[int, Linear] = {}
+        self._tied: dict[int, Linear] = {}
+        self._tables: tuple[int, ...] = ()
         self._whole: dict[int, str] = {}
         for index, found in linear_layers(network).items():
             name = network.layers[index].name
@@ -134,11 +153,15 @@ class _Finder:
                 self._whole[index] = NOT_CHOSEN
             elif isinstance(found, str):
                 self._whole[index] = found
+            elif found.tied:
+                self._tied[index], self._whole[index] = found, SHARED
             else:
                 self._linear[index] = found
         self._trained = {parameter.name: parameter.shape for parameter in network.parameters}
 
     def find(self) -> Pairs:
+        # The logits before all: nothing else is as large.
+        from_loss = self._walk_from_loss()
         walks: list[_Walk] = []
         for index in self._linear:
             try:
@@ -147,6 +170,7 @@ class _Finder:
                 self._whole[index] = f"it is in no pair: what it reads comes from {error}"
         # Attention first: its queries, keys and values would also do as rows behind a layer in front of them.
         walks.sort(key=lambda walk: (not self._has_attention(walk), walk.row))
+        walks[:0] = from_loss
         while True:
             blocks = self._join(walks)
             refused = {id(walk): reason for block in blocks if (reason := self._against(block)) for walk in block}
@@ -154,13 +178,27 @@ class _Finder:
                 break
             for walk in walks:
                 if id(walk) in refused:
-                    columns = [index for index, part in walk.parts.items() if part == "column"]
-                    self._whole |= dict.fromkeys((walk.row, *columns), refused[id(walk)])
+                    parts = {**walk.parts, walk.row: walk.end}.items()
+                    linear = [index for index, part in parts if part in ("column", "row")]
+                    self._whole |= dict.fromkeys(linear, refused[id(walk)])
             walks = [walk for walk in walks if id(walk) not in refused]
         return self._pairs(blocks)
 
-    def _walk_back(self, row: int) -> _Walk:
-        walk = _Walk(row)
+    def _walk_from_loss(self) -> list[_Walk]:
+        """What is cut before the loss of a language model; nothing where it is none, or can't be cut."""
+        index = len(self._layers) - 1
+        if not takes_logits(self._network):
+            return []
+        try:
+            walk = self._walk_back(index, "loss")
+        except CannotCut:
+            return []
+        heads = [self._layers[index] for index, part in walk.parts.items() if part == "column"]
+        self._tables = tables_of(self._network, heads[0]) if len(heads) == 1 else ()
+        return [walk] if self._tables else []
+
+    def _walk_back(self, row: int, end: Part = "row") -> _Walk:
+        walk = _Walk(row, end)
         _check_plain(self._layers[row])
         open_cuts = [(self._layers[row].inputs[0], Cut(-1))]
         while open_cuts:
@@ -175,7 +213,7 @@ class _Finder:
                     raise CannotCut(f"{name}, which it would need cut in two ways")
                 continue
             walk.cuts[index] = cut
-            walk.parts[index] = part = self._part(index, cut)
+            walk.parts[index] = part = self._part(index, cut, end)
             walk.inputs[index] = ()
             if part == "inside":
                 _check_plain(self._layers[index])
@@ -185,13 +223,13 @@ class _Finder:
             raise CannotCut("no linear layer")
         return walk
 
-    def _part(self, index: int, cut: Cut) -> Part:
+    def _part(self, index: int, cut: Cut, end: Part) -> Part:
         layer = self._layers[index]
-        if index in self._linear:
+        if index in self._linear or (end == "loss" and index in self._tied):
             if cut.dim != -1:
                 raise CannotCut(f"{layer.name}, along another dim than its features")
             return "column"
-        if layer.kind == "embedding" and cut.dim == -1 and self._is_own(layer):
+        if layer.kind == "embedding" and cut.dim == -1 and index not in self._tables and self._is_own(layer):
             return "lookup"
         return "inside"
 
@@ -232,7 +270,7 @@ class _Finder:
         parts: dict[int, Part] = {}
         blocks: list[list[_Walk]] = []
         for walk in walks:
-            wanted = walk.parts | {walk.row: "row"}
+            wanted = walk.parts | {walk.row: walk.end}
             clash = next((index for index, part in wanted.items() if parts.get(index, part) != part), None)
             shared = [block for block in blocks if any(walk.layers & other.layers for other in block)]
             if clash is None:
@@ -279,10 +317,12 @@ class _Finder:
                     part, inputs = walk.parts[index], walk.inputs[index]
                     takes = any(self._is_constant(name) for name, _ in self._producers(index, inputs))
                     pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index)
-                pieces[walk.row] = Piece("row", Cut(-1), (), False, number, atoms, walk.row)
+                pieces[walk.row] = Piece(walk.end, Cut(-1), (), False, number, atoms, walk.row)
+                tables = self._tables if walk.end == "loss" else ()
+                pieces |= {index: Piece("table", Cut(-1), (), False, number, atoms, index) for index in tables}
         pieces |= self._untouched(pieces)
         ordered = {index: pieces[index] for index in sorted(pieces)}
-        linear = {index: linear for index, linear in self._linear.items() if index in ordered}
+        linear = {index: linear for index, linear in (self._linear | self._tied).items() if index in ordered}
         whole = {
             self._layers[index].name: self._whole.get(index, "it is in no pair")
             for index in (*self._linear, *self._whole)
@@ -295,7 +335,7 @@ class _Finder:
         found = {}
         for index, layer in enumerate(self._layers):
             source = self._index.get(layer.inputs[0], -1) if layer.inputs else -1
-            if layer.attributes.get(RETURNS_INPUT) and source in pieces and pieces[source].part != "row":
+            if layer.attributes.get(RETURNS_INPUT) and source in pieces and pieces[source].part not in WHOLE_OUTPUT:
                 read = pieces[source]
                 found[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index)
         return found

@@ -3,7 +3,8 @@
 Between the two every rank works on its own features or heads. Forward has one all-reduce, of the sums behind the layer
 by rows; backward one, of the gradient of what the layers by columns read, shared by those that read the same tensor, as
 queries, keys and values do. What is in no pair runs whole on every rank, on whole activations: norms, embeddings of
-tokens, the head of a language model. Parameters of those get the same gradient everywhere.
+positions. Parameters of those get the same gradient everywhere. The head of a language model, its loss and its
+embedding of tokens are cut over the vocabulary (:mod:`.vocabulary.parts`).
 
 Both all-reduces are of the dtype that the products run in: autocast converts what layers by columns read once for all
 of them, in front of the point where its gradient is summed.
@@ -27,7 +28,8 @@ from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import is_view
-from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
+from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
+from paradl_bench.strategies.tensor.vocabulary.parts import loss_memory, sums_of_loss, table_part
 
 Ranges = tuple[Interval, ...]
 
@@ -51,11 +53,12 @@ class TensorPlanner:
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""
         pairs = self._pairs(network, settings)
-        if pairs.narrowest is None:
+        narrowest = pairs.narrowest(network)
+        if narrowest is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(pairs.whole.items())[-2:])
             reason = f"no linear layer of {network.name} feeds another one through operations that can be cut"
             return Limit(axis="tensor", ranks=1, reason=f"{reason} ({reasons})" if reasons else reason)
-        atoms, index = pairs.narrowest
+        atoms, index = narrowest
         layer = network.layers[index]
         what = "features" if pairs.pieces[index].cut.extent(layer.output_shape) == atoms else "heads"
         return Limit(axis="tensor", ranks=atoms, reason=f"fewest {what}, layer {layer.name}")
@@ -84,14 +87,11 @@ class TensorPlanner:
         shards = {}
         for index, piece in pairs.pieces.items():
             layer, width = network.layers[index], widths[index].runs
-            forward = place.collective(
-                "all_reduce", math.prod(layer.output_shape), batchless=layer.batchless, element_bytes=width
-            )
             leads = piece.part == "column" and piece.leader == index and differentiated[index]
             shards[index] = LayerShard(
                 shard_layer(layer, piece, cut(piece.atoms, parts)[place.position]),
                 label,
-                after_fw=(forward,) if piece.part == "row" else (),
+                after_fw=_of_output(layer, piece, place, width),
                 after_bw=(_of_gradient(layer, place, width),) if leads else (),
                 leader=piece.leader if piece.leader != index else None,
             )
@@ -108,6 +108,16 @@ class TensorPlanner:
 PLANNER = TensorPlanner()
 
 
+def _of_output(layer: Layer, piece: Piece, place: AxisPlace, width: int) -> tuple[Collective, ...]:
+    """All-reduces of what ranks made of a whole output, in what the operation runs in."""
+    if piece.part == "loss":
+        return sums_of_loss(layer, place, width)
+    if piece.part not in WHOLE_OUTPUT:
+        return ()
+    elements = math.prod(layer.output_shape)
+    return (place.collective("all_reduce", elements, batchless=layer.batchless, element_bytes=width),)
+
+
 def _of_gradient(layer: Layer, place: AxisPlace, width: int) -> Collective:
     """The all-reduce of the gradient of what a layer by columns reads, in what its product runs in."""
     elements = math.prod(layer.input_shapes[0])
@@ -119,7 +129,9 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
     output = layer.output_shape
     inputs = list(layer.input_shapes)
     attributes = dict(layer.attributes)
-    if piece.part == "row":
+    if piece.part == "table":
+        return table_part(layer, own.extent)
+    if piece.part in WHOLE_OUTPUT:
         inputs[0] = piece.cut.shape(inputs[0], own, piece.atoms)
     else:
         output = piece.cut.shape(output, own, piece.atoms)
@@ -131,10 +143,15 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
     if "output" in attributes:
         attributes["output"] = output
 
+    changes = {}
+    if piece.part == "loss":
+        *positions, tokens = inputs[0]
+        changes["memory"] = loss_memory(math.prod(positions), tokens)
     return part_of_layer(
         layer,
         own.extent,
         piece.atoms,
+        **changes,
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,
@@ -151,6 +168,8 @@ def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: in
         dims: dict[str, int] = {}
         if piece.part == "lookup":
             dims[network.layers[index].parameters[0]] = 1
+        elif piece.part == "table":
+            dims[network.layers[index].parameters[0]] = 0
         elif index in pairs.linear:
             linear = pairs.linear[index]
             dims[linear.weight] = linear.output_dim if piece.part == "column" else 1 - linear.output_dim

@@ -150,6 +150,7 @@ OF_BLOCKS = {
     2: ["t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"],
     4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
 }
+OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -162,6 +163,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb") if ranks == 2]
+    cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -38,6 +38,8 @@ NETWORK = '''
 import torch
 from torch import nn
 
+from paradl_bench.network.models.token_tasks import NextToken
+
 class Small(nn.Module):
     """Convolutions, batch norm, a skip, and a head with a bias: buckets hold them in the order in which they arrive.
 
@@ -55,6 +57,18 @@ class Small(nn.Module):
         x = torch.relu(self.norm(self.one(x)))
         x = self.largest(self.average(torch.relu_(self.two(x) + x)))
         return self.head(torch.relu(self.hidden(x.mean((2, 3)))))
+
+class Words(nn.Module):
+    """Token ids to logits of an odd number of tokens, by one table."""
+    def __init__(self):
+        super().__init__()
+        self.token_task = NextToken(vocabulary=17, sequence=6)
+        self.embedding, self.norm, self.last = nn.Embedding(17, 12), nn.LayerNorm(12), nn.LayerNorm(12)
+        self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 12)
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x = x + self.down(torch.relu(self.up(self.norm(x))))
+        return nn.functional.linear(self.last(x), self.embedding.weight)
 '''
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "on_ranks" / "emulation_program.py"
@@ -66,15 +80,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "networks_of_emulation.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "networks_of_emulation", raising=False)
-    network = trace_network(load_model("networks_of_emulation:Small"))
+    profile_of(tmp_path, "Small")
+    return tmp_path
+
+
+def profile_of(place: Path, name: str) -> None:
+    """Write a profile of one of the networks."""
+    network = trace_network(load_model(f"networks_of_emulation:{name}"))
     operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
     profile = make_profile(
         network,
         communication=tuple(ring_fit(operation) for operation in operations),
         model_times=model_times(network, quantiles=(0.8, 0.9, 1.0, 1.15, 1.6)),
     )
-    write_profile(tmp_path / "profile.json", profile)
-    return tmp_path
+    (place / "profile.json").unlink(missing_ok=True)
+    write_profile(place / "profile.json", profile)
 
 
 def emulate(place: Path, ranks: int, *cases: str) -> list[TrainingRun]:
@@ -248,6 +268,15 @@ def test_ghosts_of_shards_and_stages_follow_the_plan_and_sleep(place: Path) -> N
     # A rank has half of the filters, and of what is not split all.
     whole = _table_of(place / "filters").of_rank(0).layers
     assert whole["two"]["FW"] < 0.6 * whole["add"]["FW"]
+
+
+def test_ghosts_of_a_vocabulary_in_parts_follow_the_plan(place: Path) -> None:
+    profile_of(place, "Words")
+    runs = emulate(place, 2, "words t2 1 model=Words", "stages p2 1 model=Words")
+    check(place, runs, ["words", "stages"])
+    issued = [item for item in runs[0].issued if item.when == "iteration"]
+    # The look-up, a pair forward and backward, the head's input, and three numbers of a token.
+    assert sum(item.count for item in issued if item.operation == "all_reduce") == 1 + 2 + 1 + 3
 
 
 SHARDED = (

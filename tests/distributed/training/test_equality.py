@@ -40,6 +40,9 @@ CASES = {
         "Plain:t2 Volume:t2 DroppedInside:t2:alike transformer_networks.Own:t2 transformer_networks.Split:t2 "
         "transformer_networks.Own:t2:split=[qkvo]*+head* transformer_networks.dropping:t2:alike "
         "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2 "
+        "transformer_networks.Tied:t2 transformer_networks.Untied:t2 transformer_networks.Fused:t2 "
+        "transformer_networks.Untied:t2:recompute=head+downs.1 transformer_networks.Untied:t2:accumulate=3 "
+        "transformer_networks.Untied:t2:split=ups*+downs* "
         "Plain:z1d2 Plain:z2d2 Plain:z3d2 Grouped:z3d2 Normed:z1d2:sync Normed:z2d2 Normed:z3d2 Volume:z2d2 "
         "transformer_networks.bert:z2d2 transformer_networks.bert:z3d2 transformer_networks.gpt2:z3d2 "
         "transformer_networks.t5:z2d2 transformer_networks.t5:z3d2 "
@@ -68,7 +71,8 @@ CASES = {
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
         "DroppedInside:s3:alike Plain:f3:scatter Line:f3:scatter Dropped:f3:scatter:seeded Tokens:f3:scatter:seeded "
-        "Plain:t3 transformer_networks.Own:t3 transformer_networks.gpt2:t3"
+        "Plain:t3 transformer_networks.Own:t3 transformer_networks.gpt2:t3 "
+        "transformer_networks.Tied:t3 transformer_networks.Untied:t3"
     ),
     4: (
         "Plain:f4 Plain:c4 Plain:s4 Plain:s2x2 Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:s2d2 Plain:f2d2 Grouped:f4 "
@@ -80,6 +84,7 @@ CASES = {
         "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync "
         "transformer_networks.Own:t4 transformer_networks.Own:d2t2 transformer_networks.bert:t4 "
         "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D "
+        "transformer_networks.Tied:t4 transformer_networks.Untied:t4 transformer_networks.Untied:d2t2 "
         "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4 "
         "Plain:d4:leader@2 Plain:d4:2leaders@2 Plain:d4:segmented@2 Woven:d4:leader@2 Woven:d4:segmented@2 "
         "Normed:d4:2leaders@2:sync Plain:z1d4:segmented@2 Plain:d2s2:leader@2 Normed:d2s2:2leaders@2 "

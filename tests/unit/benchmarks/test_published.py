@@ -144,10 +144,13 @@ def test_queries_keys_and_values_share_one_product() -> None:
         ("linear", stage, (1, 4, 0, 8, 12)): seconds
         for stage, seconds in (("FW", 3.0), ("BW_input", 4.0), ("BW_weight", 5.0))
     }
-    prices = simumax.Prices(system, times, 12)
+    times["linear", "FW", (1, 4, 0, 8, 100)] = 20.0
+    prices = simumax.Prices(system, times, 12, 100)
     found = [prices.timed(_linear(name, features)) for name, features in (("query", 8), ("key", 2), ("value", 2))]
     assert [each.forward_s for each in found] == pytest.approx([2.0, 0.5, 0.5])
     assert sum(each.backward_s for each in found) == pytest.approx(9.0)
+    # Of the head, whose products were timed whole, a rank has a quarter.
+    assert prices._seconds(_linear("head", 25), "FW") == pytest.approx(5.0)
 
 
 def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:

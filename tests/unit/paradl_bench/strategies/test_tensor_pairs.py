@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
@@ -15,7 +16,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.network.partition import Interval
+from paradl_bench.plan.compute import LayerShard
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.tensor.cuts import Cut
@@ -29,7 +32,16 @@ def trace(name: str) -> ModelGraph:
 
 
 def parts(network: ModelGraph, pairs: Pairs) -> Counter[str]:
-    return Counter(piece.part for piece in pairs.pieces.values() if piece.part != "inside")
+    of_vocabulary = ("inside", "table", "loss")
+    return Counter(piece.part for piece in pairs.pieces.values() if piece.part not in of_vocabulary)
+
+
+def of_vocabulary(network: ModelGraph) -> dict[str, str]:
+    """By name, the layers of the block that the loss ends."""
+    pieces = find_pairs(network).pieces
+    block = next((piece.block for piece in pieces.values() if piece.part == "loss"), None)
+    own = {network.layers[index].name: piece.part for index, piece in pieces.items() if piece.block == block}
+    return {name: part for name, part in own.items() if part != "inside"}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +54,10 @@ def parts(network: ModelGraph, pairs: Pairs) -> Counter[str]:
         ("t5", 2 * 5 + 2 * 8, 2 * 2 + 2 * 3, 2),
         ("Own", 1 + 2 + 1, 3, 1),
         ("Split", 1 + 2 + 2 + 1, 4, 0),
-        ("gpt2-medium", 24 * 2, 24 * 2, 0),
+        # Half as many heads of keys and values in one projection with the queries.
+        ("Fused", 1 + 2 + 1, 3, 0),
+        # The head, behind as many columns as rows.
+        ("gpt2-medium", 24 * 2 + 1, 24 * 2, 0),
     ],
 )
 def test_heads_and_features_are_found(name: str, columns: int, rows: int, lookups: int) -> None:
@@ -72,12 +87,101 @@ def test_a_plan_reduces_once_forward_and_once_backward_a_pair() -> None:
 def test_what_stays_whole_says_why() -> None:
     network = trace("bert-base")
     whole = find_pairs(network).whole
-    assert whole["cls.predictions.decoder"] == "it shares a parameter with another layer"
     assert "LayerNorm (layer_norm), which needs all of it" in whole["cls.predictions.transform.dense"]
     assert find_pairs(network, ("*query",)).pieces == {}
     only = find_pairs(network, ("bert.encoder.layer.0.*",))
     assert len(only.linear) == 6
     assert "as chosen, and leaves" in only.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "head"),
+    [
+        ("gpt2-medium", ["transformer.wte"], "lm_head"),
+        ("bert-base", ["bert.embeddings.word_embeddings"], "cls.predictions.decoder"),
+        # The encoder's tokens and the decoder's.
+        ("t5-small", ["shared", "shared#2"], "lm_head"),
+        ("Tied", ["embedding"], "linear"),
+        ("Untied", ["embedding"], "head"),
+    ],
+)
+def test_a_vocabulary_is_cut_with_its_loss(name: str, tables: list[str], head: str) -> None:
+    found = of_vocabulary(trace(name))
+    assert found == {**dict.fromkeys(tables, "table"), head: "column", "loss.cross_entropy": "loss"}
+
+
+def test_classes_are_no_vocabulary() -> None:
+    for name in ("bert", "Own"):
+        assert of_vocabulary(trace(name)) == {}
+    assert of_vocabulary(chain(6, 9, 4)) == {}
+
+
+def test_logits_that_are_read_elsewhere_stay_whole() -> None:
+    network = trace("Untied")
+    index = next(i for i, layer in enumerate(network.layers) if layer.name == "head")
+    other = msgspec.structs.replace(network.layers[index + 1], name="other")
+    layers = (*network.layers[: index + 1], other, *network.layers[index + 1 :])
+    pairs = find_pairs(msgspec.structs.replace(network, layers=layers))
+    assert pairs.whole["head"] == "head is read by other as well"
+    assert "table" not in {piece.part for piece in pairs.pieces.values()}
+    assert "loss.cross_entropy" not in pairs.whole
+
+
+def test_a_head_that_is_not_chosen_stays_whole() -> None:
+    network = trace("Untied")
+    pairs = find_pairs(network, ("ups*", "downs*"))
+    assert parts(network, pairs) == Counter(column=1, row=1)
+    assert pairs.whole["head"] == "it was not chosen"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "width"), [("Tied", "fp32", 4), ("Untied", "fp32", 4), ("Untied", "bf16", 2)]
+)
+def test_a_vocabulary_that_ranks_do_not_divide_adds_up(name: str, dtype: str, width: int) -> None:
+    network, strategy, batch, tokens = trace(name), parse_strategy("t3"), 5, 6
+    settings = plan_settings(batch=batch, dtype=dtype)
+    planner = planner_for(strategy)
+    shares = planner.shards(network, strategy, settings)
+    held = [
+        {tensor.name: tensor.shape[0] for tensor in shares.distinct[index].network.parameters}
+        for index in shares.positions
+    ]
+    assert [of["embedding.weight"] for of in held] == [6, 6, 5]
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    head = "head" if name == "Untied" else "linear"
+    for position, of in zip(shares.positions, held, strict=True):
+        shards = shares.distinct[position].shards
+        own = of["embedding.weight"]
+        assert of.get("head.weight", own) == of.get("head.bias", own) == own
+        assert shards[index[head]].layer.output_shape == (tokens, own)
+        assert shards[index["loss.cross_entropy"]].layer.input_shapes == ((tokens, own), (tokens,))
+        assert shards[index["embedding"]].layer.output_shape == (tokens, 12)
+
+        def reduced(layer: str, when: str, shards: dict[int, LayerShard] = shards) -> list[int]:
+            works = getattr(shards[index[layer]], when)
+            assert {work.operation for work in works} <= {"all_reduce"}
+            return [work.message_bytes for work in works]
+
+        # The output of the look-up, the gradient of what the head reads, and three numbers a token of the loss.
+        assert reduced("embedding", "after_fw") == [batch * tokens * 12 * ELEMENT_BYTES]
+        assert reduced("embedding", "after_bw") == reduced(head, "after_fw") == []
+        assert reduced(head, "after_bw") == [batch * tokens * 12 * width]
+        assert reduced("loss.cross_entropy", "after_fw") == [batch * tokens * ELEMENT_BYTES] * 3
+        assert reduced("loss.cross_entropy", "after_bw") == []
+
+
+def test_unequal_projections_are_cut_by_heads_of_keys() -> None:
+    network = trace("Fused")
+    pairs = find_pairs(network)
+    fused = next(index for index in pairs.linear if network.layers[index].name == "qkv")
+    assert pairs.pieces[fused].cut == Cut(-1, unequal=(12, 6, 6))
+    assert pairs.pieces[fused].atoms == 2
+    assert pairs.pieces[fused].cut.of((24,), Interval(1, 2), 2) == (Interval(6, 12), Interval(15, 18), Interval(21, 24))
+
+
+def test_heads_of_keys_and_values_limit_the_ranks() -> None:
+    (limit,) = planner_for(parse_strategy("t2")).limits(trace("llama-3-8b"), PlanSettings(batch=2))
+    assert str(limit) == "p <= 8: fewest heads, layer model.layers.0.self_attn.k_proj"
 
 
 def chain(*features: int) -> ModelGraph:
