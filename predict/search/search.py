@@ -28,11 +28,11 @@ from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Searched
 from predict.workload import Evaluator, evaluator_named, evaluators
 
-_PASSED_ON = ("network", "sequence", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
+_PASSED_ON = ("network", "sequence", "cluster", "device", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
 _OF_PREDICTIONS = ("fusion", "fusion_buffer", "fusion_timeout", "dilate", "slow_rank")
 """Options of a prediction alone, which a search has none of."""
-_NOT_OF_RUNS = ("network", "sequence", "cluster", "dataset_samples", "price")
+_NOT_OF_RUNS = ("network", "sequence", "cluster", "device", "dataset_samples", "price")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

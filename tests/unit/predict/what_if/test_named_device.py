@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from profile_factory import make_network, noisy_profile
 
 from calibrate.profile.profile import Profile, write_profile
@@ -129,3 +131,11 @@ def test_commands_take_devices(
     assert code == 0
     assert "mi300x" in out
     assert json.loads(call(["devices", "--json"], monkeypatch, capfd)[1])[0]["sources"]["memory_bytes"]
+
+
+def test_a_search_on_another_device_says_so_in_its_commands() -> None:
+    words = ["search", "--from-profile", "v100", *["--model", "gpt2", "--device", "h100-sxm", "--ranks", "2", "--batch", "8", "--json"]]
+    first = json.loads(CliRunner().invoke(group, words).stdout)["rows"][0]
+    again = CliRunner().invoke(group, [*shlex.split(first["predict_command"])[1:], "--json"])
+    assert json.loads(again.stdout)[0]["iteration_s"] == first["prediction"]["iteration_s"]
+    assert "h100-sxm" not in first["train_command"]
