@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.profile.profile import Dispatch, Profile
 from paradl_bench.core.statistics import Z90
@@ -23,17 +24,25 @@ from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Phase, Plan, Rol
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Ints, Remark, Source
 from predict.costs.spread.assembly import Priced
 
+Bools = NDArray[np.bool_]
+
 UNMEASURED = Dispatch(forward_s=25e-6, backward_s=25e-6, relative_sd=UNKNOWN_RELATIVE_SD, runs=())
 """Of a host that nobody measured: 18 us of framework, the median of three networks on a CPU host (mobilenet_v2,
 resnet18, vgg11), and 7 us of launch, what the shortest published kernel takes (GELU on an A100)."""
 HOST_BOUND = "host-bound: kernels wait for their dispatch; larger micro-batches or CUDA graphs would help"
+WORTH_SAYING = 0.05
+"""Of what kernels take: every phase waits for its first dispatch, which binds nobody."""
 
 
 class _Gaps(NamedTuple):
-    """Per work of a plan, how often it occurs, and seconds that its occurrences wait for the host, in all roles."""
+    """Per work of a plan, how often it occurs, and seconds that its occurrences wait for the host, in all roles.
+
+    ``device_s`` is what all roles' kernels take.
+    """
 
     occurrences: Floats
     waits_s: Floats
+    device_s: float
 
     def mean_s(self, work: int) -> float:
         return float(self.waits_s[work] / max(self.occurrences[work], 1))
@@ -58,7 +67,7 @@ def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> 
     usual, slow, fast = (_gaps(plan, parts, dispatch, times) for times in ends)
     is_unmeasured = dispatch is UNMEASURED
     remarks = [_where_from(dispatch)]
-    if usual.waits_s.any():
+    if usual.waits_s.sum() > WORTH_SAYING * usual.device_s:
         remarks.append(Remark(HOST_BOUND, is_unmeasured))
     for work in overheads:
         cost = parts[work].cost._replace(
@@ -94,13 +103,14 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, times: fl
             host_s[work] = times * (dispatch.forward_s if is_forward else dispatch.backward_s)
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
-    gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)))
+    all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
+    gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
     for role in plan.roles:
         _add_waits(role, device_s, host_s, is_overhead, gaps)
     return gaps
 
 
-def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: np.ndarray, gaps: _Gaps) -> None:
+def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:
     """Add what a role's stretches of one phase wait, shared out over the operations of each."""
     known: dict[bytes, float] = {}
     for works in _stretches(role, (host_s > 0) | is_overhead):
@@ -112,7 +122,7 @@ def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: np.nda
         np.add.at(gaps.waits_s, overheads, role.multiplicity * waits_s / len(overheads))
 
 
-def _stretches(role: Role, counts: np.ndarray) -> list[Ints]:
+def _stretches(role: Role, counts: Bools) -> list[Ints]:
     """Works of each run of a role's tasks that are of one phase, forward or backward."""
     kept = np.flatnonzero(np.isin(role.phase, (Phase.FW, Phase.BW)) & counts[role.work])
     phases = role.phase[kept]
