@@ -85,8 +85,8 @@ def _where_from(dispatch: Dispatch) -> Remark:
         text = f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, fitted to training runs"
         return Remark(text, False)
     text = (
-        f"nobody measured what this host takes to dispatch an operation: {format_seconds(dispatch.forward_s)} are taken,"
-        " and the interval has anything from nothing to twice as much"
+        f"nobody measured what this host takes to dispatch an operation: {format_seconds(dispatch.forward_s)} are"
+        " taken, and the interval has anything from nothing to twice as much"
     )
     return Remark(text, True)
 
