@@ -3,7 +3,8 @@
 Each layer, and each part of one that a tensor-parallel rank runs, takes what regressors of Perlmutter's tables say of
 its shape. Activations are computed again: backward of a block has its forward and its all-reduces once more. A sum that
 adds up gradients, and dropout of the scores, take what a sum of as many elements does. Dropout behind a projection is
-fused with the sum that follows it. Gradients of two bytes are all-reduced behind backward.
+fused with the sum that follows it. Gradients of two bytes are all-reduced behind backward. Weights are updated at the
+bandwidth of memory.
 
 What a host takes to dispatch an operation is fitted to five runs, named by their settings alone (:func:`fitted_to`):
 for each, the dispatch that gives its measured time; the median, and how far the five lie apart. They are not judged.
@@ -49,6 +50,7 @@ TABLES = ("linear1", "linear2", "linear3", "linear4", "linear_final", "baddbmm",
 GPU = "NVIDIAA100-SXM4-80GB"
 MICRO_BATCHES, DEGREES = (1, 2, 4, 8), (2, 4, 8)
 SHARE_OF_PEAK = 0.5
+SHEET = "a100-sxm-80gb"
 OF_HOST = {"d2t1p1", "d1t2p1", "d1t1p2", "d1t4p1", "d1t8p1"}
 """Degrees of the runs that dispatch is fitted to, one each."""
 CAUSES = (
@@ -65,11 +67,8 @@ tables:
 SOFTMAX = """  - {files: "{gpu}_ScaledUpperTriangMaskedSoftmax_fp16.csv", kind: softmax, settings: {function: softmax},
      times: {FW: "`F_dur(us)`", BW: "`B_dur(us)`"}, unit: us, sizes: {batch: b * h / mp * l, width: l, inner: 1}}
 """
-OPTIMIZER = """  - {files: "{gpu}_optimizer_fp16.csv", kind: optimizer, settings: {function: adam}, times: {WU: dur}, unit: us,
-     sizes: {elements: params, tensors: param_tensors}}
-"""
-ALL_REDUCE = """  - {files: "{gpu}__AR_GPU{ranks}_1M_1024M_LUT.csv", collective: all_reduce, times: {call: "`time(ns)`"}, unit: ns,
-     sizes: {message_bytes: "`size(B)`", ranks: ranks, ranks_per_node: ranks}}
+ALL_REDUCE = """  - {files: "{gpu}_all_reduce.csv", collective: all_reduce, times: {call: seconds}, unit: s,
+     sizes: {message_bytes: bytes, ranks: ranks, ranks_per_node: ranks}}
 """
 
 
@@ -201,7 +200,9 @@ def timed_layers(network: ModelGraph, found: Prices, batch: int, all_reduces: Ma
     settings = PlanSettings(batch=1, dtype="bf16", device="cuda")
     for ranks in DEGREES:
         sizes_s = all_reduces[ranks]
-        for each in PLANNER.shard(network, AxisPlace(parse_strategy(f"t{ranks}").axes[0], 0, 0, 1), settings).shards.values():
+        for each in PLANNER.shard(
+            network, AxisPlace(parse_strategy(f"t{ranks}").axes[0], 0, 0, 1), settings
+        ).shards.values():
             if each.shard:
                 again_s = sum(np.interp(batch * call.message_bytes, *sizes_s) for call in each.after_fw)
                 timed.append(_timed(each.layer, each.shard, found, batch, float(again_s)))
@@ -239,18 +240,29 @@ def profile(data: Path, work: Path) -> Path:
             write_layers(folder, data / OPERATORS / f"{GPU}_linear1_fp16.csv", network, timed, PLACE, "bf16", batch)
             folders.append(folder)
     run("calibrate", "fit", *map(str, folders), "--force", "-o", str(work / "profile.json"))
+    whole = read_profile(work / "profile.json")
+    # The weight update goes at the bandwidth of memory.
+    rate = device_sheet(SHEET).memory_bandwidth_bytes_per_s
+    device = msgspec.structs.replace(whole.devices[0], memory_bandwidth_bytes_per_s=rate)
+    write_profile(work / "profile.json", msgspec.structs.replace(whole, devices=(device,)))
     return work / "profile.json"
 
 
 def _links(data: Path, work: Path) -> Iterator[Path]:
-    """All-reduces, point to point, and the optimizer, whose states are fp32."""
+    """All-reduces, and point to point."""
     (work / "links.yaml").write_text(MAPPING.replace("DTYPE", "fp32") + ALL_REDUCE)
-    (work / "optimizer.yaml").write_text(MAPPING.replace("DTYPE", "fp32") + OPTIMIZER)
-    sweeps = [data / "vtrain-a100" / f"a100__AR_GPU{ranks}_1M_1024M_LUT.csv" for ranks in DEGREES]
+    # Their tables name a column twice, out of place and in place.
+    tables = all_reduce_tables(data)
+    # Twice as many bytes from row to row: a fit to all 1,024 sizes takes minutes.
+    rows = [
+        f"{table[0, size - 1]:.0f},{ranks},{table[1, size - 1]}"
+        for ranks, table in tables.items()
+        for size in 2 ** np.arange(11)
+    ]
+    (work / f"{GPU}_all_reduce.csv").write_text("\n".join(["bytes,ranks,seconds", *rows]))
     told = {
-        "all-reduce": (str(work / "links.yaml"), sweeps),
+        "all-reduce": (str(work / "links.yaml"), [work / f"{GPU}_all_reduce.csv"]),
         "p2p": ("transformer-operators", [data / LINKS / f"{GPU}_p2p_fp16_1_2.csv"]),
-        "optimizer": (str(work / "optimizer.yaml"), [data / OPERATORS / f"{GPU}_optimizer_fp16.csv"]),
     }
     for name, (mapping, files) in told.items():
         about = ("--mapping", mapping, "--device-name", PLACE.device_name, "-o", str(work / name))
@@ -275,11 +287,13 @@ class Predictor:
         strategy = "".join(f"{axis}{degree}" for axis, degree in self._axes(case) if degree > 1)
         if case.stages > 1:
             cuts = [f"blocks.{case.layers * stage // case.stages}.norm_1" for stage in range(1, case.stages)]
-            options |= {"schedule": "1f1b", "micro_batches": case.micro_batches, "stages": ",".join(cuts)}
+            # With fewer micro-batches than stages the two schedules are one.
+            schedule = "1f1b" if case.micro_batches >= case.stages else "gpipe"
+            options |= {"schedule": schedule, "micro_batches": case.micro_batches, "stages": ",".join(cuts)}
         else:
             options["accumulate"] = case.micro_batches
         found = self._profile.predict(case.model, strategy, batch=case.batch, **options).predictions[0]
-        return Predicted(by, found.iteration_s, found.interval_s)
+        return Predicted(by, found.iteration_s, found.time.interval_s)
 
     @staticmethod
     def _axes(case: Case) -> tuple[tuple[str, int], ...]:
@@ -311,7 +325,7 @@ def _dispatch_of(path: Path, case: Case, measured_s: float) -> float:
 def by_flops(network: ModelGraph, case: Case) -> Predicted:
     """FLOPs with forward of blocks twice, over a constant share of the GPUs' peaks."""
     flops = case.batch * (2 * network.fw_flops + network.bw_flops)
-    peak = device_sheet("a100-sxm-80gb").peak("bf16")
+    peak = device_sheet(SHEET).peak("bf16")
     return Predicted("FLOPs", flops / (SHARE_OF_PEAK * peak * case.gpus))
 
 
@@ -330,7 +344,7 @@ def best_of_sets(runs: Sequence[tuple[Case, Run]]) -> str:
         best += said[0] == min(said)
         pairs, right = pairs + len(ahead), right + sum(ahead)
     return (
-        f"Of {len(sets)} sets that differ by degrees alone, the whole order is right in {whole / len(sets):.1%}, the best"
+        f"Of {len(sets)} sets that differ by degrees alone, the order is right in {whole / len(sets):.1%}, the best"
         f" in {best / len(sets):.1%}; of {pairs} pairs {right / pairs:.1%}."
     )
 
@@ -349,13 +363,19 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
         network = read_network(work / f"{case.model.rpartition(':')[2]}.json")
         first = (with_host.predicted(case, "simulate, five runs' host"), by_flops(network, case))
         runs.append((case, Run(case.name, answers[case], first)))
-        others.append(Run(case.name, answers[case], (without.predicted(case, "simulate, no run"), by_flops(network, case))))
+        others.append(
+            Run(case.name, answers[case], (without.predicted(case, "simulate, no run"), by_flops(network, case)))
+        )
     told = f"Dispatch: {dispatch.forward_s * 1e6:.1f} us an operation, deviation {dispatch.relative_sd:.1%}, from "
     causes = (told + "; ".join(dispatch.runs) + ".", best_of_sets(runs), *CAUSES)
     inputs = "operators of Perlmutter, and all-reduce tables of vTrain"
     return (
-        PublishedSet("vTrain, two to eight A100", CITED, f"{inputs}; host from five runs", causes, tuple(each for _, each in runs)),
+        PublishedSet(
+            "vTrain, two to eight A100",
+            CITED,
+            f"{inputs}; host from five runs",
+            causes,
+            tuple(each for _, each in runs),
+        ),
         PublishedSet("vTrain, host not measured", CITED, inputs, (), tuple(others)),
     )
-
-
