@@ -36,6 +36,7 @@ from paradl_bench.network.kinds.kernel_shape import kernel_shape
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.devices.sheet import device_sheet
 from paradl_bench.strategies.tensor.plan import PLANNER
 from predict.api.loaded_profile import load_profile
@@ -204,8 +205,9 @@ def timed_layers(network: ModelGraph, found: Prices, batch: int, all_reduces: Ma
             network, AxisPlace(parse_strategy(f"t{ranks}").axes[0], 0, 0, 1), settings
         ).shards.values():
             if each.shard:
-                again_s = sum(np.interp(batch * call.message_bytes, *sizes_s) for call in each.after_fw)
-                timed.append(_timed(each.layer, each.shard, found, batch, float(again_s)))
+                sent = [batch * call.message_bytes for call in each.after_fw if isinstance(call, Collective)]
+                again_s = float(np.interp(sent, *sizes_s).sum())
+                timed.append(_timed(each.layer, each.shard, found, batch, again_s))
     return timed
 
 

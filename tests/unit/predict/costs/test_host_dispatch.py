@@ -27,9 +27,9 @@ def of_gpu(dispatch: Dispatch | None, kind: str = "cuda") -> Profile:
     return msgspec.structs.replace(made, model_times=(), shard_times=(), copies=(), devices=(device,))
 
 
-def price(profile: Profile, **settings: int) -> PricedPlan:
+def price(profile: Profile, accumulate: int = 1) -> PricedPlan:
     chosen = parse_strategy("serial")
-    plan = planner_for(chosen).plan(NETWORK, chosen, PlanSettings(batch=8, **settings))
+    plan = planner_for(chosen).plan(NETWORK, chosen, PlanSettings(batch=8, accumulate=accumulate))
     return CostModel(profile=profile, network=NETWORK).price(plan)
 
 
