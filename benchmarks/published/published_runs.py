@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import llm_foundry, neusight, neusight_four, primus, simumax  # noqa: E402
+from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain  # noqa: E402
 from sets.runs import PublishedSet, summary, table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
@@ -29,6 +29,7 @@ SETS = {
     "simumax": simumax,
     "llm-foundry": llm_foundry,
     "primus": primus,
+    "vtrain": vtrain,
 }
 
 

@@ -102,6 +102,20 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_load: HostLoad | None = None
 
 
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a host takes to dispatch one operation that runs a kernel: framework, autograd, launches.
+
+    Attributes:
+        forward_s, backward_s: of one operation. relative_sd: of both together.
+        runs: training runs that they were fitted to, which nothing may be judged by.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    relative_sd: Relative
+    runs: tuple[str, ...]
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device that was measured.
 
@@ -114,6 +128,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         time_factor: of a device that computes nothing: it takes so many times the profile's seconds, neither more nor
             less (:mod:`~calibrate.profile.emulated_profile`). Its host copies gradients. Not in a file of one that
             computes.
+        dispatch: of its host; unset where nothing was fitted of it.
     """
 
     name: str
@@ -126,6 +141,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     layers_reached: tuple[Rate | None, Rate | None] = (None, None)
     rates: tuple[DeviceRate, ...] = ()
     time_factor: Ratio | msgspec.UnsetType = msgspec.UNSET
+    dispatch: Dispatch | msgspec.UnsetType = msgspec.UNSET
 
 
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

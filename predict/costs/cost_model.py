@@ -29,6 +29,7 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.compute.host_dispatch import with_dispatch
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, of_layers_from, refuse_without_source
 from predict.costs.compute.model_costs import ModelCosts, Spread
@@ -315,7 +316,8 @@ class CostModel:
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = parts_of(self._known, plan, place, as_swept=as_swept)
-        return self.device.parts(plan.works, priced, plan.sharded, *place)
+        parts = self.device.parts(plan.works, priced, plan.sharded, *place)
+        return [*with_dispatch(self.profile, plan, dict(enumerate(parts))).values()]
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
         """What computes of a plan's works (layers, time between them, weight update), by its index."""
@@ -344,7 +346,7 @@ class CostModel:
         of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
         parts = self.device.parts(works, priced, plan.sharded, *place)
-        return dict(zip(of_plan, parts, strict=True))
+        return with_dispatch(self.profile, plan, dict(zip(of_plan, parts, strict=True)))
 
     @property
     def overlap_is_unmeasured(self) -> bool:

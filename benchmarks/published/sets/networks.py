@@ -143,3 +143,52 @@ mpt_3b = partial(Mpt, 2560, 20, 32)
 mpt_13b = partial(Mpt, 5120, 40, 40)
 mpt_30b = partial(Mpt, 7168, 56, 48)
 mpt_70b = partial(Mpt, 8192, 64, 80)
+
+
+class _GptBlock(torch.nn.Module):
+    """A block of GPT, with attention in single operations; its softmax masks what lies ahead."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.projection = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.drop_scores = torch.nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the next block reads."""
+        parts = self.qkv(self.norm_1(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        shares = torch.nn.functional.softmax(torch.matmul(query, key.transpose(-1, -2)), dim=-1)
+        seen = torch.matmul(self.drop_scores(shares), value)
+        x = x + self.projection(seen.transpose(1, 2).flatten(-2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Gpt(torch.nn.Module):
+    """A GPT as Megatron-LM trains it in fp16, parameters of two bytes; the head is the embedding."""
+
+    equal_blocks = ("blocks",)
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        vocabulary, tokens = 51_200, 1024
+        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
+        self.embedding, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(tokens, width)
+        self.blocks = torch.nn.ModuleList(_GptBlock(width, 16) for _ in range(blocks))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        self.to(torch.bfloat16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of token ids (batch, tokens)."""
+        x = self.embedding(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+gpt_1024_12, gpt_1024_16, gpt_1024_20, gpt_1024_24 = (partial(Gpt, 1024, blocks) for blocks in (12, 16, 20, 24))
+gpt_2048_12, gpt_2048_16, gpt_2048_20, gpt_2048_24 = (partial(Gpt, 2048, blocks) for blocks in (12, 16, 20, 24))

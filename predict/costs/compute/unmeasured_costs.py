@@ -13,6 +13,7 @@ from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.records.measurement import networks_not_whole
+from predict.costs.compute.host_dispatch import dispatch_of
 from predict.costs.compute.kernel_costs import KernelCosts, source_of
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
@@ -56,18 +57,11 @@ class UnmeasuredCosts:
     def between(self) -> Cost:
         """Seconds between operations: none where the profile holds imported layers.
 
-        Published kernels were timed one by one, each with its launch. A GPU hides launches unless its host is slower;
-        as many launches again, of the operations that move anything, are taken as possible.
+        On a GPU the host adds what it takes longer than the kernels (:mod:`predict.costs.compute.host_dispatch`).
         """
-        floors = [model.floor_s for model in self._profile.kernel_models if model.published]
-        if not floors:
+        if dispatch_of(self._profile) is None:
             return none_known("time between operations")
-        launches = sum(bool(layer.fw_bytes) for layer in self._network.layers)
-        text = (
-            "time between operations: a GPU hides it unless its host is slower; the interval has one launch each more"
-        )
-        sd_s = launches * min(floors) * UNKNOWN_RELATIVE_SD
-        return Cost(0.0, Source.PUBLISHED, method_sd_s=sd_s, remarks=(Remark(text, True),))
+        return Cost(0.0, Source.STATED)
 
     def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
         """Seconds of the optimizer step over the whole model; a UserError of an optimizer that is not known."""

@@ -11,10 +11,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import llm_foundry, neusight, neusight_four, primus, simumax
+from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain
 from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
 
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kernel import KernelStage
 
 _HEAD = "op,target,meta,latency,fw_latency,bw_latency,acc_latency,input_shapes,output_shape\n"
 _ROWS = (
@@ -220,3 +221,34 @@ def test_a_summary_has_a_row_a_set() -> None:
     runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
     text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
     assert text.endswith("| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n")
+
+
+def _gpt_run(degrees: str, *, batch: int = 8, hidden: int = 1024) -> vtrain.Case:
+    data, tensor, stages = (int(part[1:]) for part in (degrees[:2], degrees[2:4], degrees[4:]))
+    return vtrain.Case(data * tensor * stages, batch, 1, hidden, 16, 24, 1024, tensor, data, stages)
+
+
+def test_runs_for_the_host_are_chosen_by_settings_alone() -> None:
+    few, many = _gpt_run("d1t2p1", batch=4), _gpt_run("d1t2p1", batch=16)
+    wide, other = _gpt_run("d1t2p1", batch=2, hidden=2048), _gpt_run("d2t2p1", batch=4)
+    chosen = vtrain.fitted_to([many, wide, few, other, _gpt_run("d1t1p2")])
+    assert sorted(case.name for case in chosen) == sorted(case.name for case in (few, _gpt_run("d1t1p2")))
+
+
+class _OneSecondForward(vtrain.Prices):
+    def seconds(self, layer: Layer, stage: KernelStage, batch: int) -> float:
+        return 1.0 if stage == "FW" else 2.0
+
+
+def test_blocks_compute_forward_again_in_backward() -> None:
+    prices = _OneSecondForward({}, {})
+    in_block, head = (vtrain._timed(_linear(name, 8), "t2", prices, 1, 0.5) for name in ("blocks.0.up", "head"))
+    assert (in_block.forward_s, in_block.backward_s) == (1.0, 3.5)
+    assert head.backward_s == 2.0
+
+
+def test_pairs_of_degrees_count_where_their_order_is_right() -> None:
+    said = {"d2t1p1": (1.0, 1.0), "d1t2p1": (2.0, 3.0), "d1t1p2": (3.0, 2.0)}
+    runs = [(_gpt_run(name), Run(name, measured, (Predicted("x", value),))) for name, (measured, value) in said.items()]
+    text = vtrain.best_of_sets(runs)
+    assert "order is right in 0.0%, the best in 100.0%; of 3 pairs 66.7%" in text

@@ -1,0 +1,92 @@
+"""A GPU behind its host: what an iteration waits where kernels are shorter than their dispatch."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from profile_factory import layer_times, make_network, make_profile
+
+from calibrate.profile.profile import Dispatch, Profile
+from paradl_bench.core.statistics import Z90
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.compute.host_dispatch import HOST_BOUND, UNMEASURED
+from predict.costs.cost_model import CostModel, PricedPlan
+
+KERNEL_S = 20e-6
+NETWORK = make_network()
+
+
+def of_gpu(dispatch: Dispatch | None, kind: str = "cuda") -> Profile:
+    """Layers of equal times, without an iteration, on a GPU."""
+    made = make_profile(NETWORK, layer_times=layer_times(NETWORK, seconds=lambda *_: KERNEL_S))
+    device = msgspec.structs.replace(made.devices[0], kind=kind, dispatch=dispatch or msgspec.UNSET)
+    return msgspec.structs.replace(made, model_times=(), shard_times=(), copies=(), devices=(device,))
+
+
+def price(profile: Profile, accumulate: int = 1) -> PricedPlan:
+    chosen = parse_strategy("serial")
+    plan = planner_for(chosen).plan(NETWORK, chosen, PlanSettings(batch=8, accumulate=accumulate))
+    return CostModel(profile=profile, network=NETWORK).price(plan)
+
+
+def seconds_of(found: PricedPlan, kind: type[Compute] | type[FrameworkOverhead], way: str) -> float:
+    plan: Plan = found.plan
+    works = [index for index, work in plan.of_kind(kind).items() if work.way == way]
+    return float(found.costs.total_s[works].sum())
+
+
+def kernels(found: PricedPlan, way: str) -> int:
+    return round(seconds_of(found, Compute, way) / KERNEL_S)
+
+
+def dispatch(seconds: float, relative_sd: float = 0.0) -> Dispatch:
+    return Dispatch(forward_s=seconds, backward_s=2 * seconds, relative_sd=relative_sd, runs=("a run",))
+
+
+def test_short_kernels_take_their_dispatch_and_the_last_kernel() -> None:
+    found = price(of_gpu(dispatch(50e-6)))
+    for way, each_s in (("FW", 50e-6), ("BW", 100e-6)):
+        whole_s = seconds_of(found, Compute, way) + seconds_of(found, FrameworkOverhead, way)
+        assert whole_s == pytest.approx(kernels(found, way) * each_s + KERNEL_S)
+    assert HOST_BOUND in found.remarks.notes()
+
+
+def test_long_kernels_wait_for_the_first_dispatch_alone() -> None:
+    found = price(of_gpu(dispatch(5e-6)))
+    assert seconds_of(found, FrameworkOverhead, "FW") == pytest.approx(5e-6)
+    assert seconds_of(found, FrameworkOverhead, "BW") == pytest.approx(10e-6)
+    assert HOST_BOUND not in price(of_gpu(dispatch(1e-6))).remarks.notes()
+
+
+def test_micro_batches_wait_one_by_one() -> None:
+    whole, parts = (price(of_gpu(dispatch(50e-6)), accumulate=count) for count in (1, 4))
+    waits = [seconds_of(each, FrameworkOverhead, "FW") for each in (whole, parts)]
+    assert waits[1] == pytest.approx(4 * waits[0])
+
+
+def test_an_unmeasured_host_is_flagged_and_widens_the_interval() -> None:
+    found, known = price(of_gpu(None)), price(of_gpu(dispatch(UNMEASURED.forward_s)))
+    assert any("nobody measured what this host takes" in text for text in found.remarks.extrapolated())
+    assert HOST_BOUND in found.remarks.extrapolated()
+    works = list(found.plan.of_kind(FrameworkOverhead))
+    assert np.all(found.costs.sd_s[works] > known.costs.sd_s[works])
+
+
+def test_the_interval_reaches_where_the_host_just_starts_to_bind() -> None:
+    """Kernels hide the dispatch that is likely; three times as much they would not hide."""
+    found = price(of_gpu(dispatch(10e-6, relative_sd=2 / Z90)))
+    (work,) = (index for index, each in found.plan.of_kind(FrameworkOverhead).items() if each.way == "FW")
+    count = kernels(found, "FW")
+    slow_s = count * 30e-6 + KERNEL_S - count * KERNEL_S
+    assert found.costs.sd_s[work] * found.costs.counts[work] == pytest.approx(slow_s / (2 * Z90))
+
+
+def test_a_cpu_and_measured_iterations_have_no_such_wait() -> None:
+    of_cpu = price(of_gpu(dispatch(1.0), kind="cpu"))
+    assert seconds_of(of_cpu, FrameworkOverhead, "FW") == 0
+    measured = msgspec.structs.replace(of_gpu(dispatch(1.0)), model_times=make_profile(NETWORK).model_times)
+    assert price(measured).costs.total_s.sum() < 1.0
