@@ -134,7 +134,8 @@ def test_commands_take_devices(
 
 
 def test_a_search_on_another_device_says_so_in_its_commands() -> None:
-    words = ["search", "--from-profile", "v100", *["--model", "gpt2", "--device", "h100-sxm", "--ranks", "2", "--batch", "8", "--json"]]
+    asked = "--model gpt2 --device h100-sxm --ranks 2 --batch 8 --json"
+    words = ["search", "--from-profile", "v100", *asked.split()]
     first = json.loads(CliRunner().invoke(group, words).stdout)["rows"][0]
     again = CliRunner().invoke(group, [*shlex.split(first["predict_command"])[1:], "--json"])
     assert json.loads(again.stdout)[0]["iteration_s"] == first["prediction"]["iteration_s"]
