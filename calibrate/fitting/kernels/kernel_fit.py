@@ -112,7 +112,7 @@ def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelMode
     kept = tuple("plain/" if part == "plain trees" else f"{part}/" for part in parts)
     used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
     validation = trial.validation
-    intervals = {each.model: _interval_log(trial, each.model) for each in trial.candidates}
+    intervals = {candidate.model: _interval_log(trial, candidate.model) for candidate in trial.candidates}
     held = {name: log for name, log in intervals.items() if name != chosen and parts.issuperset(name.split(" and "))}
     seen = log_sizes(timed.kernels, timed.names)
     apart = distances(log_sizes(validation.kernels, timed.names), log_sizes(trial.training.kernels, timed.names))

@@ -111,7 +111,7 @@ class Trial:
     @property
     def chosen(self) -> Regressor:
         """Of what the profile can keep, the candidate with the least validation error."""
-        return min(self.candidates, key=lambda each: each.validation_re).model
+        return min(self.candidates, key=lambda candidate: candidate.validation_re).model
 
 
 def timed_kernels(records: Iterable[KernelSamples]) -> tuple[Timed, ...]:
@@ -232,8 +232,8 @@ def fit_plain_trees(timed: Timed, seed: int) -> Arrays:
 
 
 def _mlp(training: Timed, validation: Timed, seed: int) -> Arrays:
-    parts = [log_sizes(each.kernels, each.names) for each in (training, validation)]
-    logs = [np.log(each.seconds) for each in (training, validation)]
+    parts = [log_sizes(part.kernels, part.names) for part in (training, validation)]
+    logs = [np.log(part.seconds) for part in (training, validation)]
     return prefixed("mlp", train_mlp(parts[0], logs[0], parts[1], logs[1], seed=seed))
 
 

@@ -98,19 +98,19 @@ def kernels_of_row(reading: Reading, row: Row) -> list[KernelSamples]:
         for name, text in table.settings.items()
     }
     shapes = _Shapes(table.kind, sizes, settings, dtype)
-    found = []
+    kernels = []
     for stage, expression in reading.prepared.times.items():
         shape = shapes.of(stage)
         seconds = _seconds(reading, row, expression, shape)
         if not seconds:
             continue
         _check_plausible(reading, shape, dtype, seconds)
-        found.append(
+        kernels.append(
             KernelSamples(shape=shape, dtype=dtype, block=0, samples_s=(seconds,), calls_per_sample=reading.calls)
         )
-    if not found:
+    if not kernels:
         raise NotTaken("all its times are 0: nothing was measured")
-    return found
+    return kernels
 
 
 def _size(expression: Expression, row: Row) -> int:
@@ -258,7 +258,7 @@ def call_of_row(reading: Reading, row: Row, source: str) -> CollectiveSamples:
     Raises:
         NotTaken: the row does not hold what its table says.
     """
-    options, sizes = reading.options, {name: _size(each, row) for name, each in reading.prepared.sizes.items()}
+    options, sizes = reading.options, {name: _size(expr, row) for name, expr in reading.prepared.sizes.items()}
     ranks, message_bytes = sizes["ranks"], sizes["message_bytes"]
     on_node = min(sizes.get("ranks_per_node", 0), ranks)
     if not 1 <= ranks <= MOST_RANKS:
