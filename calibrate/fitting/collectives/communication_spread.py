@@ -92,11 +92,6 @@ def other_level_mode(
     return (("level not measured", max(seconds, known) / Z90),)
 
 
-def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
-    """Standard deviation of a lone collective: its modes in quadrature."""
-    return math.sqrt(sum(shift**2 for _, shift in modes))
-
-
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
     """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
 
