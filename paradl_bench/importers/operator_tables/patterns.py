@@ -37,11 +37,6 @@ def check_pattern(pattern: str) -> None:
         raise UserError(f"the pattern {pattern!r} has two parts with nothing between them to tell where one ends")
 
 
-def named_parts(pattern: str) -> tuple[str, ...]:
-    """Columns that a pattern gives to every row of its files."""
-    return tuple(match.group(1) for match in _HOLE.finditer(pattern) if match.group(1) is not None)
-
-
 def parts_of_path(pattern: str, path: str) -> dict[str, str] | None:
     """The texts of a pattern's named parts, where a path ends as the pattern says; None where it does not."""
     wanted, given = pattern.split("/"), path.replace("\\", "/").split("/")
