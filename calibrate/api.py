@@ -100,18 +100,20 @@ class ProfileDifference(Shown):
     @property
     def title(self) -> str:
         """How many numbers moved, and how many would by chance."""
-        found = self.difference
+        apart = self.difference
         return (
-            f"{len(found.moved)} of {found.compared} numbers moved beyond their 90% interval; {found.stand_out} stand"
-            f" out. By chance {found.expected_by_chance:.3g} would have moved."
+            f"{len(apart.moved)} of {apart.compared} numbers moved beyond their 90% interval; {apart.stand_out} stand"
+            f" out. By chance {apart.expected_by_chance:.3g} would have moved."
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What differs between both environments, and what only one profile holds."""
-        found = self.difference
-        changed = (f"{each.what}: {', '.join(each.first)} against {', '.join(each.second)}" for each in found.changes)
-        lists = (("first", found.only_in_first), ("second", found.only_in_second))
+        apart = self.difference
+        changed = (
+            f"{change.what}: {', '.join(change.first)} against {', '.join(change.second)}" for change in apart.changes
+        )
+        lists = (("first", apart.only_in_first), ("second", apart.only_in_second))
         return (*changed, *(f"only in the {which}: {what}" for which, names in lists for what in names))
 
 

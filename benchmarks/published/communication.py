@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 from calibrate.fitting.collectives.communication_curve import Point
 from calibrate.fitting.collectives.communication_fit import fit_points
 from calibrate.fitting.collectives.communication_points import Key, read_points
-from calibrate.fitting.collectives.communication_spread import total_sd_s, with_comparable_scaling
+from calibrate.fitting.collectives.communication_spread import with_comparable_scaling
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import SCHEMA_VERSION, Profile
 from calibrate.statistics.regression import fit_relative
@@ -263,7 +264,8 @@ def _predicted(
         for point in test
     ]
     remarks = dict.fromkeys(remark.text for each in found for remark in each.cost.remarks if remark.extrapolated)
-    return np.array([c.cost.seconds for c in found]), np.array([total_sd_s(c.modes) for c in found]), list(remarks)
+    sds = np.array([math.hypot(*(shift for _, shift in each.modes)) for each in found])
+    return np.array([each.cost.seconds for each in found]), sds, list(remarks)
 
 
 def simple_predictions(operation: str, remaining: Sequence[Point], test: Sequence[Point]) -> Iterator[np.ndarray]:

@@ -30,7 +30,6 @@ from kernel_neighbours import neighbours
 
 from calibrate.fitting.kernels.kernel_drift import hats
 from calibrate.fitting.kernels.kernel_fit import FEWEST_KERNELS
-from calibrate.fitting.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
 from calibrate.fitting.kernels.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
 from calibrate.kernels.features import roofline_features
 from calibrate.kernels.model import roofline_s
@@ -128,11 +127,11 @@ def swept_groups(directories: list[Path]) -> Iterator[Group]:
     for record in records:
         of_group = blocks.setdefault((_title(record.shape), record.dtype), {})
         of_group.setdefault(str(record.shape.sizes), []).append(record)
-    usual_s = usual_reference_s(records)
     for timed in timed_kernels(records):
         what = _title(timed.shapes[0])
         if len(timed.shapes) >= FEWEST_KERNELS:
-            medians = medians_at_usual_pace(list(blocks[what, timed.dtype].values()), usual_s)
+            of_shapes = blocks[what, timed.dtype].values()
+            medians = [[statistics.median(block.samples_s) for block in of_shape] for of_shape in of_shapes]
             yield Group(what, timed.dtype, timed, tuple(tuple(each) for each in medians if len(each) > 1))
 
 

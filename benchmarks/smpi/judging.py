@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from fat_tree import FatTree
 from plan_file import plan_text
 from simulation import Result, Simulator, Sweep
 
-from calibrate.fitting.collectives.communication_spread import total_sd_s
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.statistics import Z90
@@ -161,7 +161,7 @@ class Judge:
                 for of in (self._profile, _without_contention(self._profile))
             ]
             told = costs[0] if row.together > 1 else costs[1]
-            half = Z90 * total_sd_s(told.modes)
+            half = Z90 * math.hypot(*(shift for _, shift in told.modes))
             forms = [
                 fit
                 for fit in self._profile.communication

@@ -65,29 +65,29 @@ def _note(what: str, slow: str, fast: str, ratio: float) -> str:
 
 def _subjects(measured: Measurements) -> dict[str, dict[tuple[int, int], _Things]]:
     """Samples of everything measured in blocks, by what it is in words, then directory and block."""
-    found: dict[str, dict[tuple[int, int], _Things]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    subjects: dict[str, dict[tuple[int, int], _Things]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for index, sweep in measured.collectives:
         ranks = f"{sweep.ranks} ranks" + (f", {sweep.concurrent} groups at once" if sweep.concurrent > 1 else "")
         what = f"{sweep.operation} through {sweep.library} among {ranks} (level {sweep.level})"
         # The slowest rank's, as the fit has it.
         samples = np.asarray(sweep.samples_s).max(axis=0)
-        found[what][index, sweep.block][sweep.message_bytes, sweep.dtype, sweep.buffers].append(samples)
+        subjects[what][index, sweep.block][sweep.message_bytes, sweep.dtype, sweep.buffers].append(samples)
     for index, record in measured.iterations:
         settings = " ".join(part for part in (record.dtype, record.shard, record.kernel_settings) if part)
         what = f"{record.model} of batch {record.batch} ({settings}, {record.ranks_on_host} at once on the host)"
         for phase in ("fw", "bw", "wu"):
             samples = np.asarray(getattr(record, f"{phase}_s"))
-            found[what][index, record.block][phase, record.optimizer, record.rank, record.position].append(samples)
-    return found
+            subjects[what][index, record.block][phase, record.optimizer, record.rank, record.position].append(samples)
+    return subjects
 
 
 def _apart(of_units: Mapping[Hashable, _Things]) -> _Apart | None:
     """The slowest and the fastest, if quartiles of most that both measured do not overlap."""
     quartiles = {
         unit: {
-            thing: _Quartiles(*np.quantile(np.concatenate(parts), [0.25, 0.5, 0.75])) for thing, parts in own.items()
+            thing: _Quartiles(*np.quantile(np.concatenate(parts), [0.25, 0.5, 0.75])) for thing, parts in things.items()
         }
-        for unit, own in of_units.items()
+        for unit, things in of_units.items()
     }
     paces = dict(_paces(quartiles))
     if len(paces) < 2:
@@ -103,10 +103,10 @@ def _apart(of_units: Mapping[Hashable, _Things]) -> _Apart | None:
 def _paces(quartiles: Mapping[Hashable, Mapping[Hashable, _Quartiles]]) -> Iterator[tuple[Hashable, float]]:
     """How slow each is: the median, over what it measured, of its time over the mean of all that measured it."""
     of_things: dict[Hashable, list[float]] = defaultdict(list)
-    for own in quartiles.values():
-        for thing, each in own.items():
-            of_things[thing].append(each.middle)
-    for unit, own in quartiles.items():
-        relative = [each.middle / max(float(np.mean(of_things[thing])), 1e-12) for thing, each in own.items()]
+    for things in quartiles.values():
+        for thing, time in things.items():
+            of_things[thing].append(time.middle)
+    for unit, things in quartiles.items():
+        relative = [time.middle / max(float(np.mean(of_things[thing])), 1e-12) for thing, time in things.items()]
         if relative:
             yield unit, float(np.median(relative))

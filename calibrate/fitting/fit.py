@@ -133,8 +133,8 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
 
 
 def _kernels_on(measured: Measurements, environments: set[int]) -> Reached:
-    found = (record for place, record in measured.kernels if measured.sources[place].environment in environments)
-    return Reached(*kernel_rates(found))
+    records = (record for place, record in measured.kernels if measured.sources[place].environment in environments)
+    return Reached(*kernel_rates(records))
 
 
 def _rated(device: Device, reached: Reached, by_kernels: Reached) -> Device:
@@ -160,7 +160,7 @@ def _rated(device: Device, reached: Reached, by_kernels: Reached) -> Device:
 def _cluster(measured: Measurements) -> Cluster:
     """The cluster that was measured: a host with its devices, and outer levels as far as collectives spanned them."""
     environment = measured.environments[0]
-    emulated = [nodes for each in measured.environments if (nodes := emulated_nodes(each.emulated)) is not None]
+    emulated = [nodes for env in measured.environments if (nodes := emulated_nodes(env.emulated)) is not None]
     # Emulated nodes share one host, and hold what they were asked to.
     on_node = max((nodes.ranks_per_node for nodes in emulated), default=environment.device_count)
     largest: dict[str, int] = {NODE: on_node}

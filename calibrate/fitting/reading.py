@@ -195,8 +195,8 @@ def _differences(one: Manifest, other: Manifest) -> list[str]:
         return unlike(mine, theirs)
     if (_COMPILER in mine.settings) != (_COMPILER in theirs.settings):
         mine, theirs = (
-            msgspec.structs.replace(each, settings={k: v for k, v in each.settings.items() if k != _COMPILER})
-            for each in (mine, theirs)
+            msgspec.structs.replace(side, settings={k: v for k, v in side.settings.items() if k != _COMPILER})
+            for side in (mine, theirs)
         )
     return [text for text in mine.differences(theirs) if text.split(" ")[0] not in _IN_RECORDS]
 
@@ -209,20 +209,20 @@ def unlike(one: Environment, other: Environment) -> list[str]:
     names = {one.device_name, other.device_name}
     one, other = (
         msgspec.structs.replace(
-            each,
-            device_name=UNKNOWN_DEVICE if UNKNOWN_DEVICE in names else each.device_name,
-            versions={key: each.versions[key] for key in sorted(one.versions.keys() & other.versions.keys())},
-            settings={key: each.settings[key] for key in sorted(one.settings.keys() & other.settings.keys())},
+            side,
+            device_name=UNKNOWN_DEVICE if UNKNOWN_DEVICE in names else side.device_name,
+            versions={key: side.versions[key] for key in sorted(one.versions.keys() & other.versions.keys())},
+            settings={key: side.settings[key] for key in sorted(one.settings.keys() & other.settings.keys())},
         )
-        for each in (one, other)
+        for side in (one, other)
     )
     return [text for text in one.differences(other) if text.split(" ")[0] not in _IN_RECORDS]
 
 
 def unlike_nearest(known: Iterable[Environment], other: Environment) -> list[str]:
     """What makes an environment unlike the one of several that it is most like, of those that tell most of the same."""
-    told = [(-len(each.versions.keys() & other.versions.keys()), unlike(each, other)) for each in known]
-    return min(told, key=lambda found: (found[0], len(found[1])), default=(0, []))[1]
+    told = [(-len(env.versions.keys() & other.versions.keys()), unlike(env, other)) for env in known]
+    return min(told, key=lambda ranked: (ranked[0], len(ranked[1])), default=(0, []))[1]
 
 
 def _source(directory: Path, manifest: Manifest, environment: int) -> Source:
@@ -301,7 +301,7 @@ def _networks(directories: Sequence[Path]) -> dict[str, ModelGraph]:
             network = read_network(path)
             known, where = networks.setdefault(network.name, (network, path))
             if not same_work(known, network):
-                shapes = ["x".join(map(str, each.input_shape)) for each in (known, network)]
+                shapes = ["x".join(map(str, graph.input_shape)) for graph in (known, network)]
                 unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
                 raise UserError(
                     f"{where} and {path}: {network.name} was measured {unlike}; a profile holds one: fit two profiles"

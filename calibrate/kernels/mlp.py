@@ -49,7 +49,7 @@ def train_mlp(
     optimizer = torch.optim.Adam(network.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=_LOWER, patience=_PATIENCE - 1)
     x, y, watched_x, watched_y = (
-        torch.as_tensor(np.ascontiguousarray(each)) for each in (inputs, target, validation_inputs, validation_target)
+        torch.as_tensor(np.ascontiguousarray(array)) for array in (inputs, target, validation_inputs, validation_target)
     )
     best, kept, waited = np.inf, copy.deepcopy(network.state_dict()), 0
     for _ in range(_MOST_EPOCHS):

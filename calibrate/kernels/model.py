@@ -119,7 +119,7 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def varied(self) -> tuple[str, ...]:
         """Names of the sizes that are features."""
-        return tuple(each.name for each in self.inputs if each.low < each.high)
+        return tuple(size.name for size in self.inputs if size.low < size.high)
 
     @property
     def title(self) -> str:
@@ -230,7 +230,7 @@ def held_regressors(model: KernelModel) -> tuple[Regressor, ...]:
         UserError: the archive is missing, broken, or not the one that the profile names.
     """
     arrays = _checked_arrays(model)
-    return (model.model, *(each.model for each in model.candidates if _held(model, each.model, arrays)))
+    return (model.model, *(candidate.model for candidate in model.candidates if _held(model, candidate.model, arrays)))
 
 
 def _held(model: KernelModel, name: Regressor, arrays: Arrays) -> bool:
@@ -275,23 +275,23 @@ def _checked_arrays(model: KernelModel) -> Arrays:
 def _read_checked(file: str, sha256: str, prefix: str) -> Arrays:
     arrays = _within(read_arrays(Path(file), sha256), prefix)
     for trees in ("trees", "plain"):
-        if own := _within(arrays, trees):
-            check_trees(own)
+        if grown := _within(arrays, trees):
+            check_trees(grown)
     return arrays
 
 
 def _beyond(model: KernelModel, shape: KernelShape) -> tuple[str, ...] | None:
     words = []
-    for each in model.inputs:
-        size = shape.sizes.get(each.name)
+    for swept in model.inputs:
+        size = shape.sizes.get(swept.name)
         if size is None:
             return None
-        if each.low <= size <= each.high:
+        if swept.low <= size <= swept.high:
             continue
-        far = size > each.high * REFUSED_BEYOND or size * REFUSED_BEYOND < each.low
-        if far or each.low == each.high:
+        far = size > swept.high * REFUSED_BEYOND or size * REFUSED_BEYOND < swept.low
+        if far or swept.low == swept.high:
             return None
-        words.append(f"{each.name} {size} beyond {each.low} to {each.high}")
+        words.append(f"{swept.name} {size} beyond {swept.low} to {swept.high}")
     return tuple(words) if len(shape.sizes) == len(model.inputs) else None
 
 

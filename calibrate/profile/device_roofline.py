@@ -11,9 +11,9 @@ from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
 def memory_bandwidth(devices: Sequence[Device], ranks_on_host: int) -> float | None:
     """Bytes/s of a device's memory: measured by doctor, else what layers reached or a cluster file states."""
     for device in devices:
-        found = rate_of(device.rates, "memory", "fp32", ranks_on_host) or device.memory_bandwidth_bytes_per_s
-        if found:
-            return found
+        bandwidth = rate_of(device.rates, "memory", "fp32", ranks_on_host) or device.memory_bandwidth_bytes_per_s
+        if bandwidth:
+            return bandwidth
     return None
 
 
@@ -32,5 +32,5 @@ def roofline_rates(devices: Sequence[Device], dtype: str, ranks_on_host: int) ->
 
 def rates_of_sheet(devices: Sequence[Device]) -> bool:
     """Whether a roofline stands on what the device's maker says: the first device that has rates decides."""
-    rated = (each for each in devices if each.rates or each.peak_flops)
-    return next((each.rates_from == DATA_SHEET for each in rated), False)
+    rated = (device for device in devices if device.rates or device.peak_flops)
+    return next((device.rates_from == DATA_SHEET for device in rated), False)

@@ -124,10 +124,10 @@ def io_seconds(
     """
     if side.batches:
         return _of_trace(side.batches, samples)
-    found = _loaded(side.loader, workers, ahead=ahead) if side.loader else _in_parts(side)
-    if found is None:
+    cost = _loaded(side.loader, workers, ahead=ahead) if side.loader else _in_parts(side)
+    if cost is None:
         return None
-    per_sample, used = found
+    per_sample, used = cost
     seconds, spread, words = per_sample.seconds, per_sample.seconds * per_sample.relative_sd, per_sample.words
     beyond = per_sample.extrapolated
     if cold and side.loader:

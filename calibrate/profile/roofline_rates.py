@@ -99,7 +99,7 @@ def _best(group: _Group, rates: Sequence[_Rate]) -> DeviceRate:
 
 def rate_of(rates: Iterable[DeviceRate], resource: Resource, dtype: str, ranks_on_host: int) -> float | None:
     """The rate at the number of ranks measured that is nearest by ratio; None where the dtype was not measured."""
-    found = {r.ranks_on_host: r.per_s for r in rates if r.resource == resource and r.dtype == dtype and r.per_s > 0}
-    if not found:
+    by_ranks = {r.ranks_on_host: r.per_s for r in rates if r.resource == resource and r.dtype == dtype and r.per_s > 0}
+    if not by_ranks:
         return None
-    return found[min(sorted(found), key=lambda count: abs(math.log(count / ranks_on_host)))]
+    return by_ranks[min(sorted(by_ranks), key=lambda count: abs(math.log(count / ranks_on_host)))]

@@ -14,15 +14,15 @@ _COMMUNICATION = frozenset({"collectives"})
 def unlike_parts(profile: Profile) -> tuple[str, ...]:
     """What was measured on unlike devices or hosts, in words; nothing where all parts are of like ones."""
     compute, communication = _places(profile, _COMPUTE), _places(profile, _COMMUNICATION)
-    found = []
+    notes = []
     for what, places in (("layers", compute), ("collectives", communication)):
         if _differ(places, places):
-            found.append(f"{what} are of unlike machines: {_named(places)}")
+            notes.append(f"{what} are of unlike machines: {_named(places)}")
     if _differ(compute, communication):
-        found.append(
+        notes.append(
             f"layers are of {_named(compute)}, collectives of {_named(communication)}: no machine is known to have both"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _places(profile: Profile, kinds: frozenset[str]) -> tuple[Environment, ...]:

@@ -121,7 +121,7 @@ _KEYS = {
 
 def _positive(profile: Profile, other: Profile) -> dict[tuple[str, str], Quantity]:
     """Quantities by group and name; those of 0 have no relative change."""
-    return {(group, name): found for group, name, found in quantities(profile, other) if found.value > 0}
+    return {(group, name): quantity for group, name, quantity in quantities(profile, other) if quantity.value > 0}
 
 
 def _movement(group: str, what: str, one: Quantity, other: Quantity) -> Movement:

@@ -69,7 +69,7 @@ class ModelSums(msgspec.Struct, frozen=True, kw_only=True):
         """What ``paradl-bench layers`` is given to compute as this was, each option behind a space."""
         dtype = f"--dtype {self.dtype}" if self.dtype != "fp32" else ""
         optimizer = f"--optimizer {self.optimizer}" if self.optimizer != "sgd" else ""
-        return "".join(f" {each}" for each in (dtype, flags_of_label(self.kernel_settings), optimizer) if each)
+        return "".join(f" {option}" for option in (dtype, flags_of_label(self.kernel_settings), optimizer) if option)
 
 
 def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
@@ -114,7 +114,7 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
     """Where the profile is weak: first what is missing, then what is inaccurate by size, then what is untested."""
     simulated = simulated_libraries(profile)
     measured = without_libraries(profile, simulated)
-    found = [
+    weak = [
         *(
             Weakness(kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line))
             for source in profile.sources
@@ -126,7 +126,7 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
         *_weak_overlap(measured),
         *never_measured(measured),
     ]
-    return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
+    return tuple(sorted(weak, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
 
 
 def _weak_models(profile: Profile) -> Iterator[Weakness]:
@@ -179,7 +179,7 @@ def _layers(profile: Profile, models: list[str]) -> str:
     """The command that measured these models; inputs of another shape would be another network."""
     shapes = {"x".join(map(str, profile.network[m].input_shape)) for m in models if m in profile.network}
     shape = f" --input-shape {shapes.pop()}" if len(shapes) == 1 else ""
-    on_gpu = " --device cuda" if {each.device for each in profile.environments} == {"cuda"} else ""
+    on_gpu = " --device cuda" if {environment.device for environment in profile.environments} == {"cuda"} else ""
     return f"paradl-bench layers {shlex.quote(','.join(models))}{shape}{on_gpu}"
 
 

@@ -32,8 +32,8 @@ def print_overview(profile: Profile, console: Console) -> None:
         console.print(line, highlight=False)
     models = grouped(model_sums(profile), lambda sums: (sums.model, sums.computed_in))
     if models:
-        computed = {sums.computed_in for own in models.values() for sums in own}
-        rows = [_model_cells(own, computed) for own in models.values()]
+        computed = {sums.computed_in for of_model in models.values() for sums in of_model}
+        rows = [_model_cells(of_model, computed) for of_model in models.values()]
         _print_rows(rows, f"Layers in {' or '.join(computed)}, and the iterations they add up to", 2, console)
     calls = grouped(profile.communication, lambda fit: (fit.operation, fit.library, fit.level))
     if calls:
@@ -48,20 +48,20 @@ def print_overview(profile: Profile, console: Console) -> None:
         console.print(line, highlight=False)
     for line in _first(dict.fromkeys((*unlike_parts(profile), *profile.notes)), _MOST):
         console.print(f"note: {line}", highlight=False)
-    found = weaknesses(profile)
-    if found:
+    weak = weaknesses(profile)
+    if weak:
         console.print("What would help most:", highlight=False)
-    for each in found[:_MOST]:
-        size = "" if each.size is None else f" ({each.size:.1%})"
-        console.print(f"{each.kind}: {each.text}{size}", highlight=False)
-        console.print(f"  {each.command}", highlight=False)
-    more = f", and {counted(len(found) - _MOST, 'more weak point')}" if len(found) > _MOST else ""
+    for weakness in weak[:_MOST]:
+        size = "" if weakness.size is None else f" ({weakness.size:.1%})"
+        console.print(f"{weakness.kind}: {weakness.text}{size}", highlight=False)
+        console.print(f"  {weakness.command}", highlight=False)
+    more = f", and {counted(len(weak) - _MOST, 'more weak point')}" if len(weak) > _MOST else ""
     console.print(f"All tables{more}: calibrate show --all", highlight=False)
 
 
 def _sources(profile: Profile) -> str:
     kinds = grouped(profile.sources, lambda source: source.kind)
-    listed = ", ".join(f"{len(own)} of {kind}" for kind, own in kinds.items())
+    listed = ", ".join(f"{len(sources)} of {kind}" for kind, sources in kinds.items())
     unfinished = sum(not source.complete for source in profile.sources)
     busy = sum(source.host_load is not None and source.host_load.is_busy for source in profile.sources)
     said = [f"{counted(len(profile.sources), 'measurement')}: {listed}"]
@@ -78,16 +78,16 @@ def _print_rows(rows: Sequence[dict[str, str]], title: str, keys: int, console: 
 
 def _model_cells(sums: Sequence[ModelSums], computed: set[str]) -> dict[str, str]:
     """One model, over all batches and ranks on the host."""
-    worst = max(sums, key=lambda each: abs(each.remainder_relative))
+    worst = max(sums, key=lambda batch_sums: abs(batch_sums.remainder_relative))
     return {
         "model": sums[0].model,
         "computed in": sums[0].computed_in if len(computed) > 1 else "",
-        "layers": f"{min(each.layers_measured for each in sums)}/{sums[0].layers}",
-        "batches": _listed(each.batch for each in sums),
-        "ranks": _listed(each.ranks_on_host for each in sums),
-        "iteration": _ends([each.iteration_s for each in sums], format_seconds),
+        "layers": f"{min(batch_sums.layers_measured for batch_sums in sums)}/{sums[0].layers}",
+        "batches": _listed(batch_sums.batch for batch_sums in sums),
+        "ranks": _listed(batch_sums.ranks_on_host for batch_sums in sums),
+        "iteration": _ends([batch_sums.iteration_s for batch_sums in sums], format_seconds),
         "unexplained": format_difference(worst.remainder_relative),
-        "blocks": f"±{max(each.common_relative_sd for each in sums):.1%}",
+        "blocks": f"±{max(batch_sums.common_relative_sd for batch_sums in sums):.1%}",
     }
 
 

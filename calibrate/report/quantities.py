@@ -77,9 +77,9 @@ def quantities(profile: Profile, other: Profile) -> Named:
     """Every number of a profile that can be compared, by name, also at points and for networks of the other profile."""
     for field in Profile.__struct_fields__:
         if field in _COMPARED:
-            yield from ((field, *each) for each in _COMPARED[field](profile, other))
+            yield from ((field, *named) for named in _COMPARED[field](profile, other))
         elif field not in NOT_COMPARED:
-            yield from ((field, *each) for each in _of_entries(field, getattr(profile, field)))
+            yield from ((field, *named) for named in _of_entries(field, getattr(profile, field)))
 
 
 def _layer_times(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]:
@@ -161,7 +161,7 @@ def _memory_factors(profile: Profile, other: Profile) -> Iterator[tuple[str, Qua
     """Peaks at the sizes between which either profile's factor was fitted."""
     factors = (*profile.memory_factors, *other.memory_factors)
     for factor in profile.memory_factors:
-        sizes = {size for each in factors if each.device == factor.device for size in each.tensor_bytes_range}
+        sizes = {size for like in factors if like.device == factor.device for size in like.tensor_bytes_range}
         for size in sorted(sizes):
             peak, reach = factor.estimate(size)
             name = f"memory of {factor.measured} on {factor.device} for {format_bytes(size)} of tensors"
@@ -198,8 +198,8 @@ def _of_entry(where: str, entry: msgspec.Struct) -> Iterator[tuple[str, Quantity
         if isinstance(value, Summary):
             value = value.typical_s
         if isinstance(value, float) and not label.endswith(_NO_MEASUREMENT):
-            own = getattr(entry, f"{label}_sd", None)
-            relative = spread if own is None or not value else own / value
+            sd = getattr(entry, f"{label}_sd", None)
+            relative = spread if sd is None or not value else sd / value
             yield f"{where}: {label}", Quantity(value, relative, _unit(label), blocks)
         elif isinstance(value, msgspec.Struct):
             yield from _of_entry(f"{where}: {label}", value)

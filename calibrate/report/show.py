@@ -223,14 +223,14 @@ def _per_byte(seconds: float) -> str:
     return f"{1e-9 / seconds:.3g} GB/s" if seconds else "0 s"
 
 
-def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:
-    if not found:
+def _print_weaknesses(weak: tuple[Weakness, ...], console: Console) -> None:
+    if not weak:
         return
     rows = [
-        (each.kind, each.text, "" if each.size is None else f"{each.size:.1%}", each.command)
-        for each in found[:_SHOWN_WEAKNESSES]
+        (weakness.kind, weakness.text, "" if weakness.size is None else f"{weakness.size:.1%}", weakness.command)
+        for weakness in weak[:_SHOWN_WEAKNESSES]
     ]
     columns = ("", "what", "size", "command")
     console.print(table(columns, rows, title="Where this profile is weak, and what would help most"))
-    if len(found) > _SHOWN_WEAKNESSES:
-        console.print(f"{len(found) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")
+    if len(weak) > _SHOWN_WEAKNESSES:
+        console.print(f"{len(weak) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")

@@ -50,8 +50,8 @@ def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str
 
 def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
     """Nodes of every sweep of an emulated cluster; None where nodes were real."""
-    found = tuple(nodes for each in profile.environments if (nodes := emulated_nodes(each.emulated)) is not None)
-    return found or None
+    sweeps = tuple(nodes for env in profile.environments if (nodes := emulated_nodes(env.emulated)) is not None)
+    return sweeps or None
 
 
 def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
@@ -87,7 +87,7 @@ def without_libraries(profile: Profile, libraries: Collection[str]) -> Profile:
 
 def only_simulated(profile: Profile, libraries: Iterable[str]) -> Iterator[Weakness]:
     """Of each library, that nothing of it was measured."""
-    by = {found.kind for each in profile.environments if (found := simulated_messages(each.emulated)) is not None}
+    by = {how.kind for env in profile.environments if (how := simulated_messages(env.emulated)) is not None}
     for library in sorted(libraries):
         yield Weakness(
             kind="untested",

@@ -64,8 +64,8 @@ def next_block_stretch(blocks: int, *, of_many: bool = False) -> float:
     """
     if blocks < 2:
         return 1.0
-    own = math.sqrt(1 + 1 / blocks)
-    return own if of_many else own * student_90(blocks - 1) / Z90 * bias_of_sd(blocks)
+    stretch = math.sqrt(1 + 1 / blocks)
+    return stretch if of_many else stretch * student_90(blocks - 1) / Z90 * bias_of_sd(blocks)
 
 
 def pull_in(values: ArrayLike, *, middle: float) -> Floats:

@@ -83,11 +83,11 @@ def _cells(name: str, layers: Sequence[Layer], network: ModelGraph, *, one_by_on
     kinds = Counter(layer.kind for layer in layers)
     few = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_KINDS))
     single = len(layers) == 1
-    parameters = {own for layer in layers for own in layer.parameters}
+    parameters = {parameter for layer in layers for parameter in layer.parameters}
     return {
         "layer": name,
         "output": "x".join(map(str, layers[-1].output_shape)) or "scalar",
-        "parameters": f"{sum(elements.get(own, 0) for own in parameters):,}",
+        "parameters": f"{sum(elements.get(parameter, 0) for parameter in parameters):,}",
         "FW MFLOP": f"{sum(layer.fw_flops for layer in layers) / 1e6:,.2f}",
         "BW MFLOP": f"{sum(layer.bw_input_flops + layer.bw_weight_flops for layer in layers) / 1e6:,.2f}",
         "kind": layers[0].kind if single else few + (", ..." if len(kinds) > _KINDS else ""),

@@ -26,7 +26,7 @@ _LARGEST_TRIED = 1 << 24
 """Bytes; a file that one format refuses is tried as the others, which takes seconds where it is larger."""
 
 
-@click.command("import", epilog="\n\n".join(f"{name}: {each.reads}" for name, each in importers().items()))
+@click.command("import", epilog="\n\n".join(f"{name}: {importer.reads}" for name, importer in importers().items()))
 @click.argument("format_name", metavar="FORMAT")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--ranks", type=click.IntRange(1), help="Ranks of the run, where the file does not say.")

@@ -70,12 +70,12 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
         )
     mapping = load_mapping(options.mapping)
     fitting = [
-        _Fitting(each, parts, patterns_of(each.table.when))
-        for each in mapping.tables
-        if (parts := parts_of_path(each.table.files, log.path)) is not None
+        _Fitting(table, parts, patterns_of(table.table.when))
+        for table in mapping.tables
+        if (parts := parts_of_path(table.table.files, log.path)) is not None
     ]
     if not fitting:
-        taken = ", ".join(dict.fromkeys(each.table.files for each in mapping.tables))
+        taken = ", ".join(dict.fromkeys(table.table.files for table in mapping.tables))
         raise NotOfFormat(f"mapping {mapping.path} takes no file of the name {log.path}; it takes {taken}")
     file = _File(log=log, options=options, mapping=mapping)
     is_json = log.text.lstrip()[:1] in _JSON_BEGINS
@@ -86,8 +86,8 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
             raise NotOfFormat(f"{log.path} is no JSON, and the mapping reads its entry {entry}")
         if not is_json:
             file.columns = columns_of_csv(log, separator)
-            for each in tables:
-                _check_columns(file, each, each.when)
+            for table in tables:
+                _check_columns(file, table, table.when)
         for row in json_rows(file.document, entry, log.path) if is_json else csv_rows(log, separator):
             _take(file, tables, row)
     return _finished(file)
@@ -112,15 +112,15 @@ def _take(file: _File, tables: Sequence[_Fitting], row: SourceRow) -> None:
     if row.wrong:
         drop(row.wrong)
         return
-    found = next((each for each in tables if _is_of(each, {**row.cells, **each.parts})), None)
-    if found is None:
+    table = next((fitting for fitting in tables if _is_of(fitting, {**row.cells, **fitting.parts})), None)
+    if table is None:
         drop("no table of the mapping takes such a row")
         return
-    prepared, cells = found.prepared, {**row.cells, **found.parts}
+    prepared, cells = table.prepared, {**row.cells, **table.parts}
     if prepared.table.skip:
         drop(prepared.table.skip)
         return
-    _check_columns(file, found, prepared.reads)
+    _check_columns(file, table, prepared.reads)
     missing = next((column for column in prepared.reads if column not in cells), None)
     if missing is not None:
         drop(f"it has no {missing!r}, which {prepared.title} of the mapping reads")
@@ -183,8 +183,8 @@ def _peak(file: _File, prepared: Prepared) -> float | None:
         return float(peak.value) * peak.scale
     if file.document is None:
         raise NotOfFormat(f"{file.log.path} is no JSON, and {prepared.title} reads its entry {peak.entry}")
-    found = entry_of(file.document, peak.entry, file.log.path)
-    value = decimal(str(found)) if isinstance(found, (int, float, str)) and not isinstance(found, bool) else None
+    stated = entry_of(file.document, peak.entry, file.log.path)
+    value = decimal(str(stated)) if isinstance(stated, (int, float, str)) and not isinstance(stated, bool) else None
     if value is None or value <= 0:
         raise NotOfFormat(f"{file.log.path}: {peak.entry}, the peak of {prepared.title}, is no number above 0")
     return value * peak.scale

@@ -311,7 +311,7 @@ def _windows(row: NetLine, kernel: Shape) -> dict[str, Attribute] | None:
         return None
     strides, paddings = [], []
     for before, size, after in zip(row.x[1:], kernel, row.y[1:], strict=False):
-        found = next(
+        window = next(
             (
                 (stride, padding)
                 for stride in range(max(1, before // (after + 1)), min(before // max(after, 1) + 2, 4096))
@@ -320,10 +320,10 @@ def _windows(row: NetLine, kernel: Shape) -> dict[str, Attribute] | None:
             ),
             None,
         )
-        if found is None:
+        if window is None:
             return None
-        strides.append(found[0])
-        paddings.append(found[1])
+        strides.append(window[0])
+        paddings.append(window[1])
     return {"stride": tuple(strides), "padding": tuple(paddings), "dilation": (1,) * len(kernel)}
 
 

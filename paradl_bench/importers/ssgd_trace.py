@@ -162,7 +162,7 @@ def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> M
         name = _name(layer)
         # A trace has the size of what is exchanged: the parameters.
         held = (f"{name}.parameters",) if layer.size_bytes else ()
-        parameters += [Tensor(name=each, shape=(layer.size_bytes // size,), dtype=options.dtype) for each in held]
+        parameters += [Tensor(name=key, shape=(layer.size_bytes // size,), dtype=options.dtype) for key in held]
         layers.append(
             Layer(
                 name=name,

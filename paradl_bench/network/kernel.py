@@ -47,7 +47,7 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         calls_per_sample: how many calls each value is the mean of; 1 for raw times.
-        reference_s: what a kernel that is always the same took around each sample; empty where none was timed.
+        reference_s: of older sweeps, what a kernel that is always the same took around each sample; nothing reads it.
     """
 
     shape: KernelShape

@@ -182,11 +182,11 @@ def _nccl_sweep(estimate: Estimate, nodes: int, operations: str) -> Task:
 
 def _run_jobs(estimate: Estimate, configurations: tuple[Configuration, ...]) -> Iterable[Job]:
     on_node, gpus = estimate.site.on_node, estimate.site.gpus_per_node
-    for nodes in dict.fromkeys(each.nodes for each in configurations):
-        chosen = [each for each in configurations if each.nodes == nodes]
-        tasks = tuple(_run(estimate, model, each) for model in estimate.request.models for each in chosen)
-        most_ranks = max(each.ranks for each in chosen)
-        strategies = ", ".join(each.strategy for each in chosen)
+    for nodes in dict.fromkeys(run.nodes for run in configurations):
+        chosen = [run for run in configurations if run.nodes == nodes]
+        tasks = tuple(_run(estimate, model, run) for model in estimate.request.models for run in chosen)
+        most_ranks = max(run.ranks for run in chosen)
+        strategies = ", ".join(run.strategy for run in chosen)
         yield Job(
             name=f"runs-{nodes}",
             use="run",
@@ -201,19 +201,19 @@ def _run_jobs(estimate: Estimate, configurations: tuple[Configuration, ...]) -> 
         )
 
 
-def _run(estimate: Estimate, model: str, each: Configuration) -> Task:
+def _run(estimate: Estimate, model: str, run: Configuration) -> Task:
     request, site = estimate.request, estimate.site
-    name = f"runs/{path_of(model)}-{each.strategy}"
+    name = f"runs/{path_of(model)}-{run.strategy}"
     settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer, *request.numerics)
     counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
-    limit = _hang_limit(site, "run", estimate.iteration_s(model, each.batch / each.ranks))
-    words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)
+    limit = _hang_limit(site, "run", estimate.iteration_s(model, run.batch / run.ranks))
+    words = (model, "--strategy", run.strategy, "--batch", str(run.batch), *request.sample)
     return Task(
         name=name,
         words=("train", *words, *settings, *counted, *limit, "-o", Below(name)),
-        nodes=each.nodes,
-        ranks=each.ranks,
-        estimate_s=estimate.run_s(model, each),
+        nodes=run.nodes,
+        ranks=run.ranks,
+        estimate_s=estimate.run_s(model, run),
     )
 
 
@@ -244,12 +244,12 @@ def _fit(profile: str, directories: Iterable[str]) -> Task:
 
 def _predict_job(request: CalibrationRequest, configurations: tuple[Configuration, ...]) -> Job:
     tasks = []
-    ranks = max((each.ranks for each in configurations), default=1)
+    ranks = max((run.ranks for run in configurations), default=1)
     # By mini-batch: all strategies that share one are one command.
-    batches = dict.fromkeys(each.batch for each in configurations)
+    batches = dict.fromkeys(run.batch for run in configurations)
     for model in request.models:
         for batch in batches:
-            strategies = ",".join(each.strategy for each in configurations if each.batch == batch)
+            strategies = ",".join(run.strategy for run in configurations if run.batch == batch)
             words = ("--strategy", strategies, "--batch", str(batch))
             tasks.append(_prediction(f"{path_of(model)}-b{batch}", model, words))
         counts = [ranks * 2**power for power in range(_FURTHER.bit_length()) if ranks > 1]

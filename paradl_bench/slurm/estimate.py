@@ -103,12 +103,12 @@ class Estimate:
         operations = len(request.operations.split(","))
         return self.start.seconds + _OVERHEAD * kinds * request.blocks * operations * calls_s
 
-    def run_s(self, model: str, each: Configuration) -> float | None:
+    def run_s(self, model: str, run: Configuration) -> float | None:
         """A training run; a rank is taken to compute its share of the mini-batch, and to exchange all parameters."""
-        iteration_s = self.iteration_s(model, each.batch / each.ranks)
+        iteration_s = self.iteration_s(model, run.batch / run.ranks)
         if iteration_s is None or self.works is None:
             return None
-        if each.ranks > 1:
+        if run.ranks > 1:
             iteration_s += self._all_reduce_s(self.works[model].gradient_bytes)
         # Recorded, warming up, one before every ten, timed.
         iterations = 3 + self.request.warmup + 1.1 * self.request.iterations

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from shipped.compact_fit import fit_compact
 from shipped.tables import Device, addmm_of, of_equal_bytes, products_of, read_kernels
 
-from calibrate.fitting.kernels.compact_fit import fit_compact
 from calibrate.fitting.kernels.kernel_trial import Ints, Timed, timed_kernels, timed_shapes
 from calibrate.fitting.kernels.share_fit import bound_90
 from calibrate.kernels.files import Arrays

@@ -75,7 +75,7 @@ def choose(curve: Curve, operation: CollectiveOperation, library: str) -> tuple[
     choices = tried(curve, forms(curve, operation, library))
     chosen = choices[simplest(choices, curve)]
     if len(np.unique(curve.ranks[curve.own])) > 1:
-        apart = [_counts_apart(curve, each) for each in _flat(operation, library)]
+        apart = [_counts_apart(curve, algorithm) for algorithm in _flat(operation, library)]
         other = apart[simplest(apart, curve)]
         if _no_scaling_holds(choices, other, curve):
             chosen = other
@@ -108,14 +108,14 @@ def forms(curve: Curve, operation: CollectiveOperation, library: str) -> list[Fo
     counts = len(np.unique(curve.ranks[curve.own]))
     flat = _flat(operation, library)
     over_nodes = bool(np.any(curve.ranks > curve.ranks_per_node) and np.any(curve.ranks_per_node > 1))
-    usable = [*flat, *(each for each in operation.algorithms.values() if each.hierarchical)] if over_nodes else flat
+    usable = [*flat, *(algo for algo in operation.algorithms.values() if algo.hierarchical)] if over_nodes else flat
     sets: list[tuple[Algorithm, ...]] = [(algorithm,) for algorithm in usable]
     sets += [tuple(group) for group in (flat, usable) if len(group) > 1]
     if counts == 1:
         sets = sets[:1]
-    found = [form for algorithms in dict.fromkeys(sets) for form in _shapes(algorithms)]
+    shapes = [form for algorithms in dict.fromkeys(sets) for form in _shapes(algorithms)]
     if counts > 1:
-        found += [
+        shapes += [
             Form((algorithm,), pieces, of_step=True)
             for algorithm in usable
             if algorithm.cuts
@@ -123,13 +123,13 @@ def forms(curve: Curve, operation: CollectiveOperation, library: str) -> list[Fo
         ]
     if counts > 2:
         segments = Segments(curve, ())
-        told = [each for each in flat if told_apart(segments.design(each)[curve.own][:, :3], curve.seconds[curve.own])]
-        found += [
+        told = [algo for algo in flat if told_apart(segments.design(algo)[curve.own][:, :3], curve.seconds[curve.own])]
+        shapes += [
             form._replace(reduction=True)
-            for form in found
+            for form in shapes
             if set(form.algorithms) <= set(told) and not form.logarithmic
         ]
-    return sorted(found, key=lambda form: form.parameters)
+    return sorted(shapes, key=lambda form: form.parameters)
 
 
 def _shapes(algorithms: tuple[Algorithm, ...]) -> list[Form]:
@@ -209,26 +209,26 @@ def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
     held_out = np.full(len(curve), np.nan)
     chosen: dict[float, Choice] = {}
     for count in counts:
-        own = curve.own & (curve.ranks == count)
-        part = curve.part(own)
+        of_count = curve.own & (curve.ranks == count)
+        part = curve.part(of_count)
         choices = tried(part, _shapes((algorithm,)))
         chosen[count] = choices[simplest(choices, part)]
         if chosen[count].held_out is not None:
-            held_out[own] = chosen[count].held_out
-    found = {
+            held_out[of_count] = chosen[count].held_out
+    by_count = {
         count: tuple(piece._replace(at_ranks=count) for piece in choice.pieces or ())
         for count, choice in chosen.items()
     }
     held_out_ranks = np.full(len(curve), np.nan)
     for count in counts[1:]:
-        own = curve.own & (curve.ranks == count)
-        others = tuple(piece for other, pieces in found.items() if other != count for piece in pieces)
-        held_out_ranks[own] = piecewise_seconds(others, curve.ranks[own], curve.message_bytes[own])
+        of_count = curve.own & (curve.ranks == count)
+        others = tuple(piece for other, pieces in by_count.items() if other != count for piece in pieces)
+        held_out_ranks[of_count] = piecewise_seconds(others, curve.ranks[of_count], curve.message_bytes[of_count])
     return Choice(
         name=f"each rank count by itself, {algorithm.name} beyond",
         parameters=sum(choice.parameters for choice in chosen.values()),
         reduction=False,
-        pieces=tuple(piece for pieces in found.values() for piece in pieces) if all(found.values()) else None,
+        pieces=tuple(piece for pieces in by_count.values() for piece in pieces) if all(by_count.values()) else None,
         held_out=held_out if np.isfinite(held_out[curve.own]).all() else None,
         held_out_ranks=held_out_ranks
         if np.isfinite(held_out_ranks[curve.own & (curve.ranks > counts[0])]).all()
@@ -236,9 +236,9 @@ def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
     )
 
 
-def _folds(values: Floats, own: Mask) -> list[Mask]:
+def _folds(values: Floats, measured: Mask) -> list[Mask]:
     """Masks of the points left out together: one distinct value of own points each, or every 24th of many."""
-    distinct = np.unique(values[own])
+    distinct = np.unique(values[measured])
     count = min(len(distinct), MAX_FOLDS)
     return [np.isin(values, distinct[fold::count]) for fold in range(count)]
 

@@ -92,7 +92,7 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = ()) -> Cur
     Args:
         inside: points of the level inside a node.
     """
-    own = np.array([True] * len(points) + [False] * len(inside))
+    at_level = np.array([True] * len(points) + [False] * len(inside))
     points = [*points, *inside]
     generator = np.random.default_rng(0)
     seconds = np.array([point.seconds for point in points])
@@ -110,9 +110,9 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = ()) -> Cur
         np.array([getattr(point, name) for point in points], float) for name in ("ranks", "ranks_per_node")
     )
     together = np.stack([ranks, per_node], axis=1)
-    places, of_own = np.unique(together[own], axis=0, return_inverse=True)
+    places, of_own = np.unique(together[at_level], axis=0, return_inverse=True)
     place = np.zeros(len(points), np.int64)
-    place[own] = of_own.reshape(-1)
+    place[at_level] = of_own.reshape(-1)
     return Curve(
         ranks=ranks,
         message_bytes=np.array([point.message_bytes for point in points], float),
@@ -120,7 +120,7 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = ()) -> Cur
         noise=float(np.median(relative_sd)),
         precision=_precision(np.maximum(relative_sd, [_spread_of_calls(point) for point in points])),
         drawn=drawn,
-        own=own,
+        own=at_level,
         ranks_per_node=per_node,
         places=places,
         place=place,
@@ -147,7 +147,7 @@ def noise_between_ways(points: Sequence[Point]) -> float | None:
     """
     apart: list[float] = []
     for ranks in {point.ranks for point in points}:
-        pairs = sorted((each.message_bytes, each.seconds, each.other_way_s) for each in points if each.ranks == ranks)
+        pairs = sorted((p.message_bytes, p.seconds, p.other_way_s) for p in points if p.ranks == ranks)
         ratios = np.log([other_s / own_s for _, own_s, other_s in pairs if other_s > 0])
         apart += (ratios[1:-1] - (ratios[:-2] + ratios[2:]) / 2).tolist()
     if len(apart) < _FEWEST_BOTH_WAYS:

@@ -59,13 +59,13 @@ def fit_communication(
     choices: list[CommunicationChoice] = []
     notes = list(measured.notes)
     with progress("fitting", len(measured.points)) as bar:
-        for key, own in measured.points.items():
+        for key, points in measured.points.items():
             bar.describe(f"fitting {' '.join(key)}")
-            sizes = len({point.message_bytes for point in own})
+            sizes = len({point.message_bytes for point in points})
             if sizes >= MIN_SIZES_OF_PIECE:
                 inside = () if key[2] == NODE else measured.points.get((key[0], key[1], NODE), ())
-                found, choice = fit_points(key, own, operations[key[1]], inside)
-                fits += found
+                fits_of_key, choice = fit_points(key, points, operations[key[1]], inside)
+                fits += fits_of_key
                 choices.append(choice)
             else:
                 notes.append(f"{' '.join(key)}: measured at {sizes} sizes; a fit needs {MIN_SIZES_OF_PIECE}: left out")
@@ -175,7 +175,7 @@ def _describe(
         blocks=max(min(len(points[i].blocks) for i in indices), 2),
         points=int(inside.sum()),
         by_ranks=bool(piece.at_ranks),
-        outliers=tuple(found for i in indices for found in outliers_of(points[i])),
+        outliers=tuple(outliers for i in indices for outliers in outliers_of(points[i])),
         measured=tuple(_measured(points[i], curve.seconds[i], fitted[i], held_out[i], over_ranks[i]) for i in indices),
     )
 
@@ -226,7 +226,7 @@ def _median_error(predicted: Floats, curve: Curve, inside: Mask) -> float:
 
 
 def _regime(pieces: tuple[Piece, ...], piece: Piece) -> str:
-    kin = [each for each in pieces if each.at_ranks == piece.at_ranks]
+    kin = [other for other in pieces if other.at_ranks == piece.at_ranks]
     low, high = int(piece.low_bytes), int(piece.high_bytes)
     if len(kin) == 1:
         sizes = "all"

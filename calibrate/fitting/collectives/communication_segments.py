@@ -209,7 +209,7 @@ class Segments:
         last = len(runs) - 1
         losses = np.where(np.arange(last + 1)[:, None] == 0, opening.loss, np.inf)
         grows, trail = _grows(opening, following), list[Indices]()
-        found: dict[int, list[Fitted] | None] = {}
+        best_of_count: dict[int, list[Fitted] | None] = {}
         for count in range(1, max(counts) + 1):
             if count > 1:
                 # (before, from, to): the run from..to follows the run before..from.
@@ -220,18 +220,18 @@ class Segments:
             begin = int(losses[:, last].argmin())
             if count in counts:
                 whole = np.isfinite(losses[begin, last])
-                found[count] = self._traced(runs, begin, trail, (opening, following)) if whole else None
-        return [found[count] for count in counts]
+                best_of_count[count] = self._traced(runs, begin, trail, (opening, following)) if whole else None
+        return [best_of_count[count] for count in counts]
 
     def _table(self, runs: Indices, form: Form) -> _Table:
         solved = [self.solutions(algorithm, form) for algorithm in form.algorithms]
-        losses = np.stack([np.where(runs >= 0, each.loss[runs], np.inf) for each in solved])
+        losses = np.stack([np.where(runs >= 0, solution.loss[runs], np.inf) for solution in solved])
         # Where one rank count is left, some algorithms fit equally well: the first of them, whatever rounding says.
         which = (losses <= losses.min(axis=0) * (1 + _TIE) + _TIE).argmax(axis=0)
         taken = np.take_along_axis(losses, which[None], axis=0)[0]
         starts, ends = (
             np.stack([edge[runs] for edge in edges])[which, *np.indices(runs.shape)]
-            for edges in ([each.starts_s for each in solved], [each.ends_s for each in solved])
+            for edges in ([solution.starts_s for solution in solved], [solution.ends_s for solution in solved])
         )
         return _Table(form, which, taken, starts, ends)
 

@@ -92,11 +92,6 @@ def other_level_mode(
     return (("level not measured", max(seconds, known) / Z90),)
 
 
-def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
-    """Standard deviation of a lone collective: its modes in quadrature."""
-    return math.sqrt(sum(shift**2 for _, shift in modes))
-
-
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
     """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
 
@@ -123,16 +118,16 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
     distance = _doublings(asked.ranks, _counts(fits))
     if not distance or not seconds:
         return 0.0
-    own = scaling_errors(fits, near_bytes=asked.message_bytes)
+    errors = scaling_errors(fits, near_bytes=asked.message_bytes)
     other = next((fit.comparable_scaling for fit in fits if fit.comparable_scaling), None)
-    if not own and other is None:
+    if not errors and other is None:
         return algorithms_apart_s(operation, fits, asked)
     if other is None:
         apart = algorithms_apart_s(operation, fits, asked) / seconds / distance
         other = ComparableScaling(relative_sd=apart, counts=1)
-    weight = 1 / (len(own) + 1)
-    variance = weight * (sum(own) + other.relative_sd**2)
-    freedom = 1 / (weight**2 * (len(own) + 1 / other.counts))
+    weight = 1 / (len(errors) + 1)
+    variance = weight * (sum(errors) + other.relative_sd**2)
+    freedom = 1 / (weight**2 * (len(errors) + 1 / other.counts))
     return seconds * distance * math.sqrt(variance) * student_90(freedom) / Z90
 
 
@@ -142,7 +137,7 @@ def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None =
     What a size has by itself is taken off. Only sizes near ``near_bytes`` are looked at, where that is given.
     """
     counts = _counts(fits)
-    found = []
+    errors_of_counts = []
     for count in counts if len(counts) > 1 else ():
         points = [point for point in _points(fits) if point.ranks == count and point.held_out_ranks_s]
         if near_bytes is not None:
@@ -150,8 +145,8 @@ def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None =
         if points:
             errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in points])
             excess = _mean_square(errors) - _mean_square(_size_errors(points))
-            found.append(max(excess, 0.0) / _doublings(count, counts - {count}) ** 2)
-    return found
+            errors_of_counts.append(max(excess, 0.0) / _doublings(count, counts - {count}) ** 2)
+    return errors_of_counts
 
 
 def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[CommunicationFit, ...]:

@@ -44,10 +44,10 @@ def fit_contexts(
         groups.setdefault(about, []).append(measured)
     entries: list[InContext] = []
     notes: list[str] = []
-    for about, own in sorted(groups.items()):
+    for about, measured_of in sorted(groups.items()):
         try:
-            shares = ByteShares(about, own, fits, operations) if about.context == "groups" else None
-            entries.append(_entry(about, [each for each in own if each.in_context_s.size], shares))
+            shares = ByteShares(about, measured_of, fits, operations) if about.context == "groups" else None
+            entries.append(_entry(about, [sample for sample in measured_of if sample.in_context_s.size], shares))
         except NotFitted as reason:
             notes.append(f"{about.words}: {reason}: left out")
     return tuple(entries), tuple(notes)
@@ -56,12 +56,13 @@ def fit_contexts(
 def _entry(about: About, measured: Sequence[Measured], shares: ByteShares | None) -> InContext:
     if not measured:
         raise NotFitted("no call began before that was done")
-    if min(each.idle_s.min() for each in measured) <= 0:
+    if min(sample.idle_s.min() for sample in measured) <= 0:
         raise NotFitted("a time of 0 seconds is no measurement")
-    points = sorted({each.point for each in measured})
-    blocks = sorted({each.block for each in measured})
+    points = sorted({sample.point for sample in measured})
+    blocks = sorted({sample.block for sample in measured})
     pairs = [
-        Pair(blocks.index(each.block), points.index(each.point), each.idle_s, each.in_context_s) for each in measured
+        Pair(blocks.index(sample.block), points.index(sample.point), sample.idle_s, sample.in_context_s)
+        for sample in measured
     ]
     solver = Solver(len(points), None if shares is None else shares.of(points))
     at = np.array([pair.at for pair in pairs])
@@ -90,7 +91,7 @@ def _entry(about: About, measured: Sequence[Measured], shares: ByteShares | None
         factor=factor,
         covariance=solver.covariance(pairs),
         **_of_neighbours(measured),
-        residual_relative_median=float(np.median([abs(each.fitted_s / each.in_context_s - 1) for each in shown])),
+        residual_relative_median=float(np.median([abs(point.fitted_s / point.in_context_s - 1) for point in shown])),
         samples=sum(pair.condition_s.size for pair in pairs),
         points=tuple(shown),
     )
@@ -98,18 +99,18 @@ def _entry(about: About, measured: Sequence[Measured], shares: ByteShares | None
 
 def _of_neighbours(measured: Sequence[Measured]) -> dict[str, Any]:
     """What an entry holds of what surrounded the calls."""
-    waited, begun = np.sum([each.queued for each in measured], axis=0)
-    found: dict[str, Any] = {
-        "neighbours": tuple(sorted({each.neighbour for each in measured} - {""})),
+    waited, begun = np.sum([sample.queued for sample in measured], axis=0)
+    fields: dict[str, Any] = {
+        "neighbours": tuple(sorted({sample.neighbour for sample in measured} - {""})),
         "waiting": float(waited / begun),
     }
-    if (seconds := np.concatenate([each.neighbour_s for each in measured])).size:
-        found["neighbour_s"] = float(np.median(seconds))
-    if (slower := np.concatenate([each.neighbour_ratios for each in measured])).size:
-        found["neighbour_factor"] = max(1.0, float(np.median(slower)))
+    if (seconds := np.concatenate([sample.neighbour_s for sample in measured])).size:
+        fields["neighbour_s"] = float(np.median(seconds))
+    if (slower := np.concatenate([sample.neighbour_ratios for sample in measured])).size:
+        fields["neighbour_factor"] = max(1.0, float(np.median(slower)))
         # Of what ran, kernels and sizes together: one number stands for all of them.
-        found["neighbour_sd"] = float(np.subtract(*np.percentile(slower, [75, 25]))) * IQR_TO_SD
-    return found
+        fields["neighbour_sd"] = float(np.subtract(*np.percentile(slower, [75, 25]))) * IQR_TO_SD
+    return fields
 
 
 class Solver(NamedTuple):
@@ -143,16 +144,16 @@ class Solver(NamedTuple):
         design = np.stack(columns, axis=1) / in_context_s[:, None]
         target = 1 - idle_s / in_context_s
         weights = np.ones(len(target))
-        found = np.zeros(len(columns))
+        solution = np.zeros(len(columns))
         for _ in range(_ITERATIONS):
             root = np.sqrt(weights)
-            found, _rest = nnls(design * root[:, None], target * root)
-            residuals = np.abs(design @ found - target)
+            solution, _rest = nnls(design * root[:, None], target * root)
+            residuals = np.abs(design @ solution - target)
             scale = MAD_TO_SD * float(np.median(residuals))
             if scale < 1e-12:
                 break
             weights = np.minimum(1.0, HUBER_K * scale / np.maximum(residuals, 1e-300))
-        return scale_s * float(found[0]), 1 + (float(found[1]) if len(found) > 1 else 0.0)
+        return scale_s * float(solution[0]), 1 + (float(solution[1]) if len(solution) > 1 else 0.0)
 
     def covariance(self, pairs: Sequence[Pair]) -> tuple[tuple[float, float], tuple[float, float]]:
         """Of (added, factor) as a further block of time may have them: by resampling, and from block to block."""
@@ -162,8 +163,8 @@ class Solver(NamedTuple):
         # Resampling alone: with it intervals of phi hold committed runs, and few blocks make them several times wider.
         blocks = by_block(pairs) if self.shares is None else []
         of_blocks = [
-            self._replace(sizes=len({pair.at for pair in own})).solve(*medians(own), np.array([p.at for p in own]))
-            for own in blocks
+            self._replace(sizes=len({pair.at for pair in part})).solve(*medians(part), np.array([p.at for p in part]))
+            for part in blocks
         ]
         (added, both), (_, slope) = covariance_of_next(drawn, np.array(of_blocks))
         return (float(added), float(both)), (float(both), float(slope))

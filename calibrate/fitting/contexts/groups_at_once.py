@@ -36,15 +36,15 @@ def paired_groups(
         elif record.message_bytes > 0 and record.operation in operations:
             point = Point(record.ranks, record.message_bytes, record.ranks_per_node or 0)
             together.setdefault((directory, record.block, point, record.concurrent, alike), []).append(record)
-    for (directory, block, point, groups, alike), own in sorted(together.items()):
-        first = own[0]
+    for (directory, block, point, groups, alike), at_once in sorted(together.items()):
+        first = at_once[0]
         keys: tuple[tuple[object, ...], ...] = ((alike, directory, block), (alike, directory), (alike,))
         beside = next((alone[key] for key in keys if key in alone), [])
         about = About("groups", first.library, first.operation, first.level, groups=groups)
         call_seconds = operations[first.operation].call_seconds
         idle_s, together_s = (
             np.concatenate([call_seconds(record.samples_s) for record in records]) if records else np.zeros(0)
-            for records in (beside, own)
+            for records in (beside, at_once)
         )
         # What nothing alike ran alone beside tells nothing.
         yield about, Measured(point, (directory, block), idle_s, together_s if beside else np.zeros(0))
@@ -69,7 +69,7 @@ class ByteShares:
             raise NotFitted("no fit of alpha and beta says which part of the time its bytes take")
         pieces = pieces_of(operations[about.operation], self._fits)
         self._once, self._twice = pieces, [p._replace(beta_s_per_byte=2 * p.beta_s_per_byte) for p in pieces]
-        points = sorted({each.point for each in measured if each.idle_s.size})
+        points = sorted({sample.point for sample in measured if sample.idle_s.size})
         if not points:
             raise NotFitted("nothing alike ran alone (same tool, ranks, size and level)")
         most = float(self.of(points).max())

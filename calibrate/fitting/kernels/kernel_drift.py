@@ -43,9 +43,9 @@ def fit_drift(order: Floats, seconds: Floats, fit_unseen: Callable[[Floats], Flo
 def _least_absolute(shares: Floats, relative: Floats, weights: Floats) -> Floats:
     """Drift with the least sum of |relative error|, by reweighted least squares; small kernels tell most."""
     scaled = shares * weights[:, None]
-    found: Floats = np.zeros(shares.shape[1])
+    drift: Floats = np.zeros(shares.shape[1])
     ridge = 1e-9 * np.eye(shares.shape[1]) * float(np.mean(weights**2))
     for _ in range(_REWEIGHTINGS):
-        again = 1 / np.maximum(np.abs(relative - scaled @ found), 1e-2)
-        found = np.asarray(np.linalg.solve((scaled.T * again) @ scaled + ridge, (scaled.T * again) @ relative), float)
-    return np.asarray(found)
+        again = 1 / np.maximum(np.abs(relative - scaled @ drift), 1e-2)
+        drift = np.asarray(np.linalg.solve((scaled.T * again) @ scaled + ridge, (scaled.T * again) @ relative), float)
+    return np.asarray(drift)

@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from calibrate.fitting.kernels.kernel_trial import (
@@ -23,7 +24,7 @@ from calibrate.fitting.kernels.kernel_trial import (
     timed_kernels,
     try_candidates,
 )
-from calibrate.fitting.kernels.share_fit import FEWEST_FOR_SHARE, fit_share
+from calibrate.fitting.kernels.share_fit import FEWEST_FOR_SHARE, fit_share, model_of
 from calibrate.kernels.features import log_sizes
 from calibrate.kernels.files import Arrays
 from calibrate.kernels.model import (
@@ -32,7 +33,6 @@ from calibrate.kernels.model import (
     ON_ROOFLINE,
     KernelModel,
     Regressor,
-    SizeRange,
     distances,
 )
 from paradl_bench.core.errors import WorkError
@@ -112,32 +112,16 @@ def _fit_group(timed: Timed, prefix: str, *, with_mlp: bool) -> tuple[KernelMode
     kept = tuple("plain/" if part == "plain trees" else f"{part}/" for part in parts)
     used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
     validation = trial.validation
-    intervals = {each.model: _interval_log(trial, each.model) for each in trial.candidates}
+    intervals = {candidate.model: _interval_log(trial, candidate.model) for candidate in trial.candidates}
     held = {name: log for name, log in intervals.items() if name != chosen and parts.issuperset(name.split(" and "))}
     seen = log_sizes(timed.kernels, timed.names)
     apart = distances(log_sizes(validation.kernels, timed.names), log_sizes(trial.training.kernels, timed.names))
-    shape = timed.shapes[0]
-    model = KernelModel(
-        kind=shape.kind,
-        stage=shape.stage,
-        settings=shape.settings,
-        dtype=timed.dtype,
-        kernels=len(timed.shapes),
-        model=chosen,
-        inputs=tuple(
-            SizeRange(name=name, low=int(values.min()), high=int(values.max()))
-            for name, values in timed.kernels.sizes.items()
-        ),
-        floor_s=whole.roofline[0],
-        peak_flops=whole.roofline[1],
-        bandwidth_bytes_per_s=whole.roofline[2],
-        interval_log=intervals[chosen],
-        typical_distance=float(np.quantile(apart, 0.9)),
+    candidate = next(candidate for candidate in trial.candidates if candidate.model == chosen)
+    distance = float(np.quantile(apart, 0.9))
+    model = msgspec.structs.replace(
+        model_of(timed, prefix, whole.roofline, candidate, intervals[chosen], distance),
         candidates=trial.candidates,
         drift_s=whole.drift_s if chosen in ON_ROOFLINE else (),
-        file="",
-        sha256="",
-        arrays=prefix,
     )
     beside = {f"{INTERVALS}/{name}": np.array([log]) for name, log in held.items()}
     if held and whole.drift_s:

@@ -8,6 +8,7 @@ network can't, since it needs its validation part to stop.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fitting.kernels.kernel_drift import fit_drift, hats
-from calibrate.fitting.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
 from calibrate.kernels.features import (
     Kernels,
     kernels_of,
@@ -111,15 +111,13 @@ class Trial:
     @property
     def chosen(self) -> Regressor:
         """Of what the profile can keep, the candidate with the least validation error."""
-        return min(self.candidates, key=lambda each: each.validation_re).model
+        return min(self.candidates, key=lambda candidate: candidate.validation_re).model
 
 
 def timed_kernels(records: Iterable[KernelSamples]) -> tuple[Timed, ...]:
-    """Records by kind, stage, settings and dtype, at the host's usual pace; of blocks of a shape the median counts."""
-    records = tuple(records)
-    usual_s = usual_reference_s(records)
+    """Records by kind, stage, settings and dtype; of blocks of a shape the median counts."""
     groups = grouped(records, _kind_of)
-    return tuple(_timed(groups[kind], usual_s) for kind in sorted(groups, key=str))
+    return tuple(_timed(groups[kind]) for kind in sorted(groups, key=str))
 
 
 def _kind_of(record: KernelSamples) -> tuple[object, ...]:
@@ -127,9 +125,9 @@ def _kind_of(record: KernelSamples) -> tuple[object, ...]:
     return shape.kind, shape.stage, tuple(sorted(shape.settings.items())), tuple(shape.sizes), record.dtype
 
 
-def _timed(records: Sequence[KernelSamples], usual_s: float) -> Timed:
+def _timed(records: Sequence[KernelSamples]) -> Timed:
     of_shapes = list(grouped(records, lambda record: tuple(record.shape.sizes.values())).values())
-    medians = [float(np.median(blocks)) for blocks in medians_at_usual_pace(of_shapes, usual_s)]
+    medians = [float(np.median([statistics.median(block.samples_s) for block in blocks])) for blocks in of_shapes]
     kept = [(blocks[0].shape, seconds) for blocks, seconds in zip(of_shapes, medians, strict=True) if seconds > 0]
     return timed_shapes([shape for shape, _ in kept], [seconds for _, seconds in kept], records[0].dtype)
 
@@ -232,8 +230,8 @@ def fit_plain_trees(timed: Timed, seed: int) -> Arrays:
 
 
 def _mlp(training: Timed, validation: Timed, seed: int) -> Arrays:
-    parts = [log_sizes(each.kernels, each.names) for each in (training, validation)]
-    logs = [np.log(each.seconds) for each in (training, validation)]
+    parts = [log_sizes(part.kernels, part.names) for part in (training, validation)]
+    logs = [np.log(part.seconds) for part in (training, validation)]
     return prefixed("mlp", train_mlp(parts[0], logs[0], parts[1], logs[1], seed=seed))
 
 

@@ -25,7 +25,7 @@ def fit_share(timed: Timed, prefix: str) -> tuple[KernelModel, Arrays]:
     """A share for at least :data:`FEWEST_FOR_SHARE` shapes, which differ in some size."""
     roofline = reached(timed)
     logs = np.log(timed.seconds / roofline_s(timed.kernels, *roofline))
-    errors = np.array([float(np.median(np.delete(logs, row))) - own for row, own in enumerate(logs)])
+    errors = np.array([float(np.median(np.delete(logs, row))) - log for row, log in enumerate(logs)])
     seen = log_sizes(timed.kernels, timed.names)
     arrays = {"share/log": np.array([np.median(logs)]), "seen": seen}
     apart = np.array([distances(seen[[row]], np.delete(seen, row, axis=0))[0] for row in range(len(seen))])

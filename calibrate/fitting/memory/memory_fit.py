@@ -69,16 +69,16 @@ def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> M
     tensors = np.array([point.tensor_bytes for point in points], float)
     peaks = np.array([point.measured_bytes for point in points])
     two = len(points) >= _LEAST_FOR_TWO and told_apart(_design(tensors), peaks)
-    found = _line(tensors, peaks, two=two)
-    fitted = _design(tensors) @ found
-    free = int(np.count_nonzero(found))
+    line = _line(tensors, peaks, two=two)
+    fitted = _design(tensors) @ line
+    free = int(np.count_nonzero(line))
     models = tuple(sorted({point.model for point in points}))
     (fixed, both), (_, of_factor) = _covariance(points, tensors, peaks, two=two).tolist()
     return MemoryFactor(
         device=device,
         measured=measured,
-        fixed_bytes=float(found[0]),
-        factor=float(found[1]),
+        fixed_bytes=float(line[0]),
+        factor=float(line[1]),
         covariance=((fixed, both), (both, of_factor)),
         relative_sd=deviation(peaks / fitted - 1, len(points) - free),
         deviations_90=_student(len(models) - free),
@@ -106,12 +106,12 @@ def _covariance(points: Sequence[_Point], tensors: Floats, peaks: Floats, *, two
         names = list(map(str, range(len(points))))
     groups = [np.flatnonzero(np.array(names) == name) for name in dict.fromkeys(names)]
     draw = np.random.default_rng(0)
-    found = []
+    lines = []
     for _ in range(_RESAMPLES):
         chosen = np.concatenate([groups[i] for i in draw.integers(len(groups), size=len(groups))])
         if not two or told_apart(_design(tensors[chosen]), peaks[chosen]):
-            found.append(_line(tensors[chosen], peaks[chosen], two=two))
-    return np.cov(np.array(found).T) if len(found) > 1 else np.zeros((2, 2))
+            lines.append(_line(tensors[chosen], peaks[chosen], two=two))
+    return np.cov(np.array(lines).T) if len(lines) > 1 else np.zeros((2, 2))
 
 
 def _reuse(
@@ -129,9 +129,9 @@ def _reuse(
         if ratio > 1
     ]
     within, freedom = _within(by_model, rhos)
-    found = []
+    reuse = []
     if freedom:
-        found = [
+        reuse = [
             MemoryReuse(
                 device=device,
                 measured=measured,
@@ -139,15 +139,15 @@ def _reuse(
                 rho=rhos[model],
                 relative_sd=within,
                 deviations_90=_student(freedom),
-                runs=len(own),
+                runs=len(pairs),
             )
-            for model, own in by_model.items()
+            for model, pairs in by_model.items()
         ]
     if len(rhos) > 1:
         values = np.array(list(ratios.values()))
         rho = min(1.0, float(fit_relative(np.ones((len(values), 1)), values)[0]))
         between = deviation(values / rho - 1, len(values) - 1)
-        found.append(
+        reuse.append(
             MemoryReuse(
                 device=device,
                 measured=measured,
@@ -160,7 +160,7 @@ def _reuse(
         )
     elif rhos:
         notes.append(f"memory on {device}: runs of one model; the paper's sum of others keeps rho 1")
-    return tuple(found), tuple(notes)
+    return tuple(reuse), tuple(notes)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
@@ -172,10 +172,10 @@ def _within(by_model: Mapping[str, Sequence[tuple[float, float]]], rhos: Mapping
     """Relative deviation of a run from its own model's rho, over all models, and how many degrees of freedom it has."""
     residuals: list[float] = []
     freedom = 0
-    for model, own in by_model.items():
-        if len(own) > 1:
-            residuals += [peak / (rhos[model] * whole) - 1 for whole, peak in own]
-            freedom += len(own) - 1
+    for model, pairs in by_model.items():
+        if len(pairs) > 1:
+            residuals += [peak / (rhos[model] * whole) - 1 for whole, peak in pairs]
+            freedom += len(pairs) - 1
     return deviation(np.array(residuals), freedom), freedom
 
 

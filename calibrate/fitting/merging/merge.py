@@ -60,14 +60,14 @@ def merge_profiles(
     profiles, names, replaced = own_before_published(profiles, names)
     notes += replaced
 
-    environments = tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
+    environments = tuple({_hashable(env): env for profile in profiles for env in profile.environments}.values())
     placed = [_placed(profile, environments) for profile in profiles]
     special: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,
         "created_utc": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command_line": command_line,
         "environments": environments,
-        "sources": tuple({source.sha256: source for each in placed for source in reversed(each.sources)}.values()),
+        "sources": tuple({source.sha256: source for part in placed for source in reversed(part.sources)}.values()),
         "devices": _devices(profiles),
         "cluster": _cluster(profiles),
         "network": {name: network for profile in profiles for name, network in profile.network.items()},
@@ -79,7 +79,7 @@ def merge_profiles(
         if field in special:
             fields[field] = special[field]
         elif field not in ("notes", "memory_factors", "memory_reuse"):
-            fields[field], more = _joined(field, [getattr(each, field) for each in placed], names, force=force)
+            fields[field], more = _joined(field, [getattr(part, field) for part in placed], names, force=force)
             notes += more
     runs = cast(tuple[MemoryRun, ...], fields["memory_runs"])
     memory = fit_memory(runs)
@@ -132,8 +132,8 @@ def _placed(profile: Profile, environments: Sequence[Environment]) -> Profile:
         entries = getattr(profile, field)
         if isinstance(entries, tuple) and entries and hasattr(entries[0], "environment"):
             moved[field] = tuple(
-                msgspec.structs.replace(each, environment=order[_hashable(profile.environments[each.environment])])
-                for each in entries
+                msgspec.structs.replace(entry, environment=order[_hashable(profile.environments[entry.environment])])
+                for entry in entries
             )
     # Numbers of the whole list would be refused by the profile that holds its own alone.
     return msgspec.structs.replace(profile, environments=tuple(environments), **moved)
@@ -143,7 +143,7 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     """Notes of what was merged by force."""
     notes = []
     # What was published tells nothing of hosts and versions: whether devices are one is asked apart.
-    measured = [(each, name) for each, name in zip(profiles, names, strict=True) if not each.published]
+    measured = [(profile, name) for profile, name in zip(profiles, names, strict=True) if not profile.published]
     first = measured[0][0].environments if measured else ()
     for profile, name in measured[1:]:
         # Layers and collectives record settings of their own: each is held against the one that it is most like.

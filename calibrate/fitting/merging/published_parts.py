@@ -25,22 +25,22 @@ def own_before_published(
     """
     pairs = list(zip(profiles, names, strict=True))
     published = [pair for pair in pairs if pair[0].published]
-    own = [pair for pair in pairs if not pair[0].published]
+    measured = [pair for pair in pairs if not pair[0].published]
     if not published:
         return list(profiles), list(names), []
     if len(published) > 1:
         both = " and ".join(name for _, name in published)
         raise UserError(f"{both} are both of published measurements; merge one of them with measurements of your own")
     (shipped, name) = published[0]
-    for profile, of in own:
+    for profile, of in measured:
         _check_device(shipped, name, profile, of)
-    kept, notes = _without_replaced(shipped, name, [profile for profile, _ in own])
-    return [*(profile for profile, _ in own), kept], [*(of for _, of in own), name], notes
+    kept, notes = _without_replaced(shipped, name, [profile for profile, _ in measured])
+    return [*(profile for profile, _ in measured), kept], [*(of for _, of in measured), name], notes
 
 
-def _check_device(shipped: Profile, name: str, own: Profile, of: str) -> None:
+def _check_device(shipped: Profile, name: str, measured: Profile, of: str) -> None:
     wanted = {device.name for device in shipped.devices}
-    others = {device.name for device in own.devices} - wanted - {UNKNOWN_DEVICE}
+    others = {device.name for device in measured.devices} - wanted - {UNKNOWN_DEVICE}
     if others:
         raise UserError(
             f"{name} is of {' and '.join(sorted(wanted))}, and {of} was measured on {' and '.join(sorted(others))}:"
@@ -48,10 +48,10 @@ def _check_device(shipped: Profile, name: str, own: Profile, of: str) -> None:
         )
 
 
-def _without_replaced(shipped: Profile, name: str, own: Sequence[Profile]) -> tuple[Profile, list[str]]:
+def _without_replaced(shipped: Profile, name: str, measured: Sequence[Profile]) -> tuple[Profile, list[str]]:
     notes, changes = [], {}
     for field, what in _REPLACED.items():
-        held = {identity(field, entry) for profile in own for entry in getattr(profile, field)}
+        held = {identity(field, entry) for profile in measured for entry in getattr(profile, field)}
         entries = getattr(shipped, field)
         kept = tuple(entry for entry in entries if identity(field, entry) not in held)
         changes[field] = kept

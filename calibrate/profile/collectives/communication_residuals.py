@@ -69,7 +69,7 @@ def residuals_of(fits: Sequence[CommunicationFit]) -> Residuals:
                 known.setdefault(point.ranks, {})[point.message_bytes] = math.log(point.measured_s / point.fitted_s)
     return Residuals(
         tuple(
-            (ranks, SizeRatios(tuple(math.log(size) for size in sorted(own)), tuple(own[size] for size in sorted(own))))
-            for ranks, own in sorted(known.items())
+            (ranks, SizeRatios(tuple(map(math.log, sorted(logs))), tuple(logs[size] for size in sorted(logs))))
+            for ranks, logs in sorted(known.items())
         )
     )

@@ -141,7 +141,7 @@ def contention_of(entries: Sequence[InContext], groups: float) -> Contention:
     if groups <= 1:
         return Contention(1.0, 0.0, False)
     known = [(1.0, 1.0, 0.0)]
-    known += sorted((float(each.groups), each.factor, each.factor_sd) for each in entries)
+    known += sorted((float(entry.groups), entry.factor, entry.factor_sd) for entry in entries)
     lower, upper = next((pair for pair in itertools.pairwise(known) if groups <= pair[1][0]), (known[-2], known[-1]))
     share = (groups - lower[0]) / (upper[0] - lower[0])
     factor = lower[1] + share * (upper[1] - lower[1])

@@ -23,9 +23,7 @@ def print_contexts(profile: Profile, console: Console) -> None:
     if not profile.contexts:
         return
     title = "In context a call takes added + factor x its time idle (90%)"
-    rows = [
-        (each.operation, each.library, each.level, _surrounded_by(each), *_numbers(each)) for each in profile.contexts
-    ]
+    rows = [(fit.operation, fit.library, fit.level, _surrounded_by(fit), *_numbers(fit)) for fit in profile.contexts]
     console.print(table((*_WORDS, *_NUMBERS), rows, title=title, keys=4))
     console.print("Of groups at once, the factor (phi) is of what bytes take.")
 

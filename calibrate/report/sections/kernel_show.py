@@ -36,16 +36,16 @@ def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None
     rows = []
     for model in models:
         place = (model.title, str(model.kernels))
-        for each in sorted(model.candidates, key=lambda one: one.model != model.model):
-            taken = each.model == model.model
+        for candidate in sorted(model.candidates, key=lambda one: one.model != model.model):
+            taken = candidate.model == model.model
             cells = (
                 place[0],
-                each.model + (" (taken)" if taken else ""),
+                candidate.model + (" (taken)" if taken else ""),
                 place[1],
-                f"{each.validation_re:.1%}",
-                f"{each.held_out_re:.1%}",
-                f"{each.held_out_wre:.1%}",
-                format_difference(each.held_out_bias),
+                f"{candidate.validation_re:.1%}",
+                f"{candidate.held_out_re:.1%}",
+                f"{candidate.held_out_wre:.1%}",
+                format_difference(candidate.held_out_bias),
                 f"x/ {math.exp(model.interval_log):.2f}" if taken else "",
             )
             rows.append(cells)

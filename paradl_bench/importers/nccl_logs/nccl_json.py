@@ -219,7 +219,7 @@ def _row(entry: object, number: int) -> Row | str:
     )
 
 
-def _half(values: object, each: object, buffers: Buffers) -> Half | None:
+def _half(values: object, calls: object, buffers: Buffers) -> Half | None:
     if not isinstance(values, dict):
         return None
     cpu_time = "cpu_time" in values
@@ -235,7 +235,7 @@ def _half(values: object, each: object, buffers: Buffers) -> Half | None:
         busbw=Bandwidth(busbw, _PRECISION),
         cpu_time=cpu_time,
         wrong=_positive(values.get("nwrong")),
-        samples_s=_single_calls(each),
+        samples_s=_single_calls(calls),
     )
 
 
@@ -245,14 +245,14 @@ def _positive(value: object) -> float | None:
     return float(value)
 
 
-def _single_calls(each: object) -> tuple[tuple[float, ...], ...]:
+def _single_calls(calls: object) -> tuple[tuple[float, ...], ...]:
     """Times of single calls in seconds, a list a process, or the slowest of all processes; empty where not kept."""
-    if not isinstance(each, dict):
+    if not isinstance(calls, dict):
         return ()
-    skipped = each.get("skipped_iterations")
+    skipped = calls.get("skipped_iterations")
     first = skipped if isinstance(skipped, int) and not isinstance(skipped, bool) and skipped > 0 else 0
-    of_processes = each.get("per_process_max_times_us")
-    lists = of_processes if isinstance(of_processes, list) and of_processes else [each.get("times_us")]
+    of_processes = calls.get("per_process_max_times_us")
+    lists = of_processes if isinstance(of_processes, list) and of_processes else [calls.get("times_us")]
     samples = []
     for values in lists:
         if not isinstance(values, list):

@@ -97,7 +97,7 @@ def parse_expression(text: str) -> Expression:
 
 def _tokens(text: str) -> list[tuple[str, str]]:
     """Kind (number, name, mark) and text of every token."""
-    found, at, stripped = [], 0, text.rstrip()
+    tokens, at, stripped = [], 0, text.rstrip()
     while at < len(stripped):
         at = _past_blanks(stripped, at)
         match = _TOKEN.match(stripped, at)
@@ -105,13 +105,13 @@ def _tokens(text: str) -> list[tuple[str, str]]:
             raise UserError(f"{text!r} is no expression: {stripped[at]!r} means nothing there")
         number, word, quoted, mark = match.groups()
         if number is not None:
-            found.append(("number", number))
+            tokens.append(("number", number))
         elif mark is not None:
-            found.append(("mark", mark))
+            tokens.append(("mark", mark))
         else:
-            found.append(("name" if quoted is None else "quoted", word or quoted))
+            tokens.append(("name" if quoted is None else "quoted", word or quoted))
         at = match.end()
-    return found
+    return tokens
 
 
 def _past_blanks(text: str, at: int) -> int:

@@ -189,8 +189,8 @@ def read_mapping(path: Path) -> PreparedMapping:
         # Half a surrogate pair is text to YAML, and no file can hold it.
         msgspec.json.encode(mapping)
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
-        found = foreign_document(raw, "mapping")
-        text = f"it is {found}" if found else validation_text(error, OperatorMapping)
+        kind = foreign_document(raw, "mapping")
+        text = f"it is {kind}" if kind else validation_text(error, OperatorMapping)
         raise UserError(f"mapping {path}: {text}") from None
     try:
         for text in (mapping.device, mapping.dtype, *mapping.versions.values()):
@@ -295,4 +295,4 @@ def _peak(table: Table) -> Peak | None:
 
 def patterns_of(when: MappingType[str, tuple[str, ...] | str]) -> dict[str, tuple[str, ...]]:
     """By column, the patterns of which a row's text has to fit one."""
-    return {column: (each,) if isinstance(each, str) else each for column, each in when.items()}
+    return {column: (patterns,) if isinstance(patterns, str) else patterns for column, patterns in when.items()}

@@ -37,23 +37,18 @@ def check_pattern(pattern: str) -> None:
         raise UserError(f"the pattern {pattern!r} has two parts with nothing between them to tell where one ends")
 
 
-def named_parts(pattern: str) -> tuple[str, ...]:
-    """Columns that a pattern gives to every row of its files."""
-    return tuple(match.group(1) for match in _HOLE.finditer(pattern) if match.group(1) is not None)
-
-
 def parts_of_path(pattern: str, path: str) -> dict[str, str] | None:
     """The texts of a pattern's named parts, where a path ends as the pattern says; None where it does not."""
     wanted, given = pattern.split("/"), path.replace("\\", "/").split("/")
     if len(wanted) > len(given):
         return None
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for part, name in zip(reversed(wanted), reversed(given), strict=False):
         texts = _parts_of_name(part, name)
         if texts is None:
             return None
-        found |= texts
-    return found
+        parts |= texts
+    return parts
 
 
 def _parts_of_name(pattern: str, name: str) -> dict[str, str] | None:
@@ -65,16 +60,16 @@ def _parts_of_name(pattern: str, name: str) -> dict[str, str] | None:
     if not name.startswith(literals[0]) or not name.endswith(literals[-1]):
         return None
     at, last = len(literals[0]), len(name) - len(literals[-1])
-    found = {}
+    parts = {}
     for hole, literal in zip(holes, [*literals[1:-1], ""], strict=True):
         end = name.find(literal, at, last) if literal else last
         # A named part has at least a character.
         if end < at or (hole.group(1) is not None and end == at):
             return None
         if hole.group(1) is not None:
-            found[hole.group(1)] = name[at:end]
+            parts[hole.group(1)] = name[at:end]
         at = end + len(literal)
-    return found
+    return parts
 
 
 def columns_of_template(text: str) -> tuple[str, ...]:
@@ -104,8 +99,8 @@ def fits(pattern: str, text: str) -> bool:
         return False
     at, last = len(first), len(text) - len(rest[-1])
     for literal in rest[:-1]:
-        found = text.find(literal, at, last)
-        if found < 0:
+        place = text.find(literal, at, last)
+        if place < 0:
             return False
-        at = found + len(literal)
+        at = place + len(literal)
     return True

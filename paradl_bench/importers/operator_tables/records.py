@@ -283,7 +283,7 @@ def call_of_row(reading: Reading, row: Row, source: str) -> CollectiveSamples:
     Raises:
         NotTaken: the row does not hold what its table says.
     """
-    options, sizes = reading.options, {name: _size(each, row) for name, each in reading.prepared.sizes.items()}
+    options, sizes = reading.options, {name: _size(expr, row) for name, expr in reading.prepared.sizes.items()}
     ranks, message_bytes = sizes["ranks"], sizes["message_bytes"]
     on_node = min(sizes.get("ranks_per_node", 0), ranks)
     if not 1 <= ranks <= MOST_RANKS:

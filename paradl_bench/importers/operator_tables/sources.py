@@ -95,14 +95,14 @@ def entry_of(document: object, entry: str, path: str) -> object:
     Raises:
         NotOfFormat: nothing does.
     """
-    found, where = document, ""
+    value, where = document, ""
     for name in entry.split(".")[:_DEEPEST_ENTRY] if entry else ():
-        if not isinstance(found, dict) or name not in found:
-            choices = [str(key) for key in found] if isinstance(found, dict) else []
+        if not isinstance(value, dict) or name not in value:
+            choices = [str(key) for key in value] if isinstance(value, dict) else []
             error = unknown_choice(f"entry of {where or 'the file'}", name, choices)
             raise NotOfFormat(f"{path}: {error}")
-        found, where = found[name], f"{where}.{name}".lstrip(".")
-    return found
+        value, where = value[name], f"{where}.{name}".lstrip(".")
+    return value
 
 
 def json_rows(document: object, entry: str, path: str) -> Iterator[SourceRow]:
@@ -111,12 +111,12 @@ def json_rows(document: object, entry: str, path: str) -> Iterator[SourceRow]:
     Raises:
         NotOfFormat: no rows stand there, or too many.
     """
-    found = entry_of(document, entry, path)
-    if not isinstance(found, (dict, list)):
+    listed = entry_of(document, entry, path)
+    if not isinstance(listed, (dict, list)):
         raise NotOfFormat(f"{path}: {entry or 'it'} holds neither a list nor an object of rows")
-    if len(found) > MOST_ROWS:
+    if len(listed) > MOST_ROWS:
         raise NotOfFormat(f"{path} holds more than {MOST_ROWS} rows; cut it into smaller ones")
-    rows = found.items() if isinstance(found, dict) else ((None, value) for value in found)
+    rows = listed.items() if isinstance(listed, dict) else ((None, value) for value in listed)
     for number, (key, value) in enumerate(rows, start=1):
         cells = {} if key is None else _cells_of_key(key)
         if isinstance(value, dict):

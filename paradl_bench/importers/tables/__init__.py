@@ -1,1 +1,1 @@
-"""What tables of several formats have in common: Markdown, and numbers."""
+"""What tables of several formats have in common: Markdown, numbers, rows of one size each."""

@@ -142,9 +142,9 @@ def compiled(function: Call, name: str, *, whole_graph: bool = False) -> Call:
     # torch keeps what it compiled by code object, so many versions of one at most, and goes through them at every call:
     # each function has code of its own.
     code = call.__code__.replace(co_name=name)
-    own = FunctionType(code, call.__globals__, name, None, call.__closure__)
+    version = FunctionType(code, call.__globals__, name, None, call.__closure__)
     _refuse_others_code()
-    made: Call = torch.compile(own, dynamic=False, fullgraph=whole_graph, backend=BACKEND)
+    made: Call = torch.compile(version, dynamic=False, fullgraph=whole_graph, backend=BACKEND)
     return made
 
 
@@ -261,7 +261,7 @@ class CompiledModel:
 
 def keep_records(models: Sequence[CompiledModel], context: RankContext, directory: MeasurementDirectory | None) -> None:
     """Keep what every start of a measurement compiled; a collective."""
-    own = [record for model in models for record in model.records(context.rank)]
-    rows = [row for of_rank in context.gather(own, list[CompileRecord]) for row in of_rank]
+    records = [record for model in models for record in model.records(context.rank)]
+    rows = [row for of_rank in context.gather(records, list[CompileRecord]) for row in of_rank]
     if directory is not None and rows:
         directory.append(COMPILED_FILE, rows)

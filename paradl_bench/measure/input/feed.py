@@ -71,10 +71,10 @@ class RunImages:
         """What reads them."""
         return ImageBatches(self.paths, self.crop, _SEED, self.labels)
 
-    def numbers(self, iteration: int, own: slice | None = None) -> range:
+    def numbers(self, iteration: int, part: slice | None = None) -> range:
         """Of this rank's samples in an iteration, or of a part of the mini-batch."""
         of_batch = range(iteration * self.batch, (iteration + 1) * self.batch)
-        return of_batch[self.own if own is None else own]
+        return of_batch[self.own if part is None else part]
 
 
 class ImageFeed:

@@ -91,8 +91,8 @@ def check_samples(images: RunImages, first: Sequence[str], context: RankContext)
     if context.rank == 0 and context.ranks > 1:
         batch = readable(images.batches[images.numbers(0, slice(None))])
         serial = list(map(digest, batch.inputs))
-        found = (rank for rank, (start, own) in enumerate(read) if own != serial[start : start + len(own)])
-        wrong = "".join(f"rank {rank} was fed other samples than serial training" for rank in list(found)[:1])
+        unlike = (rank for rank, (start, seen) in enumerate(read) if seen != serial[start : start + len(seen)])
+        wrong = "".join(f"rank {rank} was fed other samples than serial training" for rank in list(unlike)[:1])
     wrong = context.share(wrong, str)
     if wrong:
         raise WorkError(wrong)

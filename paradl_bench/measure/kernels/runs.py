@@ -14,7 +14,6 @@ import torch
 
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.kernels.design import MachineSpeed, SweptKernel
-from paradl_bench.measure.kernels.host_pace import HostPace
 from paradl_bench.measure.layers.isolated import IsolatedOperation, Settle, leave_warm, random_tensor
 from paradl_bench.measure.machine.roofline_kernels import caches_of_core
 from paradl_bench.network.kinds.kernel_shape import layer_of_sizes
@@ -37,11 +36,9 @@ class Caches:
 
     Attributes:
         buffer_bytes: what is read to displace what they hold; 0 where they are left warm.
-        pace: timed before every call, where it is given: it would displace what warm caches hold.
     """
 
-    def __init__(self, state: CacheState, device: torch.device, pace: HostPace | None = None) -> None:
-        self.pace = pace if state == "training" else None
+    def __init__(self, state: CacheState, device: torch.device) -> None:
         self._cache_bytes = _last_level_cache_bytes(device)
         times = {"cpu": 1, "cuda": _GPU_CACHES}[device.type]
         self.buffer_bytes = 0 if state == "warm" else times * self._cache_bytes
@@ -51,8 +48,6 @@ class Caches:
 
     def _as_in_training(self, written: Sequence[torch.Tensor]) -> None:
         self._buffer.sum()
-        if self.pace is not None:
-            self.pace.take()
         with torch.no_grad():
             for tensor in written:
                 # A larger one would not stay in the caches either.

@@ -29,7 +29,6 @@ from paradl_bench.measure.kernels.design import (
     read_design,
     shapes_of,
 )
-from paradl_bench.measure.kernels.host_pace import HostPace
 from paradl_bench.measure.kernels.neighbours import Asked, kernels_of_models
 from paradl_bench.measure.kernels.request import (
     DESIGN_FILE,
@@ -110,8 +109,7 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
     of_thread = context.device.type == "cpu" and torch.get_num_threads() == 1
     clock: Clock = ThreadClock() if of_thread else clock_for(context.device)
     set_modes(NO_SETTINGS, context.device)
-    pace = HostPace(clock) if of_thread else None
-    caches = Caches("warm" if request.caches == "warm" else "training", context.device, pace)
+    caches = Caches("warm" if request.caches == "warm" else "training", context.device)
     settings = {
         "clock": "time on a core" if of_thread else "wall",
         "dtype": ",".join(request.dtypes),
@@ -220,7 +218,7 @@ class _Sweep:
         beat()
         self._estimated_s += self._visit_s(kernel)
         try:
-            measured, references = self._measure(kernel)
+            measured = self._measure(kernel)
         except (RuntimeError, NotImplementedError, MemoryError) as error:
             self._skip(kernel, error)
         else:
@@ -232,7 +230,6 @@ class _Sweep:
                     dtype=kernel.dtype,
                     block=block,
                     samples_s=tuple(samples),
-                    reference_s=references.get(stage, ()),
                 )
                 for stage, samples in measured.items()
                 if stage in shapes
@@ -243,18 +240,11 @@ class _Sweep:
         if self._spent_s - self._flushed_s > _FLUSH_S:
             self.flush()
 
-    def _measure(self, kernel: SweptKernel) -> tuple[dict[str, list[float]], dict[str, tuple[float, ...]]]:
-        pace = self._caches.pace
+    def _measure(self, kernel: SweptKernel) -> dict[str, list[float]]:
         samples = self._effort.samples(kernel, len(self._shapes[kernel.key]))
         gc.disable()
         try:
-            run = build_run(kernel, self._device, self._caches.settle)
-            if pace is None:
-                return run.measure(self._clock, samples), {}
-            pace.taken_s.clear()
-            measured = run.measure(self._clock, samples)
-            pace.take()
-            return measured, dict(zip(measured, pace.around(samples, len(measured)), strict=True))
+            return build_run(kernel, self._device, self._caches.settle).measure(self._clock, samples)
         finally:
             gc.enable()
 

@@ -37,30 +37,30 @@ def largest(tensor: torch.Tensor) -> float:
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
-def difference(found: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, scale: float) -> tuple[bool, float]:
+def difference(parallel: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, scale: float) -> tuple[bool, float]:
     """Whether a tensor differs, and by how much: the largest difference over the largest exact value.
 
     Args:
         scale: the largest exact value of all tensors of its kind.
     """
-    if found.shape != exact.shape:
+    if parallel.shape != exact.shape:
         return True, NO_NUMBER
-    if not found.numel():
+    if not parallel.numel():
         return False, 0.0
-    found, exact = found.detach(), exact.detach()
-    if not (found.is_floating_point() or found.is_complex()):
-        equal = torch.equal(found, exact)
+    parallel, exact = parallel.detach(), exact.detach()
+    if not (parallel.is_floating_point() or parallel.is_complex()):
+        equal = torch.equal(parallel, exact)
         return not equal, 0.0 if equal else NO_NUMBER
-    off = (found.to(exact.dtype) - exact).abs()
+    off = (parallel.to(exact.dtype) - exact).abs()
     of_tensor = largest(exact)
     bound = tolerance.absolute + tolerance.of_tensor * of_tensor + tolerance.of_all * scale
     differs = not bool((off <= bound + tolerance.of_element * exact.abs()).all())
     most = float(off.max())
     # Both may hold the same infinity, as a mask does.
-    if most != most and torch.equal(found.isfinite(), exact.isfinite()):
+    if most != most and torch.equal(parallel.isfinite(), exact.isfinite()):
         finite = exact.isfinite()
-        if torch.equal(found[~finite].nan_to_num(), exact[~finite].nan_to_num()):
-            return difference(found[finite], exact[finite], tolerance, scale)
+        if torch.equal(parallel[~finite].nan_to_num(), exact[~finite].nan_to_num()):
+            return difference(parallel[finite], exact[finite], tolerance, scale)
     if not most < float("inf"):
         return True, NO_NUMBER
     floor = max(of_tensor, (tolerance.of_all / tolerance.of_element) * scale, 1e-300)

@@ -38,15 +38,15 @@ def cost_of(
         joint: whether the serial model reads all replicas' samples.
         link_bytes_per_s: between ranks, where it is known to be slow.
     """
-    own = place.steps * place.samples
+    of_rank = place.steps * place.samples
     read = place.replicas if joint else 1
     # The serial model's samples, the rank's own, and forward to find the dtype and what mixes samples.
-    samples = own * read + own + 2 * place.samples
+    samples = of_rank * read + of_rank + 2 * place.samples
     elements = sum(math.prod(parameter.shape) for parameter in network.parameters)
     sent_s = 4 * _BYTES * elements / link_bytes_per_s
     seconds = samples * sample_s * _SLOWER + elements * _BUILD_S + sent_s
     activations = sum(math.prod(layer.output_shape) for layer in network.layers)
-    kept = place.samples * read + own
+    kept = place.samples * read + of_rank
     return Cost(seconds, _BYTES * (_PARAMETER_COPIES * elements + kept * activations))
 
 

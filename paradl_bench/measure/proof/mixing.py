@@ -114,8 +114,8 @@ def _apart(of: _Halves, tolerance: Tolerance) -> bool:
     """Whether the batch gave what its halves gave, in whatever order."""
     scale = largest(of.whole)
 
-    def same(found: torch.Tensor, exact: torch.Tensor) -> bool:
-        return not difference(found, exact, tolerance, scale)[0]
+    def same(parallel: torch.Tensor, exact: torch.Tensor) -> bool:
+        return not difference(parallel, exact, tolerance, scale)[0]
 
     if same(of.whole, of.one) and same(of.whole, of.other):
         # It does not depend on samples.

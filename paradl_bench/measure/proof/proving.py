@@ -182,14 +182,14 @@ class StrategyProof:
         scale = self._largest_gradient(exact.input_gradient)
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         layers = self._case.network.layers
-        for step, found, exact_passage in self._passages(exact.passages):
-            for (index, place), output in found.outputs.items():
+        for step, passage, exact_passage in self._passages(exact.passages):
+            for (index, place), output in passage.outputs.items():
                 held = self._held(step, output, exact_passage.outputs.get((index, place)))
                 if held is None or index >= len(layers):
                     continue
                 name = layers[index].name
                 comparison.compare(f"the output of {name}", name, output, held[0], 1.0, index)
-                self._compare_gradient(comparison, step, found, exact_passage, (index, place), scale)
+                self._compare_gradient(comparison, step, passage, exact_passage, (index, place), scale)
         parameters = _Comparison(self._case.tolerance, self._ranks.rank)
         self._compare_parameters(parameters, scale)
         readers = {name: i for i, layer in enumerate(layers) for name in layer.parameters}
@@ -202,12 +202,12 @@ class StrategyProof:
         return sorted(located)
 
     def _compare_gradient(
-        self, comparison: _Comparison, step: int, found: Passage, exact: Passage, key: Key, scale: float
+        self, comparison: _Comparison, step: int, passage: Passage, exact: Passage, key: Key, scale: float
     ) -> None:
-        gradient = found.gradients.get(key)
+        gradient = passage.gradients.get(key)
         if gradient is None:
             return
-        held = self._held(step, gradient, exact.gradients.get(key), marks=found.outputs[key])
+        held = self._held(step, gradient, exact.gradients.get(key), marks=passage.outputs[key])
         if held is None:
             return
         layers = self._case.network.layers
@@ -231,12 +231,12 @@ class StrategyProof:
         self._watched.forget()
         self._watched.noting = note
         self._module.zero_grad(set_to_none=True)
-        own, pipeline = self._place.own, self._built.pipeline
+        samples, pipeline = self._place.own, self._built.pipeline
         if pipeline is not None:
             # Forward may work in place on its input, and the next step is to have the same.
-            return pipeline.step(inputs[own].clone(), targets[own]), None
-        leaf = inputs[own].detach().clone().requires_grad_(self._asks_input(inputs))
-        steps = MicroSteps(self._built, self._loss, leaf, targets[own], self._place.steps)
+            return pipeline.step(inputs[samples].clone(), targets[samples]), None
+        leaf = inputs[samples].detach().clone().requires_grad_(self._asks_input(inputs))
+        steps = MicroSteps(self._built, self._loss, leaf, targets[samples], self._place.steps)
         loss = steps.run(0, lambda: 0, [], lambda _: None)
         if self._averages:
             gradients = [parameter.grad for parameter in self._module.parameters() if parameter.grad is not None]
@@ -244,21 +244,21 @@ class StrategyProof:
         return loss, leaf.grad
 
     def _held(
-        self, step: int, found: torch.Tensor, exact: torch.Tensor | None, marks: torch.Tensor | None = None
+        self, step: int, parallel: torch.Tensor, exact: torch.Tensor | None, marks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, float] | None:
         """This rank's part of the serial model's tensor, and how many times as large its gradient is here."""
         if exact is None:
             return None
-        own = self._built.own_part
-        part, scale = (exact, 1.0) if own is None else own(found if marks is None else marks, exact)
-        return self._reference.own_rows(part, found.shape, step), scale
+        own_part = self._built.own_part
+        part, scale = (exact, 1.0) if own_part is None else own_part(parallel if marks is None else marks, exact)
+        return self._reference.own_rows(part, parallel.shape, step), scale
 
     def _compare_outputs(self, comparison: _Comparison, exact: SerialStep) -> None:
         # Where stages run in turns, only the last one's output is real.
         outputs = [tensors for tensors in map(tensors_of, self._watched.outputs) if not any(t.is_meta for t in tensors)]
-        for step, found in enumerate(outputs):
+        for step, given_tensors in enumerate(outputs):
             exact_tensors = tensors_of(exact.outputs[self._reference.forward_of(step)])
-            for given, exact_tensor in zip(found, exact_tensors, strict=False):
+            for given, exact_tensor in zip(given_tensors, exact_tensors, strict=False):
                 tensor = as_it_stands(given)
                 held = self._held(step, tensor, exact_tensor)
                 assert held is not None
@@ -288,11 +288,11 @@ class StrategyProof:
         A rank's stages of a pipeline run in turns, each its micro-batches in order.
         """
         turns: dict[frozenset[Key], int] = {}
-        for found in self._watched.passages:
-            stage = frozenset(found.outputs)
+        for passage in self._watched.passages:
+            stage = frozenset(passage.outputs)
             step = turns.get(stage, 0)
             turns[stage] = step + 1
-            yield step, found, exact[self._reference.forward_of(step)]
+            yield step, passage, exact[self._reference.forward_of(step)]
 
 
 _GRADIENT = "the gradient of "
@@ -325,9 +325,9 @@ class _Comparison:
         return Findings(self._differences, self._most)
 
     def compare(
-        self, what: str, layer: str, found: torch.Tensor, exact: torch.Tensor, scale: float, order: int = 0
+        self, what: str, layer: str, parallel: torch.Tensor, exact: torch.Tensor, scale: float, order: int = 0
     ) -> None:
-        differs, relative = difference(found, exact, self._tolerance, scale)
+        differs, relative = difference(parallel, exact, self._tolerance, scale)
         self._most = max(self._most, relative)
         if differs:
             self._differences.append(Difference(order, what, layer, relative, self._rank))

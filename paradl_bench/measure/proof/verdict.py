@@ -53,12 +53,12 @@ def settle(proof: StrategyProof, ranks: Ranks, inputs: torch.Tensor, targets: to
     return Outcome(next(iter(updated.differences), None), max(trained.most, updated.most))
 
 
-def _of_all(ranks: Ranks, own: Findings) -> Findings:
+def _of_all(ranks: Ranks, of_this_rank: Findings) -> Findings:
     """What all ranks found, sorted."""
     # All but the first few would be a message of megabytes.
-    first: list[list[Any]] = [list(item) for item in sorted(own.differences)[:3]]
+    first: list[list[Any]] = [list(item) for item in sorted(of_this_rank.differences)[:3]]
     every = sorted(Difference(*item) for of_rank in ranks.gather(first) for item in of_rank)
-    return Findings(every, max(ranks.gather(own.most)), all(ranks.gather(own.finite)))
+    return Findings(every, max(ranks.gather(of_this_rank.most)), all(ranks.gather(of_this_rank.finite)))
 
 
 def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:

@@ -52,8 +52,8 @@ def without_own_state(
     """The tensors that an operation was given, but for those that it changes beside what it returns: its own state,
     as running statistics are.
     """
-    own = {_memory(tensor) for tensor in changed} - {_memory(tensor) for tensor in returned}
-    return [tensor for tensor, *_ in given if _memory(tensor) not in own]
+    state = {_memory(tensor) for tensor in changed} - {_memory(tensor) for tensor in returned}
+    return [tensor for tensor, *_ in given if _memory(tensor) not in state]
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -69,15 +69,15 @@ def _kept(path: str, blocks: list[torch.nn.Module]) -> tuple[list[torch.nn.Modul
 
 def _described(block: torch.nn.Module) -> list[Any]:
     """Everything by which two blocks might run other operations."""
-    found: list[Any] = []
+    described: list[Any] = []
     for name, module in block.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         settings = {
             key: value for key, value in vars(module).items() if isinstance(value, _SETTINGS) and key not in _OF_PLACE
         }
-        shapes = [(key, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for key, tensor in own]
-        found.append((name, type(module), settings, shapes))
-    return found
+        shapes = [(key, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for key, tensor in tensors]
+        described.append((name, type(module), settings, shapes))
+    return described
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class _Deaths(TorchFunctionMode):
 
         with torch._C.DisableTorchFunction():
             memory = [tensor.untyped_storage()._cdata for tensor in outputs]
-        followed = [weakref.ref(tensor, note) for tensor, own in zip(outputs, memory, strict=True) if own == memory[0]]
+        followed = [weakref.ref(tensor, note) for tensor, at in zip(outputs, memory, strict=True) if at == memory[0]]
         self._followed += followed
         self._held.append(len(followed))
         self._let_go.append(0)

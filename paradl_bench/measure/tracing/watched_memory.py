@@ -159,8 +159,8 @@ class _Moments(TorchDispatchMode):
 
     def parted(self, size: int) -> BatchBytes:
         """Likewise, of so many bytes."""
-        each, rest = divmod(size, self._batch)
-        return (0, size) if rest else (each, 0)
+        a_sample, rest = divmod(size, self._batch)
+        return (0, size) if rest else (a_sample, 0)
 
     def beyond(self, gradients: Iterable[torch.Tensor]) -> BatchBytes:
         """Bytes of storages that gradients do not fill, as the real part of complex numbers."""
@@ -214,10 +214,10 @@ def _in_proportion(few: LayerMemory, more: LayerMemory, count: int) -> LayerMemo
     """What grows with the batch, and what does not, from a call on ``count`` samples and one on twice as many."""
 
     def parted(name: str) -> BatchBytes:
-        (each, fixed), (of_more, fixed_of_more) = getattr(few, name), getattr(more, name)
-        one, two = each * count + fixed, of_more * 2 * count + fixed_of_more
-        each = (two - one) // count
-        return each, one - each * count
+        (a_sample, fixed), (of_more, fixed_of_more) = getattr(few, name), getattr(more, name)
+        one, two = a_sample * count + fixed, of_more * 2 * count + fixed_of_more
+        a_sample = (two - one) // count
+        return a_sample, one - a_sample * count
 
     names = ("kept", "forward", "backward", "backward_if_held")
     return msgspec.structs.replace(few, **{name: parted(name) for name in names})
@@ -228,17 +228,17 @@ def _watch_on(
 ) -> LayerMemory:
     """Watch forward and backward on tensors like the arguments, which ``made_like`` makes."""
     leaves: list[torch.Tensor] = []
-    own: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in own:
+        if id(tensor) not in copies:
             part = call.changed_part if tensor is call.arguments[0][0] else None
             made = made_like(part.whole if part else tensor).requires_grad_(tensor.requires_grad)
             leaves.extend([made] if made.requires_grad else [])
             # No leaf that gets a gradient can be changed; of a clone it gets the same one.
             given = made.clone() if call.in_place and made.requires_grad else made
-            own[id(tensor)] = given.as_strided(tensor.shape, tensor.stride(), part.offset) if part else given
-        return own[id(tensor)]
+            copies[id(tensor)] = given.as_strided(tensor.shape, tensor.stride(), part.offset) if part else given
+        return copies[id(tensor)]
 
     own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
     saved: set[int] = set()
@@ -248,7 +248,7 @@ def _watch_on(
         # The tensor itself would hold the operation that made it.
         return tensor.detach()
 
-    moments = _Moments(batch, addresses_of([*own.values(), *leaves]))
+    moments = _Moments(batch, addresses_of([*copies.values(), *leaves]))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
         result = output_of(call.function, own_args, call.function(*own_args, **own_kwargs))
         outputs = tensor_leaves(result)
@@ -259,9 +259,9 @@ def _watch_on(
     kept = _sum(_sum(held, first, -1), moments.made(passing if leaves else ()), -1)
     layout = None if plain else call.gradient
     backward = _watch_backward(moments, outputs, leaves, layout, views_parameter=call.views_parameter)
-    aliases = bool(addresses_of(outputs[:1]) & addresses_of(list(own.values())))
+    aliases = bool(addresses_of(outputs[:1]) & addresses_of(list(copies.values())))
     return LayerMemory(
-        inputs=tuple(i for i, t in enumerate(call.activations) if addresses_of(own[id(t)]) & saved),
+        inputs=tuple(i for i, t in enumerate(call.activations) if addresses_of(copies[id(t)]) & saved),
         output=bool(addresses_of(outputs[:1]) & saved),
         width=outputs[0].element_size(),
         kept=kept,

@@ -212,9 +212,9 @@ def _wait_for_threads() -> None:
 
 def _another_runs() -> bool:
     """Whether another thread of this process runs or waits for a core; never where there is no /proc."""
-    own = str(threading.get_native_id())
+    this_thread = str(threading.get_native_id())
     for task in _TASKS.glob("[0-9]*"):
-        if task.name != own:
+        if task.name != this_thread:
             # A thread that ends meanwhile has let go too. Its name may hold anything but ends with the last bracket.
             with contextlib.suppress(OSError):
                 if (task / "stat").read_text().rpartition(") ")[2].startswith("R"):
@@ -247,13 +247,13 @@ def track_memory(
             iterate()
         sharded.settle()
     else:
-        own = tracker = _Tracker(device)
+        tracking = tracker = _Tracker(device)
         # An optimizer whose state is shared out keeps its part in one of its own.
-        own.watch(module, getattr(optimizer, "optim", optimizer), inputs)
-        with own:
+        tracking.watch(module, getattr(optimizer, "optim", optimizer), inputs)
+        with tracking:
             iterate()
-        own.settle()
-        standing_bytes = own.standing_bytes
+        tracking.settle()
+        standing_bytes = tracking.standing_bytes
     parts: Counter[str] = Counter({_COMMUNICATION: standing_bytes})
     for category, size in tracker.get_tracker_snapshot("peak").get(device, {}).items():
         name = str(category).rpartition(".")[2]

@@ -261,8 +261,10 @@ def _verdict(run: TrainingRun) -> str:
     if run.issued_equals_plan is None:
         return "collectives were not recorded"
     if run.differences:
-        found = "\n".join(f"  {line}" for line in run.differences)
-        return f"COLLECTIVES DIFFER FROM THE PLAN, which predictions read; {len(run.differences)} differences:\n{found}"
+        listed = "\n".join(f"  {line}" for line in run.differences)
+        return (
+            f"COLLECTIVES DIFFER FROM THE PLAN, which predictions read; {len(run.differences)} differences:\n{listed}"
+        )
     total = sum(item.count for item in run.issued if item.when == "iteration")
     if not total:
         return "no collectives were issued, and none are planned"

@@ -124,7 +124,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             for nodes in self.nodes:
                 if nodes * on_node > 1:
                     chosen.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
-        return tuple(sorted(dict.fromkeys(chosen), key=lambda each: each.nodes))
+        return tuple(sorted(dict.fromkeys(chosen), key=lambda run: run.nodes))
 
     def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
         nodes = -(-strategy.ranks // on_node)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
@@ -13,9 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 from published_runs import DATA, SETS, report
 from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain
 from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
+from shipped.compact_fit import fit_compact
 
+from calibrate.fitting.kernels.kernel_trial import timed_shapes
+from calibrate.kernels.files import write_arrays
+from calibrate.kernels.model import estimate
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kernel import KernelStage
+from paradl_bench.network.kernel import KernelShape, KernelStage
 
 _HEAD = "op,target,meta,latency,fw_latency,bw_latency,acc_latency,input_shapes,output_shape\n"
 _ROWS = (
@@ -252,3 +257,35 @@ def test_pairs_of_degrees_count_where_their_order_is_right() -> None:
     runs = [(_gpt_run(name), Run(name, measured, (Predicted("x", value),))) for name, (measured, value) in said.items()]
     text = vtrain.best_of_sets(runs)
     assert "order is right in 0.0%, the best in 100.0%; of 3 pairs 66.7%" in text
+
+
+def linear_kernel(batch: int) -> KernelShape:
+    sizes = {"batch": batch, "in_features": 64, "out_features": 64, "bias": 0}
+    flops = 2.0 * batch * 64 * 64
+    return KernelShape(kind="linear", stage="FW", sizes=sizes, settings={"function": "linear"}, flops=flops, bytes=1.0)
+
+
+def law_s(kernel: KernelShape) -> float:
+    """A peak of 1e12 FLOP/s, of which whole tiles of 16 rows reach all and others 0.6."""
+    return kernel.flops / 1e12 / (0.6 if kernel.sizes["batch"] % 16 else 1.0)
+
+
+def test_many_shapes_give_small_trees_where_these_are_closer(tmp_path: Path) -> None:
+    pytest.importorskip("lightgbm")
+    shapes = [linear_kernel(1000 + 4 * number) for number in range(400)]
+    fit = fit_compact(timed_shapes(shapes, [law_s(shape) for shape in shapes], "fp32"), "0")
+    assert fit is not None
+    path = tmp_path / "a.npz"
+    sha256 = write_arrays(path, {f"0/{name.removeprefix('0/')}": array for name, array in fit[1].items()})
+    model = msgspec.structs.replace(fit[0], file=str(path), sha256=sha256, arrays="0")
+    assert model.model == "trees"
+    assert model.candidates[0].held_out_re < 0.15
+    known = estimate(model, linear_kernel(1300))
+    assert known is not None
+    assert known.seconds == pytest.approx(law_s(linear_kernel(1300)), rel=0.2)
+    assert path.stat().st_size < 100_000
+
+
+def test_fewer_than_nine_shapes_give_no_compact_fit() -> None:
+    shapes = [linear_kernel(32 * number) for number in range(1, 9)]
+    assert fit_compact(timed_shapes(shapes, [law_s(shape) for shape in shapes], "fp32"), "0") is None

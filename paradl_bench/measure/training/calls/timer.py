@@ -158,8 +158,8 @@ def _what(reader: OperatorReader, args: Sequence[Any], kwargs: dict[str, Any]) -
     what = _What(issued.operation, issued.message_bytes, issued.group)
     if issued.peer is None or issued.operation != "send_recv":
         return what
-    own, peer = dist.get_rank(), issued.group[issued.peer]
-    return what._replace(sender=own, receiver=peer) if reader.sends else what._replace(sender=peer, receiver=own)
+    rank, peer = dist.get_rank(), issued.group[issued.peer]
+    return what._replace(sender=rank, receiver=peer) if reader.sends else what._replace(sender=peer, receiver=rank)
 
 
 def _placed(calls: Sequence[_Call]) -> dict[_What, _Call]:

@@ -1,4 +1,4 @@
-"""Few kernels as one share of the roofline, and many as small trees: against laws that are known."""
+"""Few kernels as one share of the roofline, against a law that is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from calibrate.fitting.kernels.compact_fit import fit_compact
 from calibrate.fitting.kernels.kernel_fit import fit_kernels
 from calibrate.fitting.kernels.kernel_trial import Timed, timed_shapes
 from calibrate.fitting.kernels.share_fit import bound_90, fit_share
@@ -61,21 +60,7 @@ def test_the_bound_covers_a_further_error(count: int) -> None:
     assert covered == pytest.approx(0.9, abs=0.02) if count > 9 else covered >= 0.88
 
 
-def test_many_shapes_give_trees_where_these_are_closer(tmp_path: Path) -> None:
-    shapes = [shape(1000 + 4 * number) for number in range(400)]
-    found = fit_compact(timed_shapes(shapes, [law_s(each) for each in shapes], "fp32"), "0")
-    assert found is not None
-    model = kept(found, tmp_path)
-    assert model.model == "trees"
-    assert model.candidates[0].held_out_re < 0.15
-    known = estimate(model, shape(1300))
-    assert known is not None
-    assert known.seconds == pytest.approx(law_s(shape(1300)), rel=0.2)
-    assert (tmp_path / "a.npz").stat().st_size < 100_000
-
-
 def test_fewer_than_nine_kernels_give_no_estimate() -> None:
-    assert fit_compact(timed(8), "0") is None
     records = [KernelSamples(shape=each, dtype="fp32", block=0, samples_s=(law_s(each),)) for each in timed(8).shapes]
     fitted = fit_kernels(records)
     assert fitted.models == ()

@@ -63,10 +63,11 @@ def test_damaged_table_rows_are_counted_once_and_prose_never(
     assert (held.rows, sorted(reasons(held))) == (kept, dropped)
 
 
-def test_a_damaged_size_of_imb_is_counted() -> None:
+@pytest.mark.parametrize("size", ["4.1e3", "4096B", "4096n01:"])
+def test_a_damaged_size_of_imb_is_counted(size: str) -> None:
     text = (DATA / "imb-mpi1-2021.log").read_text()
     row = next(line for line in text.split("\n") if line.split()[:2] == ["4096", "640"])
-    damaged = text.replace(row, row.replace("4096", "4.1e3"), 1)
+    damaged = text.replace(row, row.replace("4096", size), 1)
     held = importers()["imb"].read(LogFile(path="x", content=damaged.encode()), ImportOptions(level="node"))
     assert [why for why in reasons(held).values() if why == "its first column is no size"]
     assert held.rows + len(held.dropped) == 15

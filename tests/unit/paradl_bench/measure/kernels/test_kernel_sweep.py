@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from paradl_bench.measure.kernels.request import (
 from paradl_bench.measure.kernels.runs import Caches, build_run
 from paradl_bench.measure.kernels.summary import summarise_sweep
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
+from paradl_bench.ranks.clocks import CpuClock, ThreadClock
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.measurement import read_manifest, read_records
 
@@ -178,3 +180,19 @@ def test_times_parse(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused_with_the_option(text: str) -> None:
     with pytest.raises(UserError, match=r"--budget: .* write 10us, 40ms"):
         parse_duration(text, "--budget")
+
+
+def test_waiting_counts_on_the_wall_clock_alone() -> None:
+    walls, of_thread = CpuClock(), ThreadClock()
+    at_wall, at_thread = walls.stamp(), of_thread.stamp()
+    threading.Event().wait(0.05)
+    waited_s, worked_s = walls.seconds(at_wall, walls.stamp()), of_thread.seconds(at_thread, of_thread.stamp())
+    assert worked_s < 0.5 * waited_s
+
+
+@pytest.mark.parametrize("references", [(1e-4,), (1e-4, 0.0), (1e-4, -1.0)])
+def test_a_reference_belongs_to_every_sample(references: tuple[float, ...]) -> None:
+    shape = {"kind": "linear", "stage": "FW", "sizes": {"batch": 1}}
+    row = {"shape": shape, "dtype": "fp32", "block": 0, "samples_s": (1.0, 2.0), "reference_s": references}
+    with pytest.raises(msgspec.ValidationError, match="reference_s"):
+        msgspec.convert(row, KernelSamples)
