@@ -27,7 +27,10 @@ pytestmark = pytest.mark.skipif(
     not REQUIRED and not (BROWSER and DRIVER and importlib.util.find_spec("selenium")),
     reason="needs chromium, chromedriver and selenium",
 )
-CHARTS = ("ranking", "breakdown", "phases", "efficiency", "memory", "timeline", "entries", "limitations", "fit_errors")
+CHARTS = (
+    *("ranking", "breakdown", "phases", "efficiency", "memory", "timeline", "waterfall", "entries", "limitations"),
+    "fit_errors",
+)
 CHARTS += ("fits",)
 NARROW, WIDE = 400, 1100
 _OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
