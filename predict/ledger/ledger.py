@@ -85,7 +85,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a predicted iteration is made of, role by role; exposed seconds of a role add up to ``iteration_s``.
 
     Attributes:
-        waterfall_s: of the role that waits least, by step (:mod:`predict.ledger.waterfall`); adds up to ``iteration_s``.
+        waterfall_s: of the role that waits least, by step (:mod:`predict.ledger.waterfall`); adds up to the iteration.
     """
 
     model: str
