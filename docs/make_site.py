@@ -8,6 +8,7 @@ becomes a part of the menu. Any warning fails the build: a link to nothing, a pa
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import shutil
 import sys
@@ -101,7 +102,7 @@ def page(path: Path) -> str:
 def menus(path: Path, text: str) -> Iterator[str]:
     """A menu of each section of docs/index.md; one of all pages beside another index."""
     top = path.parent == DOCS
-    for section in text.split("\n## ") if top else [text]:
+    for section in text.split("\n## ")[1:] if top else [text]:
         linked = [link[2].partition("#")[0] for link in _LINK.finditer(section)]
         pages = [each for each in dict.fromkeys(linked) if each.endswith(".md") and (top or "/" not in each)]
         caption = section.partition("\n")[0]
@@ -145,7 +146,8 @@ def _api_part(name: str) -> str:
 def command_page(command: click.Command, context: click.Context) -> str:
     """What a command does, how it is called, and its options by their groups."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    parts = [f"# {context.command_path}\n", f"    {usage}\n", *map(_paragraph, (command.help or "").split("\n\n"))]
+    parts = [f"# {context.command_path}\n", f"    {usage}\n"]
+    parts += map(_paragraph, inspect.cleandoc(command.help or "").split("\n\n"))
     for title, records in options_by_group(command, context).items():
         rows = "".join(f"| `{flags.replace('|', chr(92) + '|')}` | {_words(text)} |\n" for flags, text in records)
         parts.append(f"## {title}\n\n| option | what it says |\n|---|---|\n{rows}")
