@@ -120,7 +120,7 @@ def _menu(pages: list[str], caption: str) -> str:
 def generated_pages() -> Iterator[tuple[str, str]]:
     """Names under reference/ and their text."""
     for program, group in PROGRAMS.items():
-        context = click.Context(group, info_name=program)
+        context = click.Context(group, info_name=program, **group.context_settings)
         names = group.list_commands(context)
         rows = "".join(f"- [{program} {name}]({program}-{name}.md)\n" for name in names)
         menu = _menu([f"{program}-{name}.md" for name in names], "")
@@ -128,7 +128,10 @@ def generated_pages() -> Iterator[tuple[str, str]]:
         for name in names:
             command = group.get_command(context, name)
             assert command is not None
-            yield f"{program}-{name}", command_page(command, click.Context(command, context, name))
+            yield (
+                f"{program}-{name}",
+                command_page(command, click.Context(command, context, name, **command.context_settings)),
+            )
     links = "".join(f"- [{package}](api-{package}.md)\n" for package in API)
     about = "# Python API\n\nWhat scripts and notebooks call. [Python](../python.md) shows it at work.\n\n"
     yield "api", f"{about}{links}{_menu([f'api-{package}.md' for package in API], '')}"

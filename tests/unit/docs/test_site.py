@@ -43,7 +43,7 @@ def test_each_command_has_a_page_with_its_options_in_groups() -> None:
         for name in group.list_commands(click.Context(group)):
             assert pages[f"{program}-{name}"].startswith(f"# {program} {name}\n")
     search = pages["predict-search"]
-    assert search.index("## Axes of a strategy") < search.index("`--bucket-cap-mb") < search.index("## Input")
+    assert search.index("## Axes of a strategy") < search.index("`--split") < search.index("## Input")
     assert "\n    predict search --from-profile" in search
     assert re.search(r"^## Other options\n\n\|.*\n\|.*\n(\|.*\n)*\| `-h, --help` \|", search, flags=re.MULTILINE)
     # A bar inside of a cell would end it.
