@@ -72,7 +72,7 @@ def gather(source: Path) -> None:
     """Put together what Sphinx reads: pages, pictures, and what is generated."""
     generated = {f"reference/{name}.md": text for name, text in generated_pages()}
     for path in sorted(DOCS.rglob("*")):
-        if path.suffix in (".md", ".png", ".svg", ".ipynb"):
+        if path.suffix in (".md", ".png", ".svg", ".ipynb", ".json"):
             target = source / path.relative_to(DOCS)
             target.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".md":

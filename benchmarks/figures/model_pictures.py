@@ -38,10 +38,6 @@ def pictures(measured: LoadedProfile, shipped: LoadedProfile) -> dict[str, tuple
         "compute": (lambda: layers(measured), "seconds of the layers that take most"),
         "communication": (measured.plot, "measured and fitted seconds of collectives"),
         "simulate": (lambda: streams(measured, MODEL, **EIGHT), "streams of one rank over an iteration"),
-        "plans": (
-            lambda: streams(shipped, LARGE, strategy="p4", batch=32, micro_batches=8, schedule="1f1b"),
-            "stages of a pipeline over an iteration",
-        ),
         "closed-forms": (lambda: evaluators(measured), "iteration over ranks by several evaluators"),
         "prediction": (lambda: waterfall(measured), "steps of an iteration, each behind the last"),
         "interval": (measured.sweep(MODEL, ["data"], ranks=[2, 4, 8, 16], batch=8).plot, "iteration and its band"),
