@@ -127,11 +127,11 @@ def memory(profile: LoadedProfile) -> Figure:
         begin = 0.0
         for index, (part, held) in enumerate(parts.items()):
             gib = held / 2**30
-            axes.barh(place, gib, left=begin, color=COLOURS[index % len(COLOURS)], label="" if place else part)
+            axes.barh(place, gib, left=begin, color=(*COLOURS, "0.6")[index], label="" if place else part)
             begin += gib
     _name_rows(axes, list(strategies))
     axes.set_xlabel("GiB of a rank")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 
