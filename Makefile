@@ -15,11 +15,14 @@ BIN := $(VENV)/bin
 # The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install test test-full gpu-check emulate fuzz lint audit types contracts unit format constraints clean
+.PHONY: help docs quickstart install test test-full gpu-check emulate fuzz lint audit types contracts unit format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  PYTHON=python3.12 chooses the Python that creates the environment, VENV=.venv where it lies"
+
+docs: $(VENV)/.test ## build docs/ as a site that needs no network: build/docs/html/index.html
+	$(BIN)/python docs/make_site.py -o build/docs
 
 quickstart: $(VENV)/.bench ## measure, calibrate, predict and validate on this machine; OUT=quickstart
 	$(BIN)/python -m paradl_bench quickstart -o $(OUT)

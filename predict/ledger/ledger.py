@@ -23,6 +23,7 @@ from predict.costs.spread.assembly import Priced
 IDLE_RANKS = "other ranks of the host idle"
 """What a pipeline's stages gain while other ranks of their host wait."""
 SLOWEST_RANK, SLOW_RANK, BESIDE_COMMUNICATION = "slowest rank", "slow rank", "beside communication"
+BESIDE_ALL_REDUCE = "beside an all-reduce"
 """Effects on a task beyond its work's price: ranks that vary, one that is asked to be slow, communication beside it."""
 WAIT_FOR_STAGES, WAIT_FOR_RANKS, WAIT_FOR_INPUT = (
     "wait for other stages",
@@ -81,7 +82,11 @@ class RoleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a predicted iteration is made of, role by role; exposed seconds of a role add up to ``iteration_s``."""
+    """What a predicted iteration is made of, role by role; exposed seconds of a role add up to ``iteration_s``.
+
+    Attributes:
+        waterfall_s: of the role that waits least, by step (:mod:`predict.ledger.waterfall`); adds up to the iteration.
+    """
 
     model: str
     strategy: str
@@ -90,7 +95,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evaluator: str
     iteration_s: float
     interval_s: tuple[float, float]
+    waterfall_s: dict[str, float] = {}
     roles: tuple[RoleLedger, ...]
+
+
+def shown_role(roles: Iterable[RoleLedger]) -> RoleLedger:
+    """The role that waits least: the others wait for it."""
+    return min(roles, key=lambda each: each.waiting_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
-from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
+from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger, shown_role
+from predict.ledger.waterfall import MEANINGS, SHARED_HOST
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SHOWN = 20
 """Entries of a table."""
 _NAME_WIDTH = 42
+_BAR, _BAR_WIDTH = "#", 24
+_NOT_PARTED = "A shared host is not told from compute: the profile has no times of a rank that was alone on its host."
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
 
 
@@ -22,8 +29,8 @@ def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
 
 
 def print_ledger(ledger: Ledger) -> None:
-    """The largest entries of the role that waits least, and what effects add to all of its entries."""
-    role = shown_role(ledger)
+    """The waterfall; the largest entries of the role that waits least, and what effects add to all of its entries."""
+    role = shown_role(ledger.roles)
     whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
     shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
     rows = [(called_entry(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
@@ -32,14 +39,25 @@ def print_ledger(ledger: Ledger) -> None:
     rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
     played = role.role + (f" ({role.ranks} alike)" if role.ranks > 1 else "")
     console = open_console()
+    console.print(_waterfall(ledger))
+    console.print("; ".join(f"{step}: {MEANINGS[step]}" for step in ledger.waterfall_s), highlight=False)
+    if ledger.ranks > 1 and SHARED_HOST not in ledger.waterfall_s:
+        console.print(_NOT_PARTED, highlight=False)
     console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {played}"))
     for line in _lines(ledger, role):
         console.print(line, highlight=False)
 
 
-def shown_role(ledger: Ledger) -> RoleLedger:
-    """The role that waits least: the others wait for it."""
-    return min(ledger.roles, key=lambda each: each.waiting_s)
+def _waterfall(ledger: Ledger) -> Table:
+    """A bar a step; each begins where the one above it ends, and is as wide as a cell that no line breaks."""
+    whole_s, begin_s, rows = ledger.iteration_s, 0.0, []
+    for step, seconds in ledger.waterfall_s.items():
+        left, right = (round(_BAR_WIDTH * at / whole_s) for at in sorted((begin_s, begin_s + seconds)))
+        bar = f"{'':{left}}{_BAR * max(right - left, 1)}"
+        rows.append((step, f"{1e3 * seconds:.3f}", f"{seconds / whole_s:.1%}", bar))
+        begin_s += seconds
+    title = f"{ledger.model}, {ledger.strategy} on batch {ledger.batch}: where {format_seconds(whole_s)} go"
+    return table(("step", "ms", "share", "each behind the last"), rows, title=title)
 
 
 def effects_of(role: RoleLedger) -> dict[str, float]:

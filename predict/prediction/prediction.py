@@ -22,7 +22,9 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
-from predict.ledger.ledger import Ledger
+from predict.ledger.crowding import crowding
+from predict.ledger.ledger import Ledger, shown_role
+from predict.ledger.waterfall import waterfall
 from predict.prediction.interval import Timed, efficiency_band, interval
 from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
@@ -217,7 +219,8 @@ class Predictor:
     def explain(self, point: Configuration) -> Ledger:
         """What every second of a point's iteration is made of; raises as :meth:`predict`."""
         workload = self._prepared(point)
-        bounds = interval(workload)
+        bounds, roles = interval(workload), workload.ledger()
+        place = self.costs.place(point.strategy, point.local_batch)
         return Ledger(
             model=self.costs.network.name,
             strategy=str(point.strategy),
@@ -226,7 +229,8 @@ class Predictor:
             evaluator=self.evaluator.name,
             iteration_s=workload.timing().iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
-            roles=workload.ledger(),
+            waterfall_s=waterfall(shown_role(roles), crowding(self.costs, place)),
+            roles=roles,
         )
 
     def _prepared(self, point: Configuration) -> PreparedEvaluation:

@@ -21,6 +21,7 @@ from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.ledger.ledger import (
+    BESIDE_ALL_REDUCE,
     BESIDE_COMMUNICATION,
     SLOW_RANK,
     SLOWEST_RANK,
@@ -182,7 +183,7 @@ def _entries(played: _Played, works: PricedWorks, spans: Sequence[_Span]) -> tup
         SLOWEST_RANK: played.late_s - works.costs.seconds[role.work],
         SLOW_RANK: played.alone_s - played.late_s,
         BESIDE_COMMUNICATION: np.where(played.lane == Stream.COMPUTE, lost_s, 0.0),
-        "beside an all-reduce": np.where(played.lane == BLOCKING, lost_s, 0.0),
+        BESIDE_ALL_REDUCE: np.where(played.lane == BLOCKING, lost_s, 0.0),
         "beside compute": np.where(np.isin(played.lane, (Stream.COMPUTE, BLOCKING)), 0.0, lost_s),
     }
     found = works.entries_of_tasks(role.work, role.phase, exposed_s, added_s)

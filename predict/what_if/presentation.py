@@ -114,6 +114,10 @@ def _print_notes(rows: Sequence[WhatIf], *, why: bool) -> None:
     if {name.partition("@")[0] for row in rows for name in row.varied} & set(FACTORS):
         lines.append("bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.")
     lines.append("speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is.")
+    if any(row.bound_by == "compute" for row in rows):
+        lines.append(
+            "compute: with what a shared host, overlap and late ranks add; predict --explain tells them apart."
+        )
     if any(row.bound_by == "exposed communication" for row in rows):
         lines.append("exposed communication: what nothing hides.")
     for line in lines:

@@ -57,6 +57,17 @@ def option_group(title: str, *options: Decorator, folded: bool = True) -> Decora
     return decorate
 
 
+def options_by_group(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Flags and help of all options that are shown, by the title of their group; what has no group comes last."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and isinstance(parameter, click.Option):
+            found.setdefault(_group_of.get(parameter, _OTHER).title, []).append(record)
+    others = found.pop(_OTHER.title, [])
+    return {**found, (_OTHER.title if found else "Options"): others}
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows options in groups."""
 

@@ -16,8 +16,8 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from predict.costs.cost_model import SUMS
 from predict.costs.hardware.what_if_hardware import Hardware
+from predict.ledger.crowding import crowding
 from predict.ledger.ledger import Ledger
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
@@ -85,7 +85,9 @@ class Diagnostician:
             self._alone[alone] = self.predictor.explain(alone), self.predictor.predict(alone)
         serial_ledger, serial = self._alone[alone]
         free = self._over_free_links(point) if degree_of(point.strategy, Trait.STAGES) > 1 else None
-        seconds = seconds_of_limitations(ledger, serial_ledger, free, crowding=self._crowding(point))
+        costs = self.predictor.costs
+        crowded = crowding(costs, costs.place(point.strategy, point.local_batch)).get("FW", 1.0)
+        seconds = seconds_of_limitations(ledger, serial_ledger, free, crowding=crowded)
         return Case(
             point=point,
             prediction=prediction,
@@ -93,17 +95,9 @@ class Diagnostician:
             ledger=ledger,
             seconds=seconds,
             serial=serial,
-            network=self.predictor.costs.network,
-            memory_limit_bytes=self.predictor.costs.communication.cluster.memory_bytes_per_rank,
+            network=costs.network,
+            memory_limit_bytes=costs.communication.cluster.memory_bytes_per_rank,
         )
-
-    def _crowding(self, point: Configuration) -> float:
-        """Forward and backward of the whole model while a host's ranks all compute, over what one takes alone."""
-        costs = self.predictor.costs
-        place = costs.place(point.strategy, point.local_batch)
-        crowded, alone = (costs.sums(at).costs.seconds for at in (place, place._replace(ranks_on_host=1)))
-        computing = [index for index, name in enumerate(SUMS) if name != "WU"]
-        return float(crowded[computing].sum() / alone[computing].sum())
 
     def _over_free_links(self, point: Configuration) -> Ledger:
         hardware = Hardware(bandwidth=_FREE, latency=1 / _FREE)

@@ -30,7 +30,8 @@ from paradl_bench.strategies.data.fusion.rules import RULES, Fusion
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.costs.input.input_terms import InputOptions
-from predict.ledger.ledger import LedgerEntry, RoleLedger
+from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
+from predict.ledger.waterfall import waterfall
 from predict.prediction.prediction import Predictor
 from predict.workload import Configuration, PreparedEvaluation, evaluator_named, evaluators
 
@@ -146,6 +147,8 @@ def test_entries_of_every_role_add_up_to_the_iteration(case: Case) -> None:
     assert sum(role.ranks for role in roles) == parse_strategy(case.strategy).ranks
     for role in roles:
         assert sum(entry.exposed_s for entry in role.entries) == pytest.approx(iteration_s, rel=CLOSE)
+        steps = waterfall(role, {"FW": 1.5, "BW": 1.5, "WU": 1.2})
+        assert sum(steps.values()) == pytest.approx(iteration_s, rel=10 * CLOSE)
         for entry in role.entries:
             added_up_s = entry.base_s
             for adjustment in entry.adjustments:
@@ -225,6 +228,39 @@ def test_each_effect_is_an_adjustment_of_its_own() -> None:
     assert effects(Case("p2", model={"slow_rank": SlowRank(factor=2.0, rank=1)}))["slow rank"] > 0
     assert effects(Case("f4", evaluator="proportional"))["share of the whole layer"] < 0
     assert effects(Case("f4", evaluator="paradl"))["shared out over ranks"] < 0
+
+
+def test_each_step_of_a_waterfall_has_its_own_seconds() -> None:
+    crowded = layer_times(CNN, seconds=affine_seconds, block_sd=0.05, ranks_on_host={1: 1.0, 2: 1.25})
+    profile = msgspec.structs.replace(VARIED, layer_times=crowded)
+    predictor = Predictor(CostModel(profile=profile, network=CNN), evaluator_named("simulate"))
+
+    def explained(strategy: str, batch: int) -> Ledger:
+        settings = PlanSettings(batch=batch)
+        return predictor.explain(Configuration(strategy=parse_strategy(strategy), settings=settings))
+
+    one, two = explained("serial", 16), explained("d2", 32)
+    (serial,), (replica,) = one.roles, two.roles
+    assert one.waterfall_s == {"compute alone": pytest.approx(one.iteration_s)}
+    copies_s = sum(entry.base_s for entry in of_phase(replica, "GE") if "group" not in entry.details)
+    layers_s = sum(entry.total_s for entry in of_phase(serial, "FW", "BW") if entry.details.get("operation"))
+    assert two.waterfall_s["compute alone"] == pytest.approx(one.iteration_s + copies_s)
+    assert two.waterfall_s["shared host"] == pytest.approx(0.25 * layers_s)
+    added = effects(Case("d2"), profile=profile)
+    assert two.waterfall_s["overlap"] == pytest.approx(added["beside communication"])
+    assert two.waterfall_s["waiting"] == pytest.approx(added["slowest rank"])
+    timing = prepared(Case("d2"), profile=profile).timing()
+    assert two.waterfall_s["exposed communication"] == pytest.approx(timing.exposed_communication_s)
+
+
+def test_stages_and_slow_ranks_make_a_waterfall_wait() -> None:
+    read = prepared(Case("p4", model={"input_options": READ_FIRST})).ledger()[-1]
+    steps = waterfall(read, {})
+    assert steps["input"] == pytest.approx(sum(entry.exposed_s for entry in read.entries if "mini-batch" in entry.name))
+    assert steps["waiting"] > sum(entry.exposed_s for entry in read.entries if "stages" in entry.name)
+    slow = prepared(Case("d4", model={"slow_rank": SlowRank(factor=2.0, rank=1)})).ledger()[1]
+    usual = prepared(Case("d4")).ledger()[0]
+    assert waterfall(slow, {})["waiting"] > 3 * waterfall(usual, {})["waiting"]
 
 
 def test_base_and_price_are_of_the_same_layer() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from paradl_bench.core.units import format_bytes, format_seconds
-from predict.ledger.ledger import LedgerEntry
-from predict.ledger.presentation import SHOWN, called_entry, effects_of, shown_role
+from predict.ledger.ledger import Ledger, LedgerEntry, shown_role
+from predict.ledger.presentation import SHOWN, called_entry, effects_of
+from predict.ledger.waterfall import MEANINGS
 from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
 
@@ -12,7 +15,7 @@ from predict.validation.shown.cells import Table
 def section(content: Content) -> Section:
     """Of the role that waits least."""
     ledger = content.case.ledger
-    role = shown_role(ledger)
+    role = shown_role(ledger.roles)
     shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
     rows = [_row(entry) for entry in shown]
     if rest:
@@ -35,7 +38,7 @@ def section(content: Content) -> Section:
         name="seconds",
         title="Where each second comes from",
         lines=[f"Of {role.role}, {role.ranks} alike.{others}"],
-        figures=(figure,),
+        figures=(_waterfall(ledger), figure),
         tables={
             "What effects add to all entries": Table(
                 ("effect", "adds"), [(name, f"{1e3 * seconds:+.3f} ms") for name, seconds in effects]
@@ -45,6 +48,25 @@ def section(content: Content) -> Section:
         else {},
         # Of the roles the one that is shown: a long pipeline's together are larger than the page may be.
         documents={"ledger": {"iteration_s": ledger.iteration_s, "interval_s": ledger.interval_s, "role": role}},
+    )
+
+
+def _waterfall(ledger: Ledger) -> Figure:
+    """Steps of the iteration, each behind the last."""
+    ends_s = list(itertools.accumulate(ledger.waterfall_s.values()))
+    steps = zip(ledger.waterfall_s, [0.0, *ends_s], ends_s, strict=False)
+    return Figure(
+        name="waterfall",
+        title="What the iteration adds up from",
+        shows="Each step begins where the one before it ends; the last one ends with the iteration.",
+        table=Table(
+            ("step", "time", "share", "what it is"),
+            [
+                (step, format_seconds(seconds), f"{seconds / ledger.iteration_s:.1%}", MEANINGS[step])
+                for step, seconds in ledger.waterfall_s.items()
+            ],
+        ),
+        data=[{"label": step, "begin_s": begin_s, "end_s": end_s} for step, begin_s, end_s in steps],
     )
 
 

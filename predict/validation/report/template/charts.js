@@ -132,6 +132,20 @@
     ];
   });
 
+  R.draw("waterfall", (rows, width) => {
+    const [scale, unit] = R.unitOf(d3.max(rows, (row) => row.end_s), R.SECONDS);
+    return R.plot({
+      ...R.common(width), ...R.rowsOf(labelsOf(rows)), color: { type: "identity" },
+      x: { label: `time in an iteration (${unit})`, labelAnchor: "center", grid: true },
+      marks: [
+        Plot.barX(rows, { y: "label", x1: (row) => row.begin_s / scale, x2: (row) => row.end_s / scale, fill: R.colour(0), tip,
+          title: (row) => `${row.label}: ${R.seconds(row.end_s - row.begin_s)}` }),
+        Plot.ruleX([0]),
+        R.names(labelsOf(rows), width),
+      ],
+    });
+  });
+
   R.draw("entries", (entries, width) => {
     const rows = entries.flatMap((entry, index) => {
       const label = `${index + 1}. ${entry.label}`;

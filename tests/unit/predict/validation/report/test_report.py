@@ -33,6 +33,7 @@ from predict.workload import Configuration
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
 FIGURES = {"ranking", "breakdown", "efficiency", "memory", "timeline", "entries", "limitations", "fit_errors"}
+FIGURES |= {"waterfall"}
 
 
 class Page(HTMLParser):
@@ -97,6 +98,8 @@ def test_given_strategies_are_predicted_as_predict_does(predict: Caller) -> None
     assert [row["iteration_s"] for row in drawn] == [each["iteration_s"] for each in page.data["predictions"]]
     ledgers = asked(predict, "", *CHAIN, "--strategy", best["strategy"], "--explain")
     assert page.data["ledger"]["role"] in ledgers[0]["roles"]
+    steps = {step["label"]: step["end_s"] - step["begin_s"] for step in page.data["waterfall"]}
+    assert steps == pytest.approx(ledgers[0]["waterfall_s"])
     (diagnosis,) = asked(predict, "diagnose", *CHAIN, "--strategy", best["strategy"])
     assert page.data["diagnosis"] == diagnosis
     assert page.data["weaknesses"] == json.loads(encode_pretty(weaknesses(make_profile())))

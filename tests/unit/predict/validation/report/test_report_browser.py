@@ -18,7 +18,10 @@ from predict.validation.report.gather import gather
 from predict.validation.report.page import write_page
 
 pytestmark = NEEDS_BROWSER
-CHARTS = ("ranking", "breakdown", "phases", "efficiency", "memory", "timeline", "entries", "limitations", "fit_errors")
+CHARTS = (
+    *("ranking", "breakdown", "phases", "efficiency", "memory", "timeline", "waterfall", "entries", "limitations"),
+    "fit_errors",
+)
 CHARTS += ("fits",)
 _PAPER = "return getComputedStyle(document.body).backgroundColor"
 
