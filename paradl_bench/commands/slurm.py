@@ -13,6 +13,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell, write_output
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts
 from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
 from paradl_bench.records.kernel_settings import KernelFlags
@@ -93,7 +94,7 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--wait", is_flag=True, help="With --submit: until the last job has ended.")
 @click.option("--dry-run", is_flag=True, help="Print scripts, node-minutes and what each job adds; write nothing.")
 @click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@json_format("json is the plan.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @collected(chain=ChainOptions, sample=SampleOptions, kernels=KernelFlags, settings=MeasuringOptions)
 def COMMAND(  # noqa: N802

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -89,20 +88,18 @@ def refuse_searched(given: Iterable[str]) -> None:
 
 
 def _run(options: dict[str, Any], written: OutputOptions) -> None:
-    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import progress
-    from predict.prediction.presentation import flat_row, rows_csv
     from predict.prediction.utilisation import check_price
     from predict.search.presentation import print_answer
+    from predict.search.rows import RankedRow, ranked_row
     from predict.search.search import search
 
     check_price(options["price"])
     written.check()
     with progress("candidates predicted", options["predictions"]) as bar:
         answer = search(options, bar.advance)
-    as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
-    content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
-    if written.write(content):
+    if written.write(answer.record(), lambda: frame_of(RankedRow, map(ranked_row, answer.rows))):
         print_answer(answer, why=options["why"])
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from paradl_bench.core.terminal.printed import plain
+from paradl_bench.core.terminal.printed import in_markdown, plain
 
 
 class PlainConsole(Console):
@@ -33,3 +34,28 @@ class PlainConsole(Console):
         for segment in super().render(renderable, options):
             steers = segment.control is None and plain(segment.text) != segment.text
             yield Segment(plain(segment.text), segment.style) if steers else segment
+
+
+class MarkdownConsole(PlainConsole):
+    """Prints tables as Markdown's, whole, and every line between them as a paragraph."""
+
+    def print(self, *objects: Any, **_: Any) -> None:
+        """As Console's, without styles and widths."""
+        for each in objects:
+            lines = _markdown(each) if isinstance(each, Table) else map(in_markdown, str(each).splitlines())
+            for line in (*lines, ""):
+                self.file.write(f"{line}\n")
+
+
+def _markdown(table: Table) -> Iterator[str]:
+    if table.title:
+        yield from (f"**{in_markdown(str(table.title))}**", "")
+    columns = table.columns
+    yield _row(str(column.header) for column in columns)
+    yield _row("---:" if column.justify == "right" else "---" for column in columns)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        yield _row(map(str, cells))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(in_markdown, cells))} |"

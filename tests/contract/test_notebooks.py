@@ -1,0 +1,44 @@
+"""Notebooks of docs/ do today what stands in them: those that measure nothing give the same outputs again.
+
+The one that measures is run by tests/distributed/measuring/test_own_model_notebook.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from notebook_runs import NOTEBOOKS, executed, texts
+
+_MOST_BYTES = 150_000
+_MEASURED = "own-model"
+ALL = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("name", [name for name in ALL if name != _MEASURED])
+def test_a_notebook_gives_the_outputs_that_it_holds(name: str, tmp_path: Path) -> None:
+    committed = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    found = executed(name, tmp_path)
+    assert texts(found) == texts(committed)
+    assert any("image/png" in output.get("data", {}) for cell in found.cells for output in cell.get("outputs", ()))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_notebook_is_small_and_was_run_from_top_to_bottom(name: str) -> None:
+    path = NOTEBOOKS / f"{name}.ipynb"
+    assert path.stat().st_size <= _MOST_BYTES
+    document: dict[str, Any] = json.loads(path.read_text())
+    nbformat.validate(document)
+    code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    # A folder of the machine that it was run on, a warning or an error is no output for a reader.
+    said = json.dumps([cell["outputs"] for cell in code])
+    assert not [word for word in ("/tmp", "/home", "/root", '"stderr"', '"error"') if word in said]
+
+
+def test_the_three_notebooks_are_there() -> None:
+    assert ALL == ["nccl-tests", "own-model", "strategy-for-512"]
