@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -14,11 +13,6 @@ SHOWN = 20
 """Entries of a table."""
 _NAME_WIDTH = 42
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
-
-
-def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
-    """A JSON array of objects, all entries of all roles in them."""
-    return encode_pretty(list(ledgers))
 
 
 def print_ledger(ledger: Ledger) -> None:

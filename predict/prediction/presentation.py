@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
@@ -107,11 +106,6 @@ class PredictionRow(PredictedRow, frozen=True, kw_only=True):
     rank_hours_per_million_samples: float
     cost_per_epoch: float | None
     cost_per_million_samples: float | None
-
-
-def predictions_json(predictions: Sequence[Prediction]) -> bytes:
-    """A JSON array of objects."""
-    return encode_pretty([prediction.record() for prediction in predictions])
 
 
 def predictions_frame(predictions: Sequence[Prediction]) -> DataFrame:
