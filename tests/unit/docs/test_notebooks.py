@@ -28,7 +28,7 @@ def test_a_notebook_gives_the_outputs_that_it_holds(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_notebook_is_small_and_was_run_from_top_to_bottom(name: str) -> None:
+def test_a_notebook_is_small_and_was_run_as_whole(name: str) -> None:
     path = NOTEBOOKS / f"{name}.ipynb"
     assert path.stat().st_size <= _MOST_BYTES
     document: dict[str, Any] = json.loads(path.read_text())
