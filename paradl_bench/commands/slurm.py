@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,6 +172,17 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
+def _what_it_asks(words: Sequence[str]) -> list[str]:
+    """Words of a command without those that say how it prints and replaces."""
+    shown = {at + step for at, word in enumerate(words) if word == "--format" for step in (0, 1)}
+    passed_over = ("--force", "--json", "--debug")
+    return [
+        word
+        for at, word in enumerate(words)
+        if at not in shown and word not in passed_over and not word.startswith("--format=")
+    ]
+
+
 def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tuple[Plan, dict[str, str]]:
     """The plan, and the script of each job by its name."""
     from paradl_bench.slurm.chain import chain_of
@@ -186,7 +198,7 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     estimate = Estimate(request=request, site=site, works=trace_works(request), start=start)
     jobs = chain_of(estimate)
     scripts = {job.name: script_of(job, site, folders) for job in jobs}
-    command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
+    command_line = ("paradl-bench", *_what_it_asks(sys.argv[1:]))
     plan = plan_of(
         request,
         site,

@@ -19,7 +19,7 @@ print(json.dumps({"operations": sorted(fits.operation), "pairs": pairs.to_dict("
 
 
 @pytest.mark.distributed
-@pytest.mark.long(3)
+@pytest.mark.long(minutes=3)
 @pytest.mark.timeout(900)
 def test_the_notebook_measures_predicts_and_validates(tmp_path: Path) -> None:
     last = executed("own-model", tmp_path, more=_FOUND).cells[-1]

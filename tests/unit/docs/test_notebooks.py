@@ -18,7 +18,7 @@ _MEASURED = "own-model"
 ALL = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(minutes=2)
 @pytest.mark.parametrize("name", [name for name in ALL if name != _MEASURED])
 def test_a_notebook_gives_the_outputs_that_it_holds(name: str, tmp_path: Path) -> None:
     committed = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
