@@ -113,6 +113,7 @@ def check_form(form: str, output: str | None = None) -> None:
 def frame_bytes(frame: DataFrame, form: str) -> bytes:
     """A DataFrame as CSV or Parquet. A list or record in a cell is JSON text; a text steers no terminal."""
     import msgspec
+    from pandas import Series
 
     from paradl_bench.core.terminal.printed import plain
 
@@ -120,7 +121,7 @@ def frame_bytes(frame: DataFrame, form: str) -> bytes:
     for name, dtype in shown.dtypes.items():
         if dtype == "object":
             texts = [None if cell is None else msgspec.json.encode(cell).decode() for cell in shown[name]]
-            shown[name] = type(shown[name])(texts, dtype="string", index=shown.index)
+            shown[name] = Series(texts, dtype="string", index=shown.index)
         elif dtype == "string":
             shown[name] = shown[name].map(plain, na_action="ignore").astype("string")
     if form == PARQUET:
