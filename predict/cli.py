@@ -32,6 +32,7 @@ from predict.timeline.command import timeline
 from predict.validation.diagnosis.command import diagnose
 from predict.validation.layers.command import validate_layers_command
 from predict.validation.report.command import report
+from predict.validation.report.explore.command import explore
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
 from predict.what_if.profiles_command import profiles
@@ -212,6 +213,7 @@ group.add_command(ghost)
 group.add_command(report)
 group.add_command(devices)
 group.add_command(profiles)
+group.add_command(explore)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from paradl_bench.importers.operator_tables.mapping import (
     shipped_mappings,
 )
 from paradl_bench.importers.operator_tables.patterns import columns_of_template, filled, fits, parts_of_path
-from paradl_bench.importers.operator_tables.records import NotTaken, Reading, call_of_row, kernels_of_row
+from paradl_bench.importers.operator_tables.records import NotTaken, Reading, call_of_row, kernels_of_row, mistimed
 from paradl_bench.importers.operator_tables.sources import (
     SourceRow,
     columns_of_csv,
@@ -207,11 +207,20 @@ def _finished(file: _File) -> Imported:
     # A device with rows that were all dropped otherwise would name the environment.
     result.device_names = {asked} if asked else set(devices)
     result.versions = {name: " and ".join(sorted(texts)) for name, texts in sorted(file.versions.items())}
+    _leave_out_mistimed(file)
     if mapping.about:
         result.note(mapping.about)
     if result.rows and mapping.calls is None and file.options.iterations is None:
         result.note(f"{mapping.tool}: how many calls a time is the mean of is not said; taken as 1")
     return result
+
+
+def _leave_out_mistimed(file: _File) -> None:
+    for reading in file.readings.values():
+        for said, kernels in mistimed(reading):
+            wrong = {id(kernel) for kernel in kernels}
+            file.result.kernels = [kernel for kernel in file.result.kernels if id(kernel) not in wrong]
+            file.result.leave_out(said)
 
 
 IMPORTER = Importer(

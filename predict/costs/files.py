@@ -75,8 +75,8 @@ def choose_network(
     add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
     if profile.network:
         raise UserError(f"{unknown_choice('model', model, profile.network)}; {add}")
-    shipped = unknown_choice("model", model, traced_models())
-    raise UserError(f"{shipped}, whose networks come with the tool; {place} holds no model; {add}")
+    unknown = unknown_choice("model", model, traced_models())
+    raise UserError(f"{unknown}, whose networks come with the tool; {place} holds no model; {add}")
 
 
 def _traced(model: str, sequence: int | None) -> ModelGraph:

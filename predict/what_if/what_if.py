@@ -149,7 +149,7 @@ def _remembering(
 
     def predict(setting: Setting, point: Configuration) -> Prediction:
         nonlocal known, predictor
-        hardware = _changed_hardware(model, setting)
+        hardware = changed_hardware(model, setting)
         if hardware != known:
             known = hardware
             predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator, dataset_samples)
@@ -158,8 +158,12 @@ def _remembering(
     return predict
 
 
-def _changed_hardware(model: CostModel, setting: Setting) -> Hardware:
-    """What the options change of the hardware that was measured, and on top of it what a setting does."""
+def changed_hardware(model: CostModel, setting: Setting) -> Hardware:
+    """What the options change of the hardware that was measured, and on top of it what a setting does.
+
+    Raises:
+        UserError: the setting names a device that is unknown, or a second one.
+    """
     hardware, name = model.hardware, setting.get(DEVICE)
     if name is not None:
         if hardware.device is not None:

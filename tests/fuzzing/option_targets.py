@@ -29,6 +29,7 @@ from paradl_bench.ranks.directories import host_watch
 from paradl_bench.ranks.groups import meeting, process_groups
 from paradl_bench.tools import request
 from predict.cli import group as predict
+from predict.validation.report.explore import server
 
 _GROUPS: dict[str, Any] = {"calibrate": calibrate, "paradl-bench": bench, "predict": predict}
 _PASSED_OVER = {("paradl-bench", "quickstart"), ("paradl-bench", "models")}
@@ -94,6 +95,7 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict", "search"): (*_PREDICT, "--ranks", "2", "--predictions", "8"),
     ("predict", "timeline"): _OPTIONS,
     ("predict", "report"): (*_OPTIONS, "-o", "-"),
+    ("predict", "explore"): (str(PROFILE), "--no-browser"),
     ("predict", "buckets"): _OPTIONS,
     ("predict", "ghost"): (*_OPTIONS, "-o", "-"),
     ("predict", "validate"): ("--from-profile", str(PROFILE), str(DATA / "training-v1"), "-o", "report", "--force"),
@@ -170,6 +172,7 @@ def _alone(folder: Path) -> Iterator[None]:
             mock.patch.object(launcher, "launch_ranks", _not_started),
             mock.patch.object(process_groups, "join_ranks", _not_started),
             mock.patch.object(os, "execve", _not_started),
+            mock.patch.object(server, "listening", _not_started),
             mock.patch.object(subprocess, "run", _no_program),
             mock.patch.object(subprocess, "Popen", _no_program),
             mock.patch.object(sys, "stdout", out),

@@ -58,7 +58,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replicas(self) -> int:
-        return degree_of(parse_strategy(self.strategy), "data")
+        return degree_of(parse_strategy(self.strategy), Trait.DIVIDES_BATCH)
 
     @property
     def count(self) -> int:

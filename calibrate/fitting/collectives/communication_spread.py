@@ -143,7 +143,7 @@ def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None =
     """
     counts = _counts(fits)
     found = []
-    for count in counts:
+    for count in counts if len(counts) > 1 else ():
         points = [point for point in _points(fits) if point.ranks == count and point.held_out_ranks_s]
         if near_bytes is not None:
             points = _near(points, near_bytes)
@@ -213,7 +213,7 @@ def _doublings(ranks: int, counts: Iterable[int]) -> float:
 def _near(points: Sequence[CommunicationPoint], message_bytes: int) -> list[CommunicationPoint]:
     """Those of sizes near one, or of the three nearest sizes."""
     sizes = {point.message_bytes for point in points}
-    away = {size: abs(math.log2(size / max(message_bytes, 1))) for size in sizes}
+    away = {size: abs(math.log2(max(size, 1) / max(message_bytes, 1))) for size in sizes}
     nearest = sorted(sizes, key=away.__getitem__)[:FEWEST_NEAR]
     kept = {size for size in sizes if away[size] <= NEAR_DOUBLINGS} | set(nearest)
     return [point for point in points if point.message_bytes in kept]

@@ -27,6 +27,8 @@ from paradl_bench.core.checks import check_covariance, check_rises
 from paradl_bench.records.contexts.context import Context
 from paradl_bench.records.emulation import GHOSTS
 
+_SHORTEST_S = 1e-12
+"""No call is shorter."""
 WAITS = 0.5
 """Share of calls from which on they count as waiting for the all-reduce in flight."""
 
@@ -115,7 +117,8 @@ class InContext(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.added_s + (self.factor - 1) * idle_s
 
     def slowdown(self, idle_s: float) -> tuple[float, float]:
-        """How many times longer a call of ``idle_s`` > 0 takes, and the standard deviation of that."""
+        """How many times longer a call of ``idle_s`` takes, and the standard deviation of that."""
+        idle_s = max(idle_s, _SHORTEST_S)
         (added, both), (_, slope) = self.covariance
         variance = added / idle_s**2 + 2 * both / idle_s + slope
         return self.factor + self.added_s / idle_s, math.sqrt(max(variance, 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from paradl_bench.core.bounds import MOST_COUNTED, MOST_ELEMENTS, MOST_RANKS
@@ -55,6 +55,7 @@ class Reading:
     Attributes:
         peak_flops: that shares are of, read from the file; None where times are no shares.
         sheet: of the device, where the catalogue has it.
+        taken: the kernels of each stage. beyond: per stage, how many times the device can't reach.
     """
 
     mapping: OperatorMapping
@@ -62,6 +63,8 @@ class Reading:
     options: ImportOptions
     peak_flops: float | None = None
     sheet: DeviceSheet | None = None
+    taken: dict[str, list[KernelSamples]] = field(default_factory=dict)
+    beyond: dict[str, int] = field(default_factory=dict)
 
     def dtype(self, row: Row) -> str:
         """Of a row's tensors.
@@ -84,7 +87,9 @@ class Reading:
 
 
 def kernels_of_row(reading: Reading, row: Row) -> list[KernelSamples]:
-    """A row's kernels, a stage each; stages whose time is 0 were not measured.
+    """A row's kernels, a stage each.
+
+    Stages whose time is 0 were not measured. A time that the device can't reach is left out and counted.
 
     Raises:
         NotTaken: the row does not hold what its table says. UserError: no row could.
@@ -98,19 +103,47 @@ def kernels_of_row(reading: Reading, row: Row) -> list[KernelSamples]:
         for name, text in table.settings.items()
     }
     shapes = _Shapes(table.kind, sizes, settings, dtype)
-    found = []
+    kernels: dict[str, KernelSamples] = {}
     for stage, expression in reading.prepared.times.items():
         shape = shapes.of(stage)
         seconds = _seconds(reading, row, expression, shape)
         if not seconds:
             continue
-        _check_plausible(reading, shape, dtype, seconds)
-        found.append(
-            KernelSamples(shape=shape, dtype=dtype, block=0, samples_s=(seconds,), calls_per_sample=reading.calls)
+        why = implausible_time(seconds)
+        if why or not math.isfinite(seconds):
+            raise NotTaken(f"{seconds:g} s: {why or 'no time'}")
+        if _is_beyond_peak(reading.sheet, shape, dtype, seconds):
+            reading.beyond[stage] = reading.beyond.get(stage, 0) + 1
+            continue
+        kernels[stage] = KernelSamples(
+            shape=shape, dtype=dtype, block=0, samples_s=(seconds,), calls_per_sample=reading.calls
         )
-    if not found:
-        raise NotTaken("all its times are 0: nothing was measured")
-    return found
+    if not kernels:
+        raise NotTaken(_beyond(reading) if reading.beyond else "all its times are 0: nothing was measured")
+    for stage, kernel in kernels.items():
+        reading.taken.setdefault(stage, []).append(kernel)
+    return list(kernels.values())
+
+
+def mistimed(reading: Reading) -> Iterator[tuple[str, list[KernelSamples]]]:
+    """What to say of each stage with times that the device can't reach, and the kernels that are not to be believed.
+
+    Where such times are more than the others, a stage was not timed to its end, and the others are wrong as well.
+    """
+    for stage, beyond in reading.beyond.items():
+        taken = reading.taken.get(stage, [])
+        none = beyond > len(taken)
+        others = ", and the others with them" if none and taken else ""
+        count = f"{beyond:,} of {beyond + len(taken):,} times of {stage} left out{others}"
+        yield f"{reading.prepared.title}: {count}: {_beyond(reading)}", taken if none else []
+
+
+def _beyond(reading: Reading) -> str:
+    assert reading.sheet is not None
+    return (
+        f"more than {_BEYOND_PEAK:g} times the peak of {reading.sheet.name}: the unit is wrong, or the time is not the"
+        " kernel's"
+    )
 
 
 def _size(expression: Expression, row: Row) -> int:
@@ -237,19 +270,11 @@ def _float(value: Fraction) -> float:
         raise NotTaken("the number is beyond all times") from None
 
 
-def _check_plausible(reading: Reading, shape: KernelShape, dtype: str, seconds: float) -> None:
-    why = implausible_time(seconds)
-    if why or not math.isfinite(seconds):
-        raise NotTaken(f"{seconds:g} s: {why or 'no time'}")
-    if reading.sheet is None:
-        return
-    peaks = reading.sheet.peak_flops
-    peak = max(peaks.get(dtype, 0.0), peaks.get("tf32", 0.0) if dtype == "fp32" else 0.0)
-    if peak and shape.flops > _BEYOND_PEAK * peak * seconds:
-        raise NotTaken(
-            f"{shape.stage} takes {seconds:g} s for {shape.flops:.3g} FLOPs, {shape.flops / seconds / peak:.1f} times"
-            f" the peak of {reading.sheet.name} in {dtype}: the unit is wrong, or the time is not the kernel's"
-        )
+def _is_beyond_peak(sheet: DeviceSheet | None, shape: KernelShape, dtype: str, seconds: float) -> bool:
+    if sheet is None:
+        return False
+    peak = max(sheet.peak_flops.get(dtype, 0.0), sheet.peak_flops.get("tf32", 0.0) if dtype == "fp32" else 0.0)
+    return bool(peak) and shape.flops > _BEYOND_PEAK * peak * seconds
 
 
 def call_of_row(reading: Reading, row: Row, source: str) -> CollectiveSamples:

@@ -35,6 +35,8 @@ def _wrong_shapes(layer: Layer, kind: LayerKind) -> str | None:
         not layer.input_shapes or min(len(layer.input_shapes[0]), len(layer.output_shape)) < least
     ):
         return f"has {layer.input_shapes} for input_shapes and {layer.output_shape} for output_shape, which lack dims"
+    if layer.inputs and layer.output_shape and not layer.input_shapes:
+        return f"reads {', '.join(layer.inputs[:3])} and has no input_shapes"
     if kind.windows is None or layer.batchless or layer.batchless_inputs:
         return None
     settings = {name: layer.attributes.get(name) for name in ("kernel", "stride", "padding", "dilation")}

@@ -211,10 +211,7 @@ def join_ranks(
         yield context
         return
     try:
-        with _joining(place, backend):
-            _init_process_group(place, backend, timeout_s)
-            beat()
-            prove_ranks(_world())
+        _join(place, backend, timeout_s)
         with _peers():
             yield context
     except BaseException as error:
@@ -329,13 +326,14 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
 
 
-@contextlib.contextmanager
-def _joining(place: RankPlace, backend: str) -> Iterator[None]:
-    """Turn what torch raises until all ranks have proven themselves into a WorkError; a stranger may be its cause."""
+def _join(place: RankPlace, backend: str, timeout_s: float) -> None:
+    """Make the process group, and prove its ranks; a stranger who calls may end either."""
     from paradl_bench.ranks.groups.meeting import first_line
 
     try:
-        yield
+        _init_process_group(place, backend, timeout_s)
+        beat()
+        prove_ranks(_world())
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ParadlError):
             raise

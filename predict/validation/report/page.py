@@ -42,7 +42,8 @@ _SCRIPTS = (
     *("vendored/d3.min.js", "vendored/plot.umd.min.js"),
     *("template/drawing.js", "template/charts.js", "template/timeline.js"),
 )
-_STYLE, _TEMPLATE = "template/page.css", "template/page.html.j2"
+TEMPLATES = Path(__file__).parent / "template"
+_STYLE = "template/page.css"
 
 
 def write_page(content: Content, output: str, *, force: bool) -> None:
@@ -78,7 +79,7 @@ def _rendered(title: str, sections: Sequence[Section]) -> bytes:
     for section in sections:
         documents |= {f"data-{each.name}": in_script(msgspec.json.encode(each.data)) for each in section.figures}
         documents |= {f"data-{name}": in_script(encode_pretty(value)) for name, value in section.documents.items()}
-    text: str = _template().render(
+    text: str = template(TEMPLATES / "page.html.j2").render(
         title=title, sections=sections, documents=documents, policy=policy, style=_read(_STYLE), scripts=scripts
     )
     return text.encode()
@@ -92,7 +93,12 @@ def _read(name: str) -> str:
     return read_whole(Path(__file__).parent / name).decode()
 
 
-def _template() -> Any:
+def template(path: Path) -> Any:
+    """A page's template; it may include ``fills.html.j2``, the fills of charts.
+
+    Raises:
+        WorkError: jinja2 is missing.
+    """
     try:
         import jinja2
     except ModuleNotFoundError as error:
@@ -103,6 +109,11 @@ def _template() -> Any:
         return plain(value) if type(value) is str else value
 
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader([path.parent, TEMPLATES]),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(_read(_TEMPLATE))
+    return environment.get_template(path.name)

@@ -24,7 +24,7 @@ def section(content: Content) -> Section:
         name="answer",
         title="Answer",
         lines=[*_verdict(content), *_numbers(content, best)],
-        figures=(_ranking(content.predictions[:SHOWN]), _made_of(content.predictions[:SHOWN])),
+        figures=(ranking(content.predictions[:SHOWN]), made_of(content.predictions[:SHOWN])),
         commands=_commands(content),
         further={title: lines for title, lines in further.items() if lines},
         documents={
@@ -106,7 +106,8 @@ def _batches_differ(predictions: tuple[Prediction, ...]) -> bool:
     return len({each.batch for each in predictions}) > 1
 
 
-def _ranking(predictions: tuple[Prediction, ...]) -> Figure:
+def ranking(predictions: tuple[Prediction, ...]) -> Figure:
+    """Times of configurations with their intervals; samples a second where their batches differ."""
     by_rate = _batches_differ(predictions)
     rows = [
         {
@@ -141,7 +142,8 @@ def _ranking(predictions: tuple[Prediction, ...]) -> Figure:
     )
 
 
-def _made_of(predictions: tuple[Prediction, ...]) -> Figure:
+def made_of(predictions: tuple[Prediction, ...]) -> Figure:
+    """The parts of each configuration's iteration."""
     rows = [
         {"label": called(each), "part": part, "seconds": seconds}
         for each in predictions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paradl_bench.core.units import format_bytes
+from predict.prediction.prediction import Prediction
 from predict.validation.report.content import Content, Figure, Section, called
 from predict.validation.shown.cells import Table
 
@@ -12,8 +13,13 @@ _SHOWN = 8
 def section(content: Content) -> Section:
     """Of the best configurations."""
     limit = content.case.memory_limit_bytes
-    shown = content.predictions[:_SHOWN]
     there = "not known: give --memory" if limit is None else format_bytes(limit)
+    figure = peaks(content.predictions[:_SHOWN], limit)
+    return Section(name="memory", title="Memory", lines=[f"Memory of a rank: {there}."], figures=(figure,))
+
+
+def peaks(shown: tuple[Prediction, ...], limit_bytes: float | None) -> Figure:
+    """Peaks of configurations by what they hold, beside the limit of a rank."""
     rows = [
         {
             "label": called(each),
@@ -33,11 +39,10 @@ def section(content: Content) -> Section:
         )
         for each in shown
     ]
-    figure = Figure(
+    return Figure(
         name="memory",
         title="Memory of the rank that needs most",
         shows="Parts add up to the peak, which the mark shows with its 90% interval. The dashed line is the limit.",
         table=Table(("configuration", "peak", "90%", *(part.replace("_", " ") for part in parts)), cells),
-        data={"rows": rows, "limit_bytes": limit},
+        data={"rows": rows, "limit_bytes": limit_bytes},
     )
-    return Section(name="memory", title="Memory", lines=[f"Memory of a rank: {there}."], figures=(figure,))

@@ -99,23 +99,31 @@ const Report = (() => {
     return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
   };
 
+  const drawers = new Map();
   const draw = (name, make) => {
     const target = found(name);
     if (!target) return;
     let drawn = 0;
-    const again = () => {
+    const again = (anew) => {
       const width = Math.max(260, Math.floor(target.clientWidth));
-      if (width === drawn) return;
+      const ready = document.getElementById(`data-${name}`).textContent;
+      if (!ready || (width === drawn && !anew)) return;
       drawn = width;
       const held = target.contains(document.activeElement);
       target.replaceChildren(...[make(read(name), width)].flat());
       if (held) target.querySelector("[tabindex], select").focus();
     };
-    again();
-    new ResizeObserver(again).observe(target);
+    drawers.set(name, again);
+    again(false);
+    new ResizeObserver(() => again(false)).observe(target);
+  };
+  // Other data in the place of those of a chart, of a page that asks for them.
+  const update = (name, data) => {
+    document.getElementById(`data-${name}`).textContent = JSON.stringify(data);
+    drawers.get(name)(true);
   };
   return {
     SECONDS, BYTES, bytes, colour, common, draw, element, fill, fillOf, found, legend, legendOfParts, legendOfSymbols, names,
-    percent, plain, plot, read, rowsOf, seconds, shortened, symbols, unitOf,
+    percent, plain, plot, read, rowsOf, seconds, shortened, symbols, unitOf, update,
   };
 })();

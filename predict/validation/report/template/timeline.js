@@ -39,8 +39,9 @@
   };
 
   // What is shown and chosen stays where the page becomes wider or narrower.
-  const kept = { view: null, chosen: null };
+  const kept = { view: null, chosen: null, of: null };
   R.draw("timeline", (data, width) => {
+    if (kept.of !== data.iteration_s) Object.assign(kept, { view: null, chosen: null, of: data.iteration_s });
     const whole = data.iteration_s * 1e6;
     const [scale, unit] = R.unitOf(data.iteration_s, R.SECONDS);
     const perUnit = 1e6 * scale;

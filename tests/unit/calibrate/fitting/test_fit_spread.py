@@ -333,3 +333,10 @@ def test_bootstrap_draws_repetitions_where_there_are_any() -> None:
     mean = Point(2, 1024, (np.full(1, 1e-3),))
     assert build_curve([raw]).drawn.std() > 0
     assert np.ptp(build_curve([mean]).drawn) == 0
+
+
+def test_points_of_no_bytes_or_one_rank_count_say_nothing_of_scaling() -> None:
+    at = {"ranks": 2, "measured_s": 1e-4, "fitted_s": 1e-4, "held_out_s": 1e-4, "held_out_ranks_s": 9e-5}
+    fit = ring_fit(measured=tuple(CommunicationPoint(message_bytes=size, **at) for size in (0, 1024)))
+    assert scaling_errors([fit], near_bytes=0) == []
+    assert all(seconds >= 0 for _, seconds in error_modes(ALL_REDUCE, [fit], Asked(4, 0), 1e-4))

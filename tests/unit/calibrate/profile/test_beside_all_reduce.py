@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -277,6 +278,7 @@ def test_measurements_beside_all_reduces_of_the_same_level_come_first() -> None:
     for spanned, entry in (("node", near), ("system", far)):
         assert costs.likest(Wanted("with-all-reduce", "send_recv", "node", spanned)) == (entry, ())
     assert far.slowdown(1e-3)[0] == pytest.approx(1 + 5 * ADDED_S / 1e-3)
+    assert all(map(math.isfinite, far.slowdown(1e-300)))
     found, (remark,) = costs.likest(Wanted("with-all-reduce", "exchange", "node", "system"))
     assert found == far
     assert "exchange at level 'node' with-all-reduce at level 'system'" in remark.text

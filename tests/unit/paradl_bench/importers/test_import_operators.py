@@ -223,7 +223,7 @@ def test_without_a_mapping_or_by_a_wrong_name(tmp_path: Path) -> None:
         ("64,64,64,5", "it has 4 cells, its header 5"),
         ("64,64,64,0,0", "all its times are 0: nothing was measured"),
         ("0,64,64,5,5", "a batch of 0 runs nothing"),
-        ("4096,4096,4096,0.5,5", "times the peak of l4 in fp32: the unit is wrong"),
+        ("4096,4096,4096,0.5,5", "more than 2 times the peak of l4: the unit is wrong"),
     ],
 )
 def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str, why: str) -> None:
@@ -235,6 +235,17 @@ def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str,
     (dropped,) = read_records(out, DROPPED_FILE, DroppedRow)
     assert why in dropped.why
     assert (dropped.line, len(kernels(out))) == (3, 2)
+
+
+def test_a_stage_not_timed_to_its_end_is_left_out(tmp_path: Path) -> None:
+    linear, _, mapping = write_tables(tmp_path)
+    # Backward is of its launch in all rows: the first one is small enough to be possible.
+    rows = ("64,64,64,5,5", "4096,4096,4096,4000,5", "4096,4096,2048,2000,5")
+    linear.write_text("\n".join(("b,n,k,fw (us),bw", *rows)))
+    code, output = imported(str(linear), "--mapping", str(mapping), "-o", str(tmp_path / "out"))
+    assert code == 0
+    assert [kernel.shape.stage for kernel in kernels(tmp_path / "out")] == ["FW"] * 3
+    assert "2 of 3 times of BW left out, and the others with them: more than 2 times the peak of l4" in output
 
 
 def test_a_norm_over_nothing_is_dropped(tmp_path: Path) -> None:

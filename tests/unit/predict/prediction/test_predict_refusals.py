@@ -195,6 +195,12 @@ def test_a_layer_unfit_for_its_kind_is_named(
     assert result.err.count("\n") == 1
 
 
+def test_a_layer_that_reads_what_has_no_shape_is_named(predict: Caller) -> None:
+    result = predict("--strategy", "serial", "--batch", "8", "--network", str(_with_layer(predict, 1, input_shapes=())))
+    assert result.code == 2
+    assert "reads fc0 and has no input_shapes" in result.err
+
+
 def test_empty_networks_and_layers_without_inputs_are_refused(predict: Caller) -> None:
     path = predict.folder / "empty.json"
     path.write_bytes(

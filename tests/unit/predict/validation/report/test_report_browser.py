@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import MARKS, NARROW, NEEDS_BROWSER, OVERFLOW, WIDE, seen_in, settled
 from predicted_runs import run_like
 from profile_factory import make_network, make_profile, model_times, ring_fit
 
@@ -20,18 +17,9 @@ from predict.validation.report.command import options_unset
 from predict.validation.report.gather import gather
 from predict.validation.report.page import write_page
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-REQUIRED = os.environ.get("PARADL_TEST_BROWSER") == "required"
-pytestmark = pytest.mark.skipif(
-    not REQUIRED and not (BROWSER and DRIVER and importlib.util.find_spec("selenium")),
-    reason="needs chromium, chromedriver and selenium",
-)
+pytestmark = NEEDS_BROWSER
 CHARTS = ("ranking", "breakdown", "phases", "efficiency", "memory", "timeline", "entries", "limitations", "fit_errors")
 CHARTS += ("fits",)
-NARROW, WIDE = 400, 1100
-_OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-_MARKS = "return arguments[0].querySelectorAll('svg g:is([aria-label=bar], [aria-label=dot]) :is(rect, path)').length"
 _PAPER = "return getComputedStyle(document.body).backgroundColor"
 
 
@@ -52,37 +40,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "page.html"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_page_load_timeout(30)
-    yield driver
-    driver.quit()
-
-
-def resized(browser: Any, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
 def opened(browser: Any, page: Path, *, width: int = WIDE, scheme: str = "light") -> None:
-    resized(browser, width)
-    light = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
+    seen_in(browser, width, scheme)
     browser.get(page.as_uri())
-
-
-def settled(browser: Any) -> None:
-    """Wait for the next two frames, in which what was changed is drawn."""
-    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
 def view(browser: Any) -> tuple[float, float]:
@@ -96,10 +56,10 @@ def test_every_chart_is_drawn_without_an_error(browser: Any, page: Path, width: 
     opened(browser, page, width=width, scheme=scheme)
     for name in CHARTS:
         chart = browser.find_element("id", f"chart-{name}")
-        assert browser.execute_script(_MARKS, chart) >= 2, name
+        assert browser.execute_script(MARKS, chart) >= 2, name
         assert chart.size["width"] <= width
     assert browser.get_log("browser") == []
-    assert browser.execute_script(_OVERFLOW) <= 0
+    assert browser.execute_script(OVERFLOW) <= 0
     assert not browser.find_elements("css selector", "img")
 
 
@@ -156,7 +116,7 @@ def test_the_timeline_zooms_and_tells_by_keys_alone(browser: Any, page: Path) ->
     zoomed = view(browser)
     assert zoomed[1] < whole[1]
     # Neither is lost where the page becomes narrower.
-    resized(browser, NARROW)
+    seen_in(browser, NARROW, "light")
     assert view(browser) == zoomed
     assert browser.find_element("css selector", "#chart-timeline .told").text != first
     assert browser.execute_script("return document.activeElement.closest('#chart-timeline') !== null")

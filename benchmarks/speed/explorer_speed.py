@@ -1,0 +1,63 @@
+"""How long predict explore takes to answer: a slider that moves, the other rows, a search.
+
+python benchmarks/speed/explorer_speed.py --from-profile h100-sxm --model gpt2 --ranks 1024 --batch 4096
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from predict.validation.report.explore.explorer import Explorer
+from predict.validation.report.explore.state import Asked, Changed, Searched
+
+
+def _times_ms(ask: Callable[[Changed], object], count: int, offset: float) -> list[float]:
+    """Of as many answers, each for hardware that was not asked for before."""
+    times = []
+    for number in range(count):
+        begun = time.perf_counter()
+        ask(Changed(bandwidth=offset + number / 100, peak_flops=offset))
+        times.append(1e3 * (time.perf_counter() - begun))
+    return times
+
+
+def _told(what: str, times_ms: list[float]) -> str:
+    low, _, high = statistics.quantiles(times_ms, n=4)
+    median = statistics.median(times_ms)
+    return f"{what}: median {median:.0f} ms, quartiles {low:.0f} to {high:.0f}, {len(times_ms)} answers"
+
+
+@click.command()
+@click.option("--from-profile", "profile", type=Path, default=Path("h100-sxm"), show_default=True)
+@click.option("--model", default="gpt2", show_default=True)
+@click.option("--ranks", default=1024, show_default=True)
+@click.option("--batch", default=4096, show_default=True)
+@click.option("--memory", default="80GiB", show_default=True)
+@click.option("--count", default=20, show_default=True, help="Answers of a kind.")
+def main(profile: Path, model: str, ranks: int, batch: int, memory: str, count: int) -> None:
+    """Print medians and quartiles, without the browser."""
+    explorer = Explorer([profile])
+    search = Searched(model=model, ranks=ranks, batch=batch, memory=memory)
+    begun = time.perf_counter()
+    rows = len(explorer.search(Asked(search=search))["rows"])
+    click.echo(f"first search: {time.perf_counter() - begun:.2f} s, {rows} rows")
+    click.echo(
+        _told("the chosen row", _times_ms(lambda of: explorer.look(Asked(search=search, changed=of)), count, 1.1))
+    )
+
+    def all_rows(of: Changed) -> None:
+        for row in range(rows):
+            explorer.row(Asked(search=search, changed=of, row=row))
+
+    click.echo(_told("all rows", _times_ms(all_rows, count, 1.2)))
+    again = _times_ms(lambda of: explorer.search(Asked(search=search, found_on=of)), max(count // 4, 2), 1.3)
+    click.echo(_told("a search on other hardware", again))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What a page of ``predict explore`` is answered: a search, rows of it on changed hardware, one row in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.profile.profile import Profile, read_profile
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.terminal.keywords import ask
+from paradl_bench.network.models.traced_networks import traced_models
+from paradl_bench.records.devices.sheet import device_sheets
+from predict.costs.cost_model import CostModel
+from predict.evaluators import simulate
+from predict.prediction.confidence import confidence_in
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.request import READ_PROFILE, limit_memory, read_model, request_of
+from predict.search.command import search_command
+from predict.search.search import Answer, search
+from predict.timeline.timeline_run import predict_timeline
+from predict.validation.diagnosis.remedies import UNSET, options_found
+from predict.validation.report.content import called
+from predict.validation.report.explore.state import Asked, Changed, Searched, commands
+from predict.validation.report.sections.answer import made_of, ranking
+from predict.validation.report.sections.memory import peaks
+from predict.validation.report.sections.timeline import bars_of_timeline
+from predict.what_if.what_if import changed_hardware
+from predict.workload import Configuration
+
+SHOWN = 8
+"""Rows of a search that follow the sliders."""
+_KEPT = 16
+"""Searches, and hardware, that are remembered."""
+
+
+class _Found(NamedTuple):
+    """A search, and its rows as configurations that can be predicted anew."""
+
+    costs: CostModel
+    answer: Answer
+    points: tuple[Configuration, ...]
+
+
+class Explorer:
+    """Answers for the profiles that were given, and no other file."""
+
+    def __init__(self, paths: Sequence[Path], models: Sequence[str] = ()) -> None:
+        """Read the profiles.
+
+        Args:
+            models: beside those of the profiles and those that come with the tool.
+
+        Raises:
+            UserError: a profile is unreadable.
+        """
+        self._paths = tuple(paths)
+        self._profiles: tuple[Profile, ...] = tuple(map(read_profile, paths))
+        self._models = tuple(models)
+        self._costs_of = lru_cache(_KEPT)(self._read_costs)
+        self._found = lru_cache(_KEPT)(self._search)
+        self._predictor = lru_cache(_KEPT)(self._changed_predictor)
+        self._predicted = lru_cache(_KEPT * SHOWN)(self._predict)
+
+    def choices(self) -> dict[str, Any]:
+        """What the page's controls offer."""
+        return {
+            "profiles": [
+                {"name": str(path), "models": self._models_of(number), "dtypes": _dtypes(profile)}
+                for number, (path, profile) in enumerate(zip(self._paths, self._profiles, strict=True))
+            ],
+            "devices": sorted(device_sheets()),
+        }
+
+    def search(self, asked: Asked) -> dict[str, Any]:
+        """The fastest strategies.
+
+        Raises:
+            UserError: whatever is wrong, in one line; or nothing fits.
+        """
+        found = self._found(asked.search, asked.found_on)
+        shown = tuple(row.prediction for row in found.answer.rows[:SHOWN])
+        searched = found.answer.searched[0]
+        return {
+            "rows": [_numbers(prediction) for prediction in shown],
+            "said": f"{searched.candidates:,} candidates, {searched.predicted:,} predicted in full.",
+        }
+
+    def row(self, asked: Asked) -> dict[str, Any]:
+        """One row of the search on the changed hardware.
+
+        Raises:
+            UserError: the search has no such row, or the hardware cannot be changed so.
+        """
+        return _numbers(self._predicted(asked))
+
+    def look(self, asked: Asked) -> dict[str, Any]:
+        """All of one row: what it is made of, its memory, its timeline, and what predicts the same elsewhere.
+
+        Raises:
+            UserError: as :meth:`row`.
+        """
+        found, point, predictor = self._case(asked)
+        timeline, prediction = predict_timeline(predictor.costs, point)
+        bars, left_out = bars_of_timeline(timeline)
+        command, python = commands(shlex.split(found.answer.rows[asked.row].predict_command), asked.changed)
+        confidence = confidence_in([(prediction.strategy, prediction.provenance)], option="Below are")
+        return _numbers(prediction) | {
+            "figures": {
+                "breakdown": made_of((prediction,)).data,
+                "memory": peaks((prediction,), found.answer.memory_bytes_per_rank).data,
+                "timeline": bars,
+            },
+            "said": [confidence.line, *left_out],
+            "remarks": confidence.remarks,
+            "command": command,
+            "python": python,
+        }
+
+    def _models_of(self, number: int) -> list[str]:
+        return list(dict.fromkeys((*self._models, *self._profiles[number].network, *traced_models())))
+
+    def _read_costs(self, searched: Searched) -> tuple[CostModel, Mapping[str, Any]]:
+        if searched.profile >= len(self._profiles):
+            raise UserError(f"profile {searched.profile}: there are {len(self._profiles)}")
+        if searched.model not in (known := self._models_of(searched.profile)):
+            raise unknown_choice("model", searched.model, known)
+        path = str(self._paths[searched.profile])
+        asked = ask(search_command, "predict search", ["--from-profile", path], searched.options())
+        options = asked.options | {READ_PROFILE: self._profiles[searched.profile]}
+        return read_model(options, simulate.EVALUATOR), options
+
+    def _search(self, searched: Searched, changed: Changed) -> _Found:
+        costs, options = self._costs_of(searched)
+        there = dataclasses.replace(costs, hardware=changed_hardware(costs, changed.setting()))
+        answer = search(options, costs=there)
+        free = {**options, **UNSET}
+        requests = (
+            request_of(costs, simulate.EVALUATOR, options_found(row.prediction, free)) for row in answer.rows[:SHOWN]
+        )
+        return _Found(there, answer, tuple(request.points[0] for request in requests))
+
+    def _changed_predictor(self, searched: Searched, changed: Changed) -> Predictor:
+        costs, options = self._costs_of(searched)
+        there = dataclasses.replace(costs, hardware=changed_hardware(costs, changed.setting()))
+        limit_memory(there, options["memory"])
+        return Predictor(there, simulate.EVALUATOR)
+
+    def _case(self, asked: Asked) -> tuple[_Found, Configuration, Predictor]:
+        found = self._found(asked.search, asked.found_on)
+        if asked.row >= len(found.points):
+            raise UserError(f"row {asked.row}: the search has {len(found.points)}")
+        return found, found.points[asked.row], self._predictor(asked.search, asked.changed)
+
+    def _predict(self, asked: Asked) -> Prediction:
+        _, point, predictor = self._case(asked)
+        return predictor.predict(point)
+
+
+def _dtypes(profile: Profile) -> list[str]:
+    times = *(row.dtype for row in profile.layer_times), *(row.dtype for row in profile.model_times)
+    return list(dict.fromkeys((*times, *(model.dtype for model in profile.kernel_models))))
+
+
+def _numbers(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "label": called(prediction),
+        "strategy": prediction.strategy,
+        "iteration_s": prediction.iteration_s,
+        "interval_s": prediction.time.interval_s,
+        "samples_per_s": prediction.time.samples_per_s,
+        "efficiency": prediction.use.efficiency,
+        "memory_bytes": prediction.memory.memory_bytes,
+        "fits": prediction.memory.fits,
+        "ranking": ranking((prediction,)).data["rows"][0],
+    }

@@ -1,0 +1,190 @@
+// Controls, what they ask for, and what is shown of the answers. The address holds the state.
+"use strict";
+(() => {
+  const R = Report;
+  const MOST_PINS = 4;
+  const at = (id) => document.getElementById(id);
+  const beginning = JSON.parse(at("beginning").textContent);
+  const SLIDERS = [...document.querySelectorAll("#sliders input")].map((slider) => slider.id);
+  const CONTROLS = ["profile", "model", "ranks", "batch", "memory", "dtype", "device"];
+  const state = { rows: [], row: 0, foundOn: {}, pins: [] };
+
+  // The controls.
+  const offer = (id, choices) => {
+    const before = at(id).value;
+    at(id).replaceChildren(...choices.map(([value, text]) => R.element("option", { value }, text)));
+    if (choices.some(([value]) => String(value) === before)) at(id).value = before;
+  };
+  const ofProfile = () => {
+    const profile = beginning.profiles[Number(at("profile").value) || 0];
+    offer("model", profile.models.map((name) => [name, name]));
+    offer("dtype", [["", "as the profile has it"], ...profile.dtypes.map((name) => [name, name])]);
+  };
+  const factor = (id) => Number((10 ** Number(at(id).value)).toPrecision(3));
+  const tellFactors = () => SLIDERS.forEach((id) => { at(`said-${id}`).textContent = `times ${factor(id)}`; });
+  const changed = () => {
+    const made = Object.fromEntries(SLIDERS.map((id) => [id, factor(id)]).filter(([, value]) => value !== 1));
+    return at("device").value ? { ...made, device: at("device").value } : made;
+  };
+  const searched = () => ({
+    profile: Number(at("profile").value), model: at("model").value, ranks: Number(at("ranks").value),
+    batch: Number(at("batch").value), memory: at("memory").value.trim(), dtype: at("dtype").value,
+  });
+  const asked = (row) => ({ search: searched(), found_on: state.foundOn, changed: changed(), row });
+
+  // The address.
+  const keep = () => {
+    const query = new URLSearchParams();
+    for (const id of CONTROLS) if (at(id).value) query.set(id, at(id).value);
+    for (const id of SLIDERS) if (Number(at(id).value)) query.set(id, at(id).value);
+    if (state.row) query.set("row", state.row);
+    if (Object.keys(state.foundOn).length) query.set("found_on", JSON.stringify(state.foundOn));
+    if (state.pins.length) query.set("pins", JSON.stringify(state.pins));
+    history.replaceState(null, "", `?${query}`);
+  };
+  const parsed = (text, otherwise) => {
+    try { return JSON.parse(text) ?? otherwise; } catch { return otherwise; }
+  };
+  const restore = () => {
+    const query = new URLSearchParams(location.search);
+    const of = (id) => query.get(id) ?? beginning.start[id] ?? "";
+    offer("profile", beginning.profiles.map((profile, index) => [index, profile.name]));
+    if (query.has("profile")) at("profile").value = query.get("profile");
+    if (at("profile").selectedIndex < 0) at("profile").selectedIndex = 0;
+    ofProfile();
+    offer("device", [["", "as measured"], ...beginning.devices.map((name) => [name, name])]);
+    for (const id of CONTROLS.slice(1)) if (of(id)) at(id).value = of(id);
+    for (const id of ["model", "dtype", "device"]) if (at(id).selectedIndex < 0) at(id).selectedIndex = 0;
+    for (const id of SLIDERS) at(id).value = query.get(id) ?? 0;
+    state.row = Number(query.get("row")) || 0;
+    state.foundOn = parsed(query.get("found_on"), {});
+    const pins = parsed(query.get("pins"), []);
+    state.pins = Array.isArray(pins) ? pins.slice(0, MOST_PINS) : [];
+    tellFactors();
+  };
+
+  // Answers.
+  const ask = async (what, content) => {
+    const answer = await fetch(what, { method: "POST", body: JSON.stringify(content) });
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error);
+    return told;
+  };
+  const cells = (row) => [
+    R.seconds(row.iteration_s), row.interval_s.map(R.seconds).join(" to "), String(Number(row.samples_per_s.toPrecision(4))),
+    R.percent(row.efficiency), R.bytes(row.memory_bytes), row.fits === null ? "not known" : row.fits ? "yes" : "no",
+  ];
+  const showRows = () => {
+    const order = state.rows.map((row, index) => [row, index]).sort(([one], [other]) => one.iteration_s - other.iteration_s);
+    const focused = document.activeElement && document.activeElement.name === "row";
+    at("rows").tBodies[0].replaceChildren(...order.map(([row, index]) => {
+      const made = R.element("tr");
+      const label = R.element("label");
+      const choice = R.element("input", { type: "radio", name: "row", value: index });
+      choice.checked = index === state.row;
+      choice.addEventListener("change", () => { state.row = index; refresh(); });
+      label.append(choice, R.plain(row.label));
+      const first = R.element("td");
+      first.append(label);
+      made.append(first, ...cells(row).map((text) => R.element("td", { class: "short" }, text)));
+      return made;
+    }));
+    if (focused) document.querySelector("input[name=row]:checked").focus();
+    R.update("ranking", { rows: order.map(([row]) => row.ranking), by_rate: false });
+  };
+  const showLook = (look) => {
+    at("chosen").textContent = R.plain(look.label);
+    at("said").textContent = R.plain(look.said.join(" "));
+    at("remarks").replaceChildren(...look.remarks.map((text) => R.element("li", {}, text)));
+    at("command").textContent = R.plain(look.command);
+    at("python").textContent = R.plain(look.python);
+    for (const [name, data] of Object.entries(look.figures)) R.update(name, data);
+  };
+
+  // One question at a time; what was asked meanwhile is asked once, as it is by then.
+  let wanted = 0;
+  let busy = false;
+  const working = async (work) => {
+    wanted += 1;
+    if (busy) return;
+    busy = true;
+    try {
+      for (let done = 0; done !== wanted;) {
+        done = wanted;
+        const begun = performance.now();
+        at("error").textContent = "";
+        document.body.setAttribute("aria-busy", "true");
+        try {
+          await work(() => done !== wanted, begun);
+          at("status").textContent = `Answered in ${Math.round(performance.now() - begun)} ms.`;
+        } catch (error) {
+          at("error").textContent = R.plain(error.message);
+          at("status").textContent = "";
+        }
+      }
+    } finally {
+      busy = false;
+      document.body.removeAttribute("aria-busy");
+    }
+  };
+  let search = true;
+  const refresh = () => working(async (stale, begun) => {
+    keep();
+    if (search) {
+      search = false;
+      at("status").textContent = "Searching…";
+      const found = await ask("search", asked(0));
+      state.rows = found.rows;
+      state.row = Math.min(state.row, state.rows.length - 1);
+      at("searched").textContent = R.plain(found.said);
+    }
+    if (!state.rows.length) return;
+    showLook(state.rows[state.row] = await ask("look", asked(state.row)));
+    at("status").textContent = `Answered in ${Math.round(performance.now() - begun)} ms; the other strategies follow.`;
+    showRows();
+    for (let index = 0; index < state.rows.length && !stale(); index += 1) {
+      if (index !== state.row) state.rows[index] = await ask("row", asked(index));
+    }
+    showRows();
+    await showPins();
+    keep();
+  });
+
+  // Configurations side by side.
+  const called = (pin) => Object.entries(pin.changed).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
+  const showPins = async () => {
+    const columns = [];
+    for (const [index, pin] of state.pins.entries()) {
+      const row = await ask("row", pin);
+      const { profile, model, ranks } = pin.search;
+      const from = (beginning.profiles[profile] || { name: "" }).name;
+      columns.push([row.label, from, model, String(ranks), called(pin) || "as measured", ...cells(row), index]);
+    }
+    const titles = ["configuration", "profile", "model", "ranks", "hardware", "iteration", "90%", "samples/s", "efficiency",
+      "memory", "fits", ""];
+    at("pins").tBodies[0].replaceChildren(...(columns.length ? titles : []).map((title, place) => {
+      const made = R.element("tr");
+      made.append(R.element("th", { scope: "row" }, title), ...columns.map((column) => {
+        if (title) return R.element("td", {}, column[place]);
+        const remove = R.element("button", { type: "button" }, "Leave out");
+        remove.addEventListener("click", () => { state.pins.splice(column[place], 1); refresh(); });
+        const cell = R.element("td");
+        cell.append(remove);
+        return cell;
+      }));
+      return made;
+    }));
+    at("pin").disabled = state.pins.length >= MOST_PINS;
+  };
+
+  const anew = (foundOn) => { search = true; state.foundOn = foundOn; state.row = 0; refresh(); };
+  at("controls").addEventListener("submit", (event) => { event.preventDefault(); anew({}); });
+  at("profile").addEventListener("change", ofProfile);
+  at("controls").addEventListener("change", (event) => (event.target.id === "device" ? refresh() : anew({})));
+  for (const id of SLIDERS) at(id).addEventListener("input", () => { tellFactors(); refresh(); });
+  at("reset").addEventListener("click", () => { for (const id of SLIDERS) at(id).value = 0; tellFactors(); refresh(); });
+  at("again").addEventListener("click", () => anew(changed()));
+  at("pin").addEventListener("click", () => { state.pins.push(asked(state.row)); refresh(); });
+  restore();
+  refresh();
+})();

@@ -1,0 +1,3 @@
+"""What the tests of this folder share."""
+
+from browser import browser as browser

@@ -1,0 +1,133 @@
+"""The server of the page answers what the commands answer, to whoever has its address, on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from click.testing import CliRunner
+from explored_page import SEARCH, Served
+
+from predict import load_profile
+from predict.cli import group
+from predict.validation.report.explore.explorer import Explorer
+from predict.validation.report.explore.server import listening
+from predict.validation.report.explore.state import Asked, Changed, Searched
+
+
+def answered(served: Served, what: str, **asked: object) -> Any:
+    status, body = served.ask(what, {"search": SEARCH, **asked})
+    assert status == 200, body
+    return json.loads(body)
+
+
+def test_a_search_is_that_of_the_command(served: Served) -> None:
+    rows = answered(served, "search")["rows"]
+    words = [
+        "search",
+        "--from-profile",
+        str(served.profile),
+        "--model",
+        "chain",
+        "--ranks",
+        "4",
+        "--batch",
+        "16",
+        "--json",
+    ]
+    printed = json.loads(CliRunner().invoke(group, words).stdout)
+    assert [row["iteration_s"] for row in rows] == [row["prediction"]["iteration_s"] for row in printed["rows"]][:8]
+
+
+@pytest.mark.parametrize("changed", [{}, {"bandwidth": 2.0}, {"bandwidth": 0.5, "latency": 3.0, "peak_flops": 1.25}])
+def test_every_view_says_what_gives_the_same(served: Served, changed: dict[str, object]) -> None:
+    look = answered(served, "look", changed=changed)
+    assert look["iteration_s"] == answered(served, "row", changed=changed)["iteration_s"]
+    result = CliRunner().invoke(group, [*shlex.split(look["command"])[1:], "--json"])
+    printed = json.loads(result.stdout)
+    of_command = printed[-1] if isinstance(printed, list) else printed["predictions"][-1]
+    assert of_command["iteration_s"] == pytest.approx(look["iteration_s"], rel=1e-12)
+    python = look["python"].removeprefix("from predict import load_profile\n\n")
+    given = eval(python, {"load_profile": load_profile})  # noqa: S307
+    assert given.to_frame()["iteration_s"].iloc[-1] == pytest.approx(look["iteration_s"], rel=1e-12)
+    parts = sum(row["seconds"] for row in look["figures"]["breakdown"])
+    assert parts == pytest.approx(look["iteration_s"], rel=1e-9)
+
+
+def test_sliders_change_what_they_name(served: Served) -> None:
+    before = answered(served, "row")["iteration_s"]
+    faster = answered(served, "row", changed={"peak_flops": 2.0, "memory_bandwidth": 2.0})["iteration_s"]
+    assert faster < before
+
+
+def test_another_device_computes_as_its_sheet_says() -> None:
+    explorer = Explorer([Path("v100")])
+    search = Searched(model="gpt2", ranks=1, batch=4)
+    before = explorer.row(Asked(search=search))["iteration_s"]
+    assert explorer.row(Asked(search=search, changed=Changed(device="h100-sxm")))["iteration_s"] < before
+
+
+def test_a_search_on_changed_hardware_is_another(served: Served) -> None:
+    slow = {"bandwidth": 0.01}
+    there = answered(served, "search", found_on=slow)["rows"]
+    assert there[0]["iteration_s"] != answered(served, "search")["rows"][0]["iteration_s"]
+    assert answered(served, "row", found_on=slow, changed=slow)["iteration_s"] == there[0]["iteration_s"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "the request is wrong"),
+        (b"\xff", "the request is wrong"),
+        ({"search": SEARCH, "row": -1}, "the request is wrong"),
+        ({"search": SEARCH, "row": 99}, "row 99: the search has"),
+        ({"search": SEARCH | {"profile": 1}}, "profile 1: there are 1"),
+        ({"search": SEARCH | {"model": "/etc/passwd"}}, "unknown model '/etc/passwd'"),
+        ({"search": SEARCH | {"model": "config.json"}}, "unknown model 'config.json'"),
+        ({"search": SEARCH | {"ranks": 0}}, "the request is wrong"),
+        ({"search": SEARCH | {"memory": "much"}}, "--memory"),
+        ({"search": SEARCH | {"dtype": "fp4"}}, "fp4"),
+        ({"search": SEARCH, "changed": {"bandwidth": 0}}, "the request is wrong"),
+        ({"search": SEARCH, "changed": {"device": "abacus"}}, "abacus"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(served: Served, content: object, told: str) -> None:
+    status, body = served.ask("look", content)
+    assert status == 400
+    assert told in json.loads(body)["error"]
+    assert "\n" not in json.loads(body)["error"]
+
+
+def test_a_long_request_is_refused(served: Served) -> None:
+    assert served.ask("look", b" " * 100_000)[0] == 413
+
+
+@pytest.mark.parametrize("what", ["", "files/explore.js"])
+def test_only_who_has_the_address_is_answered(served: Served, what: str) -> None:
+    assert served.ask(what)[0] == 200
+    assert served.ask(what, token="another")[0] == 404
+    assert served.ask(what, headers={"Host": f"evil.example:{served.port}"})[0] == 403
+    assert served.ask(what, headers={"Origin": "http://evil.example"})[0] == 403
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fcommand.py", "%2fetc%2fpasswd", "explore.html.j2"])
+def test_no_other_file_is_given(served: Served, name: str) -> None:
+    assert served.ask(f"files/{name}")[0] == 404
+
+
+def test_names_are_text_on_the_page(served: Served) -> None:
+    _, page = served.ask("")
+    assert b"<img" not in page
+    assert b"\\u003cimg src=x" in page
+
+
+def test_a_port_in_use_is_told() -> None:
+    with listening(0) as taken:
+        result = CliRunner().invoke(group, ["explore", "h100-sxm", "--port", str(taken.getsockname()[1])])
+    assert "cannot be used" in str(result.exception)
