@@ -10,6 +10,7 @@ import click
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
+from paradl_bench.core.terminal.forms import CSV, JSON, PARQUET, check_form, frame_bytes, json_format, table_format
 from paradl_bench.core.terminal.help import GroupedGroup
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def group() -> None:
     help="Fit memory factors to the peaks of this training run, or of all runs inside of it; repeatable.",
 )
 @click.option("--force", is_flag=True, help="Merge unlike environments, and replace an existing profile.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fitted as JSON.")
+@json_format("json holds what was fitted.")
 def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Fit measurement directories of paradl-bench layers, collectives and kernels to one profile.
 
@@ -100,9 +101,23 @@ def _layers_in_words(profile: Profile) -> str:
 )
 @click.option("--plot", is_flag=True, help="Draw the same in the terminal, in 80 columns, with or without colour.")
 @click.option("--all", "everything", is_flag=True, help="Print all tables. Default: one screen.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(profile: Path, output: Path | None, plot: bool, everything: bool, as_json: bool) -> None:
+@click.option(
+    "--table",
+    "name",
+    default="communication",
+    show_default=True,
+    metavar="NAME",
+    help="What csv and parquet hold of the profile: communication, layer_times, model_times, ...",
+)
+@table_format
+def show(profile: Path, output: Path | None, plot: bool, everything: bool, name: str, form: str) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
+    check_form(form)
+    if form in (CSV, PARQUET):
+        from calibrate.api import CalibratedProfile
+
+        write_output("-", frame_bytes(CalibratedProfile(profile).to_frame(name), form))
+        return
     from calibrate.profile.profile import read_profile
     from calibrate.report.overview import print_overview
     from calibrate.report.show import explanation, print_profile
@@ -113,7 +128,7 @@ def show(profile: Path, output: Path | None, plot: bool, everything: bool, as_js
 
         for path in draw_profile(shown, output):
             say(f"drew {path}")
-    if as_json:
+    if form == JSON:
         write_output("-", encode_pretty(explanation(shown)))
     else:
         (print_profile if everything else print_overview)(shown, open_console())
@@ -157,8 +172,8 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     help="Worst first by how many standard deviations a number moved, or by how much of itself.",
 )
 @click.option("--exit-code", is_flag=True, help="Exit with 1 where a number stands out, as diff and git diff do.")
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
-def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code: bool, as_json: bool) -> None:
+@table_format
+def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code: bool, form: str) -> None:
     """What moved from profile A to profile B beyond its 90% interval, worst first.
 
     Of hundreds of numbers some move by chance: a number stands out if it moved farther than that. What differs between
@@ -169,9 +184,14 @@ def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code:
     from calibrate.report.diff import compare
     from calibrate.report.difference_table import print_difference
 
+    check_form(form)
     difference = compare(read_profile(first), read_profile(second), order=order)
-    if as_json:
+    if form == JSON:
         write_output("-", encode_pretty(difference))
+    elif form in (CSV, PARQUET):
+        from calibrate.api import ProfileDifference
+
+        write_output("-", frame_bytes(ProfileDifference(difference).to_frame(), form))
     else:
         print_difference(difference, open_console(), shown=_SHOWN_MOVEMENTS)
     if exit_code and difference.stand_out:

@@ -14,6 +14,7 @@ import msgspec
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.core.terminal.forms import CSV, PARQUET, check_form, form_of, table_format
 from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets.command import buckets
@@ -39,7 +40,7 @@ from predict.what_if.devices_command import devices
 from predict.what_if.profiles_command import profiles
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
-_EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --json or -o all, instead."
+_EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --format json or -o all."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
 _SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
@@ -114,15 +115,15 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions,
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import say
-    from predict.ledger.presentation import ledgers_json, print_ledger
-    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
+    from predict.ledger.presentation import print_ledger
+    from predict.prediction.presentation import predictions_frame, print_table, print_use
     from predict.prediction.request import check_request, predict_request
 
     check_request(asked)
     written.check()
     exported.check(force=written.force)
-    if shown.explain and written.as_csv:
-        raise UserError("--explain is a table or JSON: leave --csv out")
+    if shown.explain and form_of(written.output, written.form) in (CSV, PARQUET):
+        raise UserError("--explain is a table or JSON: leave CSV and Parquet out")
     if shown.fusion_out is not None:
         _write_messages(shown.fusion_out, asked, force=written.force)
     predicted = predict_request(asked, explain=shown.explain)
@@ -132,11 +133,8 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions,
     exported.write(predictions, force=written.force)
     if exported.alone:
         return
-    if shown.explain:
-        content = ledgers_json(predicted.ledgers)
-    else:
-        content = predictions_csv(predictions) if written.as_csv else predictions_json(predictions)
-    if not written.write(content):
+    found = predicted.ledgers if shown.explain else [prediction.record() for prediction in predictions]
+    if not written.write(found, lambda: predictions_frame(predictions)):
         return
     print_table(predictions, predicted.sweeps, why=shown.why)
     if shown.wide or asked["price"] is not None:
@@ -166,7 +164,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
 @click.option("-o", "--output", required=True, metavar="REPORT_DIR", type=click.Path(path_type=Path))
 @click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
 @layers_option
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@table_format
 @click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
 @click.option("--html", metavar="FILE", help="Write a page that explains the run that is farthest off, and all others.")
 @click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
@@ -176,7 +174,7 @@ def validate(
     output: Path,
     cluster: Path | None,
     layers: str,
-    as_json: bool,
+    form: str,
     plot: str | None,
     html: str | None,
     force: bool,
@@ -188,6 +186,7 @@ def validate(
     from predict.validation.shown.report import print_report, refuse_existing, write_report
     from predict.validation.validation import validate_runs
 
+    check_form(form)
     refuse_existing(output, force=force)
     if plot:
         refuse_undrawable(plot)
@@ -196,7 +195,7 @@ def validate(
         refuse_overwrite(html, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
     paths = write_report(output, report)
-    print_report(report, paths, as_json=as_json)
+    print_report(report, paths, form)
     if plot:
         from predict.validation.shown.drawing import draw_validation
 

@@ -11,6 +11,7 @@ from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, say, write_output
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import Layer, ModelGraph
@@ -25,7 +26,7 @@ _KINDS = 3
 @sample_options
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")
+@json_format("json is the network.")
 @click.option("--all", "every_layer", is_flag=True, help="List each layer of a network of many. Default: its modules.")
 @collected(sample=SampleOptions)
 def COMMAND(  # noqa: N802

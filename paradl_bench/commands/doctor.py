@@ -11,6 +11,7 @@ import click
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.plan.options import hang_option
@@ -55,7 +56,7 @@ _OF_MEASURE = ("device", "dtype", "ranks", "blocks", "point_seconds", *_LAUNCHED
     type=click.Path(path_type=Path),
     help="Measurement directory; with --launcher, where nodes.json goes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rates, as JSON.")
+@json_format("json holds the findings, or the rates.")
 @click.pass_context
 def COMMAND(  # noqa: N802
     context: click.Context,

@@ -14,6 +14,7 @@ from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import counted, parse_size
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, load_or_refuse
@@ -72,7 +73,7 @@ _LARGEST_TRIED = 1 << 24
 @click.option("--memory", metavar="SIZE", help="Memory of one device, as 16GiB; files of other tools never say.")
 @click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print files, rows, and every dropped row as JSON.")
+@json_format("json holds files, rows, and every dropped row.")
 @collected(told=ImportOptions)
 def COMMAND(  # noqa: N802
     format_name: str,

@@ -12,6 +12,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts
 
 
@@ -52,7 +53,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--keep", is_flag=True, help="Leave the images that synthetic made in DIR/.images.")
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until it is ended.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_format("json is a summary of what was measured.")
 @collected(loading=LoadOptions)
 def COMMAND(  # noqa: N802
     source: str,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts, parse_duration, parse_sample_shape, parse_size
 from paradl_bench.plan.options import hang_option, sample_options
 
@@ -70,7 +71,7 @@ _KERNEL_LIMIT_S = {False: 0.1, True: 1.0}
 )
 @hang_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the summary, or the plan, as JSON.")
+@json_format("json is the summary, or the plan.")
 def COMMAND(  # noqa: N802
     output: Path | None,
     as_json: bool,

@@ -7,10 +7,11 @@ import json
 import click
 
 from paradl_bench.core.terminal.command_line import say, tell
+from paradl_bench.core.terminal.forms import json_format
 
 
 @click.command("models")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@json_format("json is a list.")
 def COMMAND(as_json: bool) -> None:  # noqa: N802
     """List the models known by name; others are a Hugging Face config.json, or package.module:factory."""
     from paradl_bench.network.models.catalog import model_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell, write_output
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts
 from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
 from paradl_bench.records.kernel_settings import KernelFlags
@@ -93,7 +95,7 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--wait", is_flag=True, help="With --submit: until the last job has ended.")
 @click.option("--dry-run", is_flag=True, help="Print scripts, node-minutes and what each job adds; write nothing.")
 @click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@json_format("json is the plan.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @collected(chain=ChainOptions, sample=SampleOptions, kernels=KernelFlags, settings=MeasuringOptions)
 def COMMAND(  # noqa: N802
@@ -170,6 +172,17 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
+def _what_it_asks(words: Sequence[str]) -> list[str]:
+    """Words of a command without those that say how it prints and replaces."""
+    shown = {at + step for at, word in enumerate(words) if word == "--format" for step in (0, 1)}
+    passed_over = ("--force", "--json", "--debug")
+    return [
+        word
+        for at, word in enumerate(words)
+        if at not in shown and word not in passed_over and not word.startswith("--format=")
+    ]
+
+
 def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tuple[Plan, dict[str, str]]:
     """The plan, and the script of each job by its name."""
     from paradl_bench.slurm.chain import chain_of
@@ -185,7 +198,7 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     estimate = Estimate(request=request, site=site, works=trace_works(request), start=start)
     jobs = chain_of(estimate)
     scripts = {job.name: script_of(job, site, folders) for job in jobs}
-    command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
+    command_line = ("paradl-bench", *_what_it_asks(sys.argv[1:]))
     plan = plan_of(
         request,
         site,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from paradl_bench.core.terminal.command_line import tell
+from paradl_bench.core.terminal.forms import json_format
 
 
 @click.command("slurm-status")
@@ -14,7 +15,7 @@ from paradl_bench.core.terminal.command_line import tell
 @click.option("-o", "--output", metavar="FILE", help="Write it as Markdown. Default: standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--exit-code", is_flag=True, help="Exit with 3 where something is missing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_format("json holds all jobs.")
 def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, as_json: bool) -> None:  # noqa: N802
     """Say what was measured of the calibration in DIR, what is missing and what that costs, and how to go on."""
     import msgspec

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.help import Decorator, option_group, together
 from paradl_bench.core.units import parse_sample_shape
 from paradl_bench.plan.axes.options import Shown
@@ -60,7 +61,7 @@ device_options = option_group(
 directory_options = option_group(
     "Output",
     click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+    json_format("json is a summary of what was measured."),
     folded=False,
 )
 """Of a command that measures into a directory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -21,11 +20,6 @@ _NAME_WIDTH = 42
 _BAR, _BAR_WIDTH = "#", 24
 _NOT_PARTED = "A shared host is not told from compute: the profile has no times of a rank that was alone on its host."
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
-
-
-def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
-    """A JSON array of objects, all entries of all roles in them."""
-    return encode_pretty(list(ledgers))
 
 
 def print_ledger(ledger: Ledger) -> None:

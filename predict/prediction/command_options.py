@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
+from paradl_bench.core.terminal.forms import JSON, MARKDOWN, TABLE, check_form, form_of, frame_bytes, table_format
 from paradl_bench.core.terminal.help import option_group
 from paradl_bench.plan.options import (
     accumulate_option,
@@ -22,6 +23,8 @@ from paradl_bench.plan.options import (
 )
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from predict.prediction.prediction import Prediction
 
 fusion_options = option_group(
@@ -165,11 +168,8 @@ why_option = click.option("--why", is_flag=True, help="List all remarks: what wa
 
 output_options = option_group(
     "Output",
-    click.option(
-        "-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output."
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-    click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table."),
+    click.option("-o", "--output", metavar="FILE", help="Write to a file as --format says; - for standard output."),
+    table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),
     folded=False,
 )
@@ -245,26 +245,27 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where a command writes what it found, and as what."""
 
     output: str | None
-    as_json: bool
-    as_csv: bool = False
+    form: str
     force: bool
 
     def check(self) -> None:
-        """Refuse, by a UserError before any work is done, two forms at once and a file that may not be replaced."""
-        if self.as_json and self.as_csv:
-            raise UserError("--json and --csv exclude each other: give one")
+        """Refuse, by a UserError before any work is done, what cannot be written, or a file not be replaced."""
+        check_form(self.form, self.output)
         if self.output:
             refuse_overwrite(self.output, force=self.force)
 
-    def write(self, content: bytes) -> bool:
-        """Write what was asked for as JSON or CSV; whether a person is to be shown tables beside it."""
-        if self.output:
-            write_output(self.output, content, force=self.force)
-        if not (self.as_json or self.as_csv):
-            return self.output != "-"
-        if self.output is None:
-            write_output("-", content)
-        return False
+    def write(self, found: object, frame: Callable[[], DataFrame] | None = None) -> bool:
+        """Write what was asked for; whether a person is to be shown tables beside it.
+
+        Args:
+            found: what JSON holds. frame: makes what CSV and Parquet hold; None of a command that has neither.
+        """
+        of_person = self.form in (TABLE, MARKDOWN)
+        if self.output or not of_person:
+            form = form_of(self.output, self.form)
+            content = encode_pretty(found) if frame is None or form == JSON else frame_bytes(frame(), form)
+            write_output(self.output or "-", content, force=self.force)
+        return of_person and self.output != "-"
 
 
 def refuse_missing(options: Mapping[str, Any], *names: str) -> None:

@@ -1,15 +1,14 @@
-"""Predictions as a table for a person, as JSON, and as CSV."""
+"""Predictions as a table for a person, as JSON, and as the rows of a DataFrame, of which CSV and Parquet are made."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
@@ -18,6 +17,10 @@ from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling import Sweep
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+T = TypeVar("T", bound="PredictedRow")
 _MEANT = {
     "90%": "the iteration's interval",
     "efficiency": "speed-up over one rank, divided by the ranks",
@@ -34,14 +37,105 @@ _MEANT = {
 """What columns hold."""
 
 
-def predictions_json(predictions: Sequence[Prediction]) -> bytes:
-    """A JSON array of objects."""
-    return encode_pretty([prediction.record() for prediction in predictions])
+_PARTS = {
+    "FW": "fw_s", "BW": "bw_s", "GE": "ge_s", "WU": "wu_s", "pipeline_idle": "pipeline_idle_s", "input": "input_s",
+    "h2d": "h2d_s", "exposed_communication": "exposed_communication_s",
+}  # fmt: skip
+"""Columns of ``breakdown_s``; what else there is, communication for layers by its kind, is one column together."""
 
 
-def predictions_csv(predictions: Sequence[Prediction]) -> bytes:
-    """A row a prediction; nested fields as ``breakdown_s.FW``, lists joined by semicolons."""
-    return rows_csv([flat_row(prediction.record()) for prediction in predictions])
+class PredictedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What every prediction says; an interval is one of 90%.
+
+    Attributes:
+        batch: global mini-batch.
+        fw_s, bw_s: without communication that layers wait for, which is ``layer_communication_s``.
+        ge_s: what is left of the gradient exchange after the last gradient. wu_s: weight update.
+        pipeline_idle_s, input_s, h2d_s: waiting for other stages, for a mini-batch, for its copy to the device.
+        exposed_communication_s: what nothing hides. It lies inside of the others, which add up to the iteration.
+        memory_bytes: peak of the rank that needs most. fits: missing where no limit is known.
+        extrapolated, notes: lines parted by semicolons.
+    """
+
+    model: str
+    strategy: str
+    ranks: int
+    batch: int
+    evaluator: str
+    iteration_s: float
+    interval_s: tuple[float, float]
+    epoch_s: float | None
+    samples_per_s: float
+    fw_s: float
+    bw_s: float
+    layer_communication_s: float
+    ge_s: float
+    wu_s: float
+    pipeline_idle_s: float
+    input_s: float
+    h2d_s: float
+    exposed_communication_s: float
+    memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
+    fits: bool | None
+    measured_share: float
+    extrapolated: str
+    notes: str
+
+
+class PredictionRow(PredictedRow, frozen=True, kw_only=True):
+    """A prediction; fields as of :class:`~predict.prediction.prediction.Prediction`.
+
+    Attributes:
+        options: those of the strategy that are not the defaults, as ``name=value``.
+    """
+
+    local_batch: int
+    dtype: str
+    optimizer: str
+    bucket_cap_bytes: int
+    options: str
+    speedup: float
+    efficiency: float
+    efficiency_interval: tuple[float, float]
+    knee_ranks: int | None
+    samples_per_s_per_rank: float
+    tokens_per_s_per_rank: float | None
+    model_flops_utilisation: float | None
+    rank_hours_per_epoch: float | None
+    rank_hours_per_million_samples: float
+    cost_per_epoch: float | None
+    cost_per_million_samples: float | None
+
+
+def predictions_frame(predictions: Sequence[Prediction]) -> DataFrame:
+    """A row a prediction (:class:`PredictionRow`), under columns that are always the same."""
+    from paradl_bench.core.frames import frame_of
+
+    return frame_of(PredictionRow, map(prediction_row, predictions))
+
+
+def prediction_row(prediction: Prediction) -> PredictionRow:
+    """The row of a prediction."""
+    return filled_row(PredictionRow, prediction.record())
+
+
+def filled_row(kind: type[T], record: Mapping[str, Any]) -> T:
+    """A row of a record's fields, with those that a row holds in another form."""
+    parts = dict.fromkeys(_PARTS.values(), 0.0) | {"layer_communication_s": 0.0}
+    for name, seconds in record["breakdown_s"].items():
+        parts[_PARTS.get(name, "layer_communication_s")] += seconds
+    fields = {**record, **parts, "measured_share": record["sources"]["measured"]}
+    return kind(**{name: in_cell(fields[name]) for name in kind.__struct_fields__})
+
+
+def in_cell(value: Any) -> Any:
+    """A value as a cell holds it: texts of a list parted by semicolons, of a mapping as ``name=value``."""
+    if isinstance(value, Mapping):
+        value = tuple(f"{name}={text}" for name, text in value.items())
+    if isinstance(value, tuple) and (not value or isinstance(value[0], str)):
+        return "; ".join(value)
+    return value
 
 
 def flat_row(record: msgspec.Struct | Mapping[str, Any]) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,11 +105,11 @@ def refuse_searched(given: Iterable[str]) -> None:
 
 
 def _run(options: dict[str, Any], written: OutputOptions, exported: ExportOptions, row: int) -> None:
-    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import progress
-    from predict.prediction.presentation import flat_row, rows_csv
     from predict.prediction.utilisation import check_price
     from predict.search.presentation import print_answer
+    from predict.search.rows import RankedRow, ranked_row
     from predict.search.search import search
 
     check_price(options["price"])
@@ -122,9 +121,7 @@ def _run(options: dict[str, Any], written: OutputOptions, exported: ExportOption
         _export(answer, exported, row, force=written.force)
         if exported.alone:
             return
-    as_csv = written.as_csv or bool(written.output and Path(written.output).suffix == ".csv")
-    content = rows_csv([flat_row(row.record()) for row in answer.rows]) if as_csv else encode_pretty(answer.record())
-    if written.write(content):
+    if written.write(answer.record(), lambda: frame_of(RankedRow, map(ranked_row, answer.rows))):
         print_answer(answer, why=options["why"])
 
 

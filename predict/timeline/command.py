@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.forms import check_form, table_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import point_options, refuse_missing
 
@@ -31,7 +32,7 @@ _SLOW_HELP = (
         show_default=True,
         help="Ranks that do the same once in the trace, or each of them.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of a table and a picture."),
+    table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),
     folded=False,
 )
@@ -45,6 +46,7 @@ def timeline(**options: Any) -> None:
     from predict.timeline.timeline_run import show_timeline
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
+    check_form(options["form"])
     if options["output"]:
         refuse_overwrite(options["output"], force=options["force"])
     show_timeline(options)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import write_output, write_pieces
+from paradl_bench.core.terminal.forms import CSV, JSON, MARKDOWN, PARQUET, TABLE, frame_bytes
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
@@ -18,6 +19,7 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import read_request
 from predict.simulation import prepared
 from predict.timeline.timeline import IterationTimeline, timeline_of
+from predict.timeline.timeline_frame import timeline_frame
 from predict.timeline.timeline_report import print_summary, summarise
 from predict.timeline.trace_events import trace_json
 from predict.workload import Configuration, PreparedEvaluation
@@ -93,8 +95,9 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
     output = options["output"]
-    if options["as_json"] and output == "-":
-        raise UserError("--json and -o - both write to standard output: give one, or a file to -o")
+    form = options["form"]
+    if form not in (TABLE, MARKDOWN) and output == "-":
+        raise UserError(f"--format {form} and -o - both write to standard output: give one, or a file to -o")
     if options["ranks_shown"] == "all" and not output:
         raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
     found = read_timeline(options)
@@ -104,7 +107,9 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         pieces = trace_pieces(found, command, str(options["profile"]), every_rank=every_rank)
         write_pieces(output, pieces, force=options["force"])
     summary = summarise(found.timeline, found.prediction, output if output != "-" else None)
-    if options["as_json"]:
+    if form in (CSV, PARQUET):
+        write_output("-", frame_bytes(timeline_frame(found.timeline), form))
+    elif form == JSON:
         write_output("-", encode_pretty(summary))
     elif output != "-":
         print_summary(found.timeline, summary)

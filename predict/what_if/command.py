@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
-from predict.prediction.command_options import output_options, point_options, refuse_missing, why_option
+from predict.prediction.command_options import OutputOptions, output_options, point_options, refuse_missing, why_option
 
 
 @click.command("what-if", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +40,8 @@ from predict.prediction.command_options import output_options, point_options, re
     click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots])."),
     folded=False,
 )
-def what_if_command(**options: Any) -> None:
+@collected(written=OutputOptions)
+def what_if_command(written: OutputOptions, **given: Any) -> None:
     """Predict other links, another device, other rank counts, batches or layers, beside what was measured.
 
     Without --vary and --replace, try twice as much of everything, and say what helps most.
@@ -53,20 +54,18 @@ def what_if_command(**options: Any) -> None:
     predict what-if ... --model vgg16 --strategy data --ranks 2:32:x2 --replace 'classifier.*=none' \\
       --replace 'avgpool=conv2d(512,512,1)+conv2d(512,1000,1)+adaptive_avg_pool2d(1)'
     """
+    options = {**given, "output": written.output, "force": written.force}
     refuse_missing(options, "profile", "model", "strategy", "batch")
-    from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite
 
-    if options["as_json"] and options["as_csv"]:
-        raise UserError("--json and --csv exclude each other: give one")
     refuse_unlike_changes(options)
     if options["plot"]:
         from paradl_bench.core.terminal.pictures import refuse_undrawable
 
         refuse_undrawable(options["plot"], options["output"])
-    for target in filter(None, (options["output"], options["plot"])):
-        refuse_overwrite(target, force=options["force"])
-    (_replace if options["replace"] else _vary)(options)
+        refuse_overwrite(options["plot"], force=options["force"])
+    written.check()
+    (_replace if options["replace"] else _vary)(options, written)
 
 
 def refuse_unlike_changes(options: dict[str, Any]) -> None:
@@ -81,48 +80,34 @@ def refuse_unlike_changes(options: dict[str, Any]) -> None:
         raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
 
 
-def _vary(options: dict[str, Any]) -> None:
+def _vary(options: dict[str, Any], written: OutputOptions) -> None:
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import say
-    from predict.prediction.presentation import flat_row
     from predict.what_if.presentation import draw_what_if, print_what_if
+    from predict.what_if.rows import WhatIfRow, what_if_row
     from predict.what_if.what_if import vary
 
     predicted = vary(options)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    if _write(predicted.rows, options, flat_row):
+    if written.write(list(predicted.rows), lambda: frame_of(WhatIfRow, map(what_if_row, predicted.rows))):
         print_what_if(predicted.rows, grid=options["grid"], ranked=not options["vary"], why=options["why"])
     if options["plot"]:
         draw_what_if(predicted.rows, options["plot"], force=options["force"])
 
 
-def _replace(options: dict[str, Any]) -> None:
+def _replace(options: dict[str, Any], written: OutputOptions) -> None:
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import say
     from predict.what_if.replacing import predict_replaced
-    from predict.what_if.replacing_table import csv_row, draw_replacing, print_replacing
+    from predict.what_if.replacing_table import draw_replacing, print_replacing
+    from predict.what_if.rows import ReplacedRow, replaced_row
 
     predicted = predict_replaced(options)
     for line in predicted.left_out:
         say(f"predict: left out: {line}")
-    if _write(predicted.rows, options, csv_row):
+    if written.write(list(predicted.rows), lambda: frame_of(ReplacedRow, map(replaced_row, predicted.rows))):
         print_replacing(predicted.rows, why=options["why"])
     if options["plot"]:
         strong = options["scaling"] == "strong"
         draw_replacing(predicted.rows, options["plot"], strong_scaling=strong, force=options["force"])
-
-
-def _write(rows: Any, options: dict[str, Any], flat: Callable[[Any], dict[str, object]]) -> bool:
-    """Write rows as asked for; whether a person is to be shown tables beside them."""
-    from paradl_bench.core.files.storage import encode_pretty
-    from paradl_bench.core.terminal.command_line import write_output
-    from predict.prediction.presentation import rows_csv
-
-    output, as_csv = options["output"], options["as_csv"]
-    content = rows_csv([flat(row) for row in rows]) if as_csv else encode_pretty(list(rows))
-    if output:
-        write_output(output, content, force=options["force"])
-    if as_csv or options["as_json"]:
-        if output is None:
-            write_output("-", content)
-        return False
-    return bool(output != "-")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand
 from predict.prediction.command_options import OutputOptions, output_options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @click.command("devices", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,16 +20,19 @@ from predict.prediction.command_options import OutputOptions, output_options
 def devices(written: OutputOptions, **_: Any) -> None:
     """List the GPUs that --device and what-if --vary device=... know, with their makers' numbers.
 
-    Dense peaks, without sparsity; links one way. --json and -o give every number with its source.
+    Dense peaks, without sparsity; links one way. --format json and -o give every number with its source.
     """
-    from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.records.devices.sheet import device_sheets
-    from predict.prediction.presentation import flat_row, rows_csv
+    from predict.prediction.presentation import flat_row
+
+    def frame() -> DataFrame:
+        from pandas import DataFrame
+
+        return DataFrame([flat_row(each) for each in sheets])
 
     written.check()
     sheets = list(device_sheets().values())
-    content = rows_csv([flat_row(sheet) for sheet in sheets]) if written.as_csv else encode_pretty(sheets)
-    if written.write(content):
+    if written.write(sheets, frame):
         _print(sheets)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.core.terminal.collected import collected
 from predict.prediction.command_options import OutputOptions, output_options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @click.command("profiles", context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,17 +19,20 @@ from predict.prediction.command_options import OutputOptions, output_options
 def profiles(written: OutputOptions, **_: Any) -> None:
     """List the profiles that come with the tool: --from-profile takes their names.
 
-    Each is fitted to published measurements of one device. --json and -o give all that each holds.
+    Each is fitted to published measurements of one device. --format json and -o give all that each holds.
     """
     from calibrate.profile.profile import read_profile
     from calibrate.profile.shipped.catalog import shipped_profiles
-    from paradl_bench.core.files.storage import encode_pretty
-    from predict.prediction.presentation import flat_row, rows_csv
+    from predict.prediction.presentation import flat_row
+
+    def frame() -> DataFrame:
+        from pandas import DataFrame
+
+        return DataFrame([flat_row(each) for each in records])
 
     written.check()
     records = [_record(name, read_profile(path)) for name, path in shipped_profiles().items()]
-    content = rows_csv([flat_row(record) for record in records]) if written.as_csv else encode_pretty(records)
-    if written.write(content):
+    if written.write(records, frame):
         _print(records)
 
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
@@ -15,7 +13,7 @@ from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from paradl_bench.network.replacement.modules import shape_text
 from predict.prediction.confidence import confidence_in
-from predict.prediction.presentation import flat_row, memory_cell
+from predict.prediction.presentation import memory_cell
 from predict.what_if.replacing import LayerSeconds, Replacing
 
 if TYPE_CHECKING:
@@ -48,11 +46,6 @@ def print_replacing(rows: Sequence[Replacing], *, why: bool = False) -> None:
         highlight=False,
     )
     _print_notes(rows, why=why)
-
-
-def csv_row(row: Replacing) -> dict[str, object]:
-    """A row's fields in one level; of layers their names."""
-    return flat_row({**msgspec.structs.asdict(row), "layers": [layer.name for layer in row.layers]})
 
 
 def _print_notes(rows: Sequence[Replacing], *, why: bool) -> None:

@@ -19,6 +19,7 @@ import click
 from paradl_bench.core.errors import ParadlError, UserError, WorkError, shown
 from paradl_bench.core.files.storage import write_pieces_atomically
 from paradl_bench.core.interruption import Terminated, signals_raise
+from paradl_bench.core.terminal.forms import MARKDOWN, asked_form
 from paradl_bench.core.terminal.printed import plain
 from paradl_bench.core.terminal.streams import Streams
 from paradl_bench.core.terminal.usage import usage_text
@@ -142,8 +143,10 @@ def progress(title: str, total: float) -> Iterator[Progress]:
 
 def open_console(width: int = 100) -> Console:
     """A console on standard output; where that is no terminal, of this width unless ``COLUMNS`` says another."""
-    from paradl_bench.core.terminal.plain_console import PlainConsole
+    from paradl_bench.core.terminal.plain_console import MarkdownConsole, PlainConsole
 
+    if asked_form() == MARKDOWN:
+        return MarkdownConsole()
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return PlainConsole() if known else PlainConsole(width=width)
 

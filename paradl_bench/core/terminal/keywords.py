@@ -12,7 +12,7 @@ from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.terminal.usage import usage_text
 
 _OF_FILES = {
-    *("output", "as_json", "as_csv", "force", "wide", "explain", "fusion_out", "plot", "ranks_shown"),
+    *("output", "form", "as_json", "as_csv", "force", "wide", "explain", "fusion_out", "plot", "ranks_shown"),
     *("profile", "help", "version"),
 }
 """Options that say where a command writes what; Python has arguments and methods for that."""

@@ -26,7 +26,7 @@ def table(
     Args:
         keys: so many first columns name a row: each part has them.
     """
-    from paradl_bench.core.terminal.fitted_table import FittedTable
+    from paradl_bench.core.terminal.plain_console import FittedTable
 
     columns, rows = list(columns), list(rows)
     shown = [(name, cells) for name, *cells in zip(columns, *rows, strict=True) if any(map(str, cells)) or not rows]

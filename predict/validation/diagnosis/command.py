@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paradl_bench.core.terminal.forms import asked_form, json_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
@@ -40,7 +41,7 @@ _BESIDE_A_RUN = ("profile", "cluster", "layers", "run", "memory", "at_least", "r
 @option_group(
     "Output",
     click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    json_format("json holds every finding with its numbers."),
     click.option("--force", is_flag=True, help="Replace an output file, and take a run of another environment."),
     folded=False,
 )
@@ -54,15 +55,14 @@ def diagnose(ctx: click.Context, /, **options: Any) -> None:
     predict diagnose --from-profile p.json --model resnet50 --strategy d8 --batch 256
     predict diagnose --from-profile p.json --run runs/d2
     """
-    from paradl_bench.core.files.storage import encode_pretty
     from predict.validation.diagnosis.presentation import print_diagnosis
 
     refuse_missing(options, "profile", *(() if options["run"] else ("model", "strategy", "batch")))
     _refuse_unused(ctx, options)
-    written = OutputOptions(output=options["output"], as_json=options["as_json"], force=options["force"])
+    written = OutputOptions(output=options["output"], form=asked_form(), force=options["force"])
     written.check()
     diagnoses = _of_run(options) if options["run"] else _of_points(options)
-    if written.write(encode_pretty(diagnoses)):
+    if written.write(diagnoses):
         for diagnosis in diagnoses:
             print_diagnosis(diagnosis)
 

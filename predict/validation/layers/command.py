@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from paradl_bench.core.terminal.forms import asked_form, json_format
 from paradl_bench.core.terminal.help import GroupedCommand
 from predict.prediction.command_options import OutputOptions, refuse_missing
 
@@ -27,7 +28,7 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
 @click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="Names that make a block, at most.")
 @click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png, .svg or .html.")
 @click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_format("json holds all layers.")
 @click.option("--force", is_flag=True, help="Replace existing output files.")
 def validate_layers_command(**options: Any) -> None:
     """Hold regressed layers against measured ones: errors by layer, stage and block, and of the network.
@@ -40,7 +41,6 @@ def validate_layers_command(**options: Any) -> None:
     """
     refuse_missing(options, "profile", "model")
     from calibrate.profile.profile import read_profile
-    from paradl_bench.core.files.storage import encode_pretty
     from paradl_bench.core.terminal.command_line import refuse_overwrite
     from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
@@ -50,7 +50,7 @@ def validate_layers_command(**options: Any) -> None:
     from predict.validation.layers.drawing import draw_layers
     from predict.validation.layers.presentation import print_layers
 
-    written = OutputOptions(output=options["output"], as_json=options["as_json"], force=options["force"])
+    written = OutputOptions(output=options["output"], form=asked_form(), force=options["force"])
     written.check()
     plot: str | None = options["plot"]
     if plot:
@@ -69,5 +69,5 @@ def validate_layers_command(**options: Any) -> None:
     )
     if plot:
         draw_layers(found, plot, force=written.force)
-    if written.write(encode_pretty(found)):
+    if written.write(found):
         print_layers(found)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.core.frames import frame_of
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
+from paradl_bench.core.terminal.forms import CSV, JSON, PARQUET, frame_bytes
 from paradl_bench.core.terminal.printed import in_code, in_markdown
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_around, format_difference, format_seconds
@@ -16,6 +18,7 @@ from predict.validation.runs import PHASES
 from predict.validation.shown.cells import Table, configured_pair, markdown_table
 from predict.validation.shown.findings import beyond_measurement, findings
 from predict.validation.shown.of_ranks import calls_table, markdown_activity, markdown_calls
+from predict.validation.shown.rows import PairRow, pair_row
 from predict.validation.validation_report import (
     EVALUATORS,
     PREDICTOR,
@@ -58,9 +61,12 @@ def csv_row(pair: Pair) -> dict[str, object]:
     return row
 
 
-def print_report(report: Report, path: Path, *, as_json: bool) -> None:
-    """The tables, what stands out, and where the report is; or the report as JSON."""
-    if as_json:
+def print_report(report: Report, path: Path, form: str) -> None:
+    """The tables, what stands out, and where the report is; or the report in another form."""
+    if form in (CSV, PARQUET):
+        write_output("-", frame_bytes(frame_of(PairRow, map(pair_row, report.pairs)), form))
+        return
+    if form == JSON:
         write_output("-", encode_pretty(report))
         return
     console = open_console()

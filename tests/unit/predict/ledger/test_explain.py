@@ -77,4 +77,4 @@ def test_a_file_takes_the_whole_ledger_beside_the_table(predict: Caller) -> None
 def test_a_ledger_is_no_csv(predict: Caller) -> None:
     found = predict("--strategy", "d2", "--batch", "8", "--explain", "--csv")
     assert found.code == 2
-    assert found.err == "predict: error: --explain is a table or JSON: leave --csv out\n"
+    assert found.err == "predict: error: --explain is a table or JSON: leave CSV and Parquet out\n"

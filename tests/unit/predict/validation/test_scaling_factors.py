@@ -127,7 +127,7 @@ def test_text_and_files_hold_the_factors(profile: Path, tmp_path: Path, capsys: 
     assert "| chain | d2 | 4 | 1 | 0.800 |" in path.read_text()
     (written,) = json.loads((tmp_path / "report" / "report.json").read_bytes())["scaling_factors"]
     assert written["measured"] == pytest.approx(0.8)
-    print_report(report, path, as_json=False)
+    print_report(report, path, "table")
     assert "Scaling factor" in capsys.readouterr().out
 
 

@@ -168,7 +168,7 @@ def test_runs_that_memory_ended_stand_beside_their_predicted_memory(profile: Pat
 
     alone = validate(profile, [ended["early"]])
     assert (alone.pairs, len(alone.did_not_fit)) == ((), 1)
-    print_report(alone, write_report(tmp_path / "report", alone), as_json=False)
+    print_report(alone, write_report(tmp_path / "report", alone), "table")
     text = (tmp_path / "report" / "report.md").read_text()
     assert "did not fit, as predicted: chain d2 batch 16, rank 1 in backward needed 2.93 KiB and had 1.95 KiB" in text
 

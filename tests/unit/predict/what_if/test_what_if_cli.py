@@ -117,8 +117,9 @@ def test_csv_and_files(predict: Caller) -> None:
     options = ("--vary", "bandwidth=1,2", "--csv", "-o", str(target))
     assert predict.what_if(*options)[0] == 0
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
-    assert [row["varied.bandwidth"] for row in rows] == ["", "1.0", "2.0"]
-    assert float(rows[1]["interval_s.low"]) <= float(rows[1]["iteration_s"])
+    assert [row["varied"] for row in rows] == ["", "bandwidth 1", "bandwidth 2"]
+    assert [float(row["bandwidth"]) for row in rows] == [1, 1, 2]
+    assert float(rows[1]["interval_low_s"]) <= float(rows[1]["iteration_s"])
     code, _, err = predict.what_if(*options)
     assert code == 2
     assert "exists; give --force" in err

@@ -1,0 +1,129 @@
+"""``--format``: one option of all commands that print tables. ``--json`` and ``--csv`` stay as other words for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paradl_bench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TABLE, JSON, CSV, PARQUET, MARKDOWN = "table", "json", "csv", "parquet", "markdown"
+_ASKED = "paradl.format"
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def asked_form() -> str:
+    """What the command that runs is to print; a table where it has no such option, or none runs."""
+    context = click.get_current_context(silent=True)
+    form, _ = context.meta.get(_ASKED, (TABLE, "")) if context else (TABLE, "")
+    return str(form)
+
+
+def _ask(ctx: click.Context, form: str, typed: str) -> None:
+    earlier, by = ctx.meta.setdefault(_ASKED, (form, typed))
+    if earlier != form:
+        raise UserError(f"{by} and {typed} exclude each other: give one")
+
+
+def _ask_alias(ctx: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        _ask(ctx, parameter.opts[0].removeprefix("--"), parameter.opts[0])
+
+
+def _ask_form(ctx: click.Context, parameter: click.Parameter, form: str | None) -> str:
+    if form is not None:
+        _ask(ctx, form, f"--format {form}")
+    found, _ = ctx.meta.get(_ASKED, (TABLE, ""))
+    if found != TABLE and parameter.name:
+        # An alias was typed, which has no value of its own.
+        ctx.set_parameter_source(parameter.name, click.core.ParameterSource.COMMANDLINE)
+    return str(found)
+
+
+def _is_json(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
+    if given:
+        _ask(ctx, JSON, "--json")
+    found, _typed = ctx.meta.get(_ASKED, (TABLE, ""))
+    return bool(found == JSON)
+
+
+def table_format(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--format`` of a command whose tables are DataFrames in Python too; its argument is ``form``."""
+    hidden: dict[str, Any] = {"is_flag": True, "hidden": True, "is_eager": True, "expose_value": False}
+    for alias in (JSON, CSV):
+        command = click.option(f"--{alias}", f"as_{alias}", callback=_ask_alias, **hidden)(command)
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice([TABLE, JSON, CSV, PARQUET, MARKDOWN]),
+        callback=_ask_form,
+        help="What is printed, and written with -o. csv and parquet have the columns of Python's DataFrames, which"
+        " never change. Default: table; of -o what the file's name ends in, else json.",
+    )(command)
+
+
+def json_format(text: str) -> _Decorator:
+    """``--format`` of a command that says more than a table holds; its argument is the flag ``as_json``.
+
+    Args:
+        text: what JSON holds, in a sentence.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--json", "as_json", is_flag=True, hidden=True, callback=_is_json)(command)
+        return click.option(
+            "--format",
+            "form",
+            type=click.Choice([TABLE, JSON, MARKDOWN]),
+            is_eager=True,
+            expose_value=False,
+            callback=_ask_form,
+            help=f"What is printed. {text} Default: table.",
+        )(command)
+
+    return decorate
+
+
+def form_of(target: str | None, form: str) -> str:
+    """What a file holds: as asked for; where that is a table for a person, what its name ends in says it."""
+    ending = "" if target is None else target.rpartition(".")[2].lower()
+    return form if form != TABLE else ending if ending in (CSV, PARQUET) else JSON
+
+
+def check_form(form: str, output: str | None = None) -> None:
+    """Refuse, by a UserError before any work is done, what cannot be written as asked for."""
+    if form == MARKDOWN and output:
+        raise UserError("--format markdown prints tables for a person: leave -o out, and redirect standard output")
+    if form_of(output, form) != PARQUET:
+        return
+    if output in (None, "-") and sys.stdout.isatty():
+        raise UserError("--format parquet is binary: give -o FILE.parquet, or redirect standard output")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UserError("Parquet needs pyarrow: pip install 'paradl[parquet]'") from None
+
+
+def frame_bytes(frame: DataFrame, form: str) -> bytes:
+    """A DataFrame as CSV or Parquet. A list or record in a cell is JSON text; a text steers no terminal."""
+    import msgspec
+    from pandas import Series
+
+    from paradl_bench.core.terminal.printed import plain
+
+    shown = frame.copy()
+    for name, dtype in shown.dtypes.items():
+        if dtype == "object":
+            texts = [None if cell is None else msgspec.json.encode(cell).decode() for cell in shown[name]]
+            shown[name] = Series(texts, dtype="string", index=shown.index)
+        elif dtype == "string":
+            shown[name] = shown[name].map(plain, na_action="ignore").astype("string")
+    if form == PARQUET:
+        return bytes(shown.to_parquet(None, engine="pyarrow", index=False))
+    return shown.to_csv(index=False, lineterminator="\n").encode()
