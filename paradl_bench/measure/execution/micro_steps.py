@@ -43,7 +43,7 @@ class MicroSteps:
         self._batches = list(zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True))
 
     def run(self, begin: Any, stamp: Callable[[], Any], rows: list[Row], enter: Callable[[str], None]) -> torch.Tensor:
-        """Run all of them; returns the loss over all samples.
+        """Run all of them; returns the loss over all samples, or this rank's share of it.
 
         Args:
             rows: takes every turn at forward and backward (``FW``, ``BW``), which follow each other without a gap.
@@ -72,7 +72,8 @@ class MicroSteps:
         """Forward and backward of one; returns its share of the loss, and the stamp at its end."""
         enter("forward")
         with self._entered():
-            loss = self._loss(self._parallel.module(inputs), targets)
+            outputs, of_parts = self._parallel.module(inputs), self._parallel.loss
+            loss = of_parts.share(self._loss, outputs, targets) if of_parts else self._loss(outputs, targets)
             if self._count > 1:
                 loss = loss / self._count
         forward_end = stamp()

@@ -136,15 +136,17 @@ class RehearsedModel:
         )
         sharding = sharding_runner(axis.declared).shard(model.module, network, axis, group, settings)
         self._model, self._entered = model, autocast_to(settings.dtype, device)
-        self._module = ShardedModule(model.module, sharding)
+        self._module, self._loss_of = ShardedModule(model.module, sharding), sharding.loss_of
         self._probe: OperationProbe | None = None
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward to the loss."""
         with self._entered():
-            outputs = self._module(inputs)
-            with self._probe or contextlib.nullcontext():
-                return self._model.loss(outputs, targets)
+            return self._loss_of(self._observed_loss, self._module(inputs), targets)
+
+    def _observed_loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        with self._probe or contextlib.nullcontext():
+            return self._model.loss(outputs, targets)
 
     @contextlib.contextmanager
     def observed(self, probe: OperationProbe) -> Iterator[None]:

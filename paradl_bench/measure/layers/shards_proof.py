@@ -89,7 +89,7 @@ def _prove(model: LoadedModel, network: ModelGraph, strategy: Strategy, request:
             )
             sharding = sharding_runner(axis.declared).shard(copied.module, network, axis, group, settings)
             module = ShardedModule(copied.module, sharding)
-            return ParallelModule(module, sharding.network, Spans(), own_part=sharding.own_part)
+            return ParallelModule(module, sharding.network, Spans(), own_part=sharding.own_part, loss=sharding.loss)
 
         return Subject(model, network, strategy, settings, cpu, ThreadRanks(rank, meeting), build)
 

@@ -34,6 +34,7 @@ from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_n
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
+    LossOfParts,
     OwnPart,
     ParameterRunner,
     RunLayer,
@@ -59,6 +60,7 @@ class ParallelModule:
         optimizer_group: whose ranks part the optimizer's state (ZeRO stage 1); else None.
         own_part: as of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is
         whole.
+        loss: as of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`.
     """
 
     module: torch.nn.Module
@@ -68,6 +70,7 @@ class ParallelModule:
     pipeline: StagedModule | None = None
     optimizer_group: dist.ProcessGroup | None = None
     own_part: OwnPart | None = None
+    loss: LossOfParts | None = None
 
     def without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
@@ -133,6 +136,7 @@ def build_parallel(
         mesh.groups,
         optimizer_group=optimizer_group,
         own_part=sharding.own_part,
+        loss=sharding.loss,
     )
 
 
