@@ -155,9 +155,9 @@ class _OnTokens:
             return tensor
         return self._own.part(tensor, dim)
 
-    def _shorter(self, sizes: list[int]) -> list[int]:
-        """Sizes of all dims with that of the tokens cut; -1 finds itself."""
-        at = len(sizes) + self._along.dim
+    def _shorter(self, sizes: list[int], behind: int = 0) -> list[int]:
+        """Sizes of all dims but ``behind`` last ones with that of the tokens cut, if it is there; -1 finds itself."""
+        at = len(sizes) + behind + self._along.dim
         if 0 <= at < len(sizes) and sizes[at] != -1:
             if sizes[at] % self._own.group.size:
                 raise WorkError(f"layer {self._layer.name} is given {sizes[at]} positions, which don't split evenly")
@@ -178,8 +178,15 @@ def _whole_view(shorter: Shorter, args: tuple[Any, ...], kwargs: dict[str, Any])
     return (args[0], shorter(sizes)), {}
 
 
-_SIZED = dict.fromkeys(("view", "reshape", "expand"), _whole_view)
-"""Views that are given sizes of all dims; ``unflatten`` and ``split`` are given those of features."""
+def _unflattened(shorter: Shorter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """unflatten: the dim, and the sizes that it is parted into."""
+    given = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
+    tensor, dim = given["input"], given["dim"] % given["input"].dim()
+    return (tensor, dim, shorter(list(given["sizes"]), tensor.dim() - 1 - dim)), {}
+
+
+_SIZED = dict.fromkeys(("view", "reshape", "expand"), _whole_view) | {"unflatten": _unflattened}
+"""Views that are given sizes."""
 
 
 class _Masks:

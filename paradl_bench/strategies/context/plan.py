@@ -21,8 +21,6 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, layers_with_gradient
-from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
@@ -48,14 +46,9 @@ class ContextPlanner:
 
     def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
-        UserError: stages of a pipeline, a layer that mixes tokens, or a sequence that does not part evenly.
+        UserError: a layer that mixes tokens, or a sequence that does not part evenly.
         """
         ranks = strategy.axes[axis].degree
-        if ranks > 1 and degree_of(strategy, Trait.STAGES) > 1:
-            raise UserError(
-                f"strategy {strategy}: context parallelism doesn't run in stages of a pipeline; nest it with data, as"
-                " d2x2"
-            )
         if ranks == 1 or not network.layers:
             return
         tokens = tokens_of(network)
