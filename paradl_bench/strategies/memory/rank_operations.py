@@ -152,7 +152,7 @@ class RankOperations:
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
 
     def _is_cut(self, i: int) -> bool:
-        """Whether the rank holds a block of a layer's output, or takes one number of a block; it holds all it is fed."""
+        """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""
         if i < 0:
             return False
         shard, layer = self._shards[i], self._layers[i]
@@ -165,10 +165,10 @@ class RankOperations:
         shard, layer = self._shards[i], self._layers[i]
         if not self._is_cut(i):
             return True
-        if source < 0 or not of_operation(shard.before_fw, "all_gather") or self._layers[source].name not in layer.inputs:
+        if source < 0 or not of_operation(shard.before_fw, "all_gather"):
             return False
-        at = layer.inputs.index(self._layers[source].name)
-        return shard.layer.input_shapes[at] == layer.input_shapes[at]
+        shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
+        return any(own == all_of_it for name, own, all_of_it in shapes if name == self._layers[source].name)
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]
