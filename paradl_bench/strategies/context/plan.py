@@ -93,7 +93,9 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
             elements = math.prod(layer.input_shapes[at]) // ranks
             return place.collective(operation, elements, batchless=False, element_bytes=width)
 
-        backward = [at for at in reversed(found.gathered) if differentiated.get(layer.inputs[at], False)]
+        # Keys and values of one tensor have one name.
+        named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
+        backward = [at for at in reversed(found.gathered) if differentiated.get(named[at], False)]
         shards[index] = LayerShard(
             part_of_tokens(layer, found, ranks),
             label,
