@@ -68,7 +68,8 @@ class _Own(NamedTuple):
         size, at = self.length // self.group.size, dim % whole.dim()
         if whole.shape[at] == self.length:
             return whole.narrow(at, self.group.rank * size, size)
-        return whole.unflatten(at, (-1, self.group.size, size)).select(at + 1, self.group.rank).flatten(at, at + 1)
+        parts = whole.reshape(*whole.shape[:at], -1, self.group.size, size, *whole.shape[at + 1 :])
+        return parts.select(at + 1, self.group.rank).flatten(at, at + 1)
 
     def mark(self, result: Any, along: Cut) -> Any:
         """The result, so that the module's code is told whole shapes of it."""
@@ -102,15 +103,13 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group) -> Sharding:
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
-        if not inputs.requires_grad:
-            return own.mark(own.part(inputs, along.dim).contiguous(), along)
-        # Gradients here are as many times larger as there are parts; the input's shall not be.
-        part = take(inputs, own.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
-        return own.mark(part, along)
-
-    def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
-        found = tokens.layers.get(index)
-        return tensor if found is None or found.output is None else own.mark(tensor, found.output)
+        if inputs.requires_grad:
+            # Gradients here are as many times larger as there are parts; the input's shall not be.
+            part = take(inputs, own.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
+        else:
+            part = own.part(inputs, along.dim).contiguous()
+        own.mark(part, along)
+        return part
 
     def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
         mark: tuple[int, int] | None = getattr(tensor, _MARK, None)
@@ -121,7 +120,6 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group) -> Sharding:
         network,
         enter=enter,
         whole_shape=_whole_shape,
-        receive=receive,
         randomness=random,
         own_part=own_part,
     )
