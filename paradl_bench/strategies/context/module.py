@@ -256,7 +256,8 @@ class _CrossEntropy:
             raise WorkError(f"layer {self._layer.name} is no plain mean over tokens: context parallelism can't run it")
         count = (targets != given.get("ignore_index", -100)).sum()
         summed = function(**given | {"reduction": "sum"})
-        return beside(function, torch.mul)(summed, self._ranks / count)
+        # Of two whole numbers torch's quotient would be of fp32.
+        return beside(function, torch.div)(summed, count.to(summed.dtype) / self._ranks)
 
 
 class _LossOfTokens:
