@@ -160,9 +160,11 @@ class ShardedOperations(RankOperations):
         layer, shard = self._layers[i], self._shards[i]
         if not shard.shard:
             return gradient
-        if self._is_cut(i) and self._is_cut(source) and self._reads_whole(i, source):
-            part = self._output_bytes(self._shards[source].layer)
-            return self._replaced(gradient, part, gradient.size)
+        if self._is_cut(i) and of_operation(shard.before_fw, "all_gather"):
+            if not (self._is_cut(source) and self._reads_whole(i, source)):
+                return gradient
+            # What was gathered for this layer alone gets its part of the gradients' sum.
+            return self._replaced(gradient, self._output_bytes(self._shards[source].layer), gradient.size)
         if self._is_cut(i) and self._copies_input(i):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)
