@@ -83,6 +83,8 @@ class _Walk:
             raise CannotCut("the loss, which is no mean over tokens")
 
     def _of_layer(self, layer: Layer, reads_targets: bool) -> TokenLayer:
+        if not layer.input_shapes or not all(layer.input_shapes):
+            raise CannotCut(f"{layer.name} ({layer.kind}), of which no shapes are known")
         if layer.handled:
             raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
         if {name for name, _ in layer.values_read} != set(layer.inputs):
@@ -130,7 +132,8 @@ class _Walk:
                 return False
             if cut is None and needs is not None and at in found.gathered:
                 return False
-            if needs is not None and layer.input_shapes[at][needs.dim] != self._length:
+            shape = layer.input_shapes[at]
+            if needs is not None and (len(shape) < -needs.dim or shape[needs.dim] != self._length):
                 return False
         return True
 
