@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
 from paradl_bench.core.terminal.forms import JSON, MARKDOWN, TABLE, check_form, form_of, frame_bytes, table_format

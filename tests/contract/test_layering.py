@@ -35,6 +35,7 @@ ONE_FILE_A_THING = {
     "paradl_bench/commands",
     "paradl_bench/importers",
     "paradl_bench/network/kinds",
+    "paradl_bench/strategies",
     "predict/costs/kinds",
 }
 

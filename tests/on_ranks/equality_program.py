@@ -96,9 +96,9 @@ class Comparison:
     def run(self) -> None:
         """Three iterations; outputs and gradients, then what the optimizer makes of them."""
         inputs, targets = self.model.make_batch(SAMPLES * self.replicas, seed=7)
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
         for iteration in range(3):
-            read = inputs.double() if inputs.is_floating_point() else inputs
-            found = self.proof.iterate(read, targets, iteration if self.seeded else None)
+            found = self.proof.iterate(inputs, targets, iteration if self.seeded else None)
             if not found.finite:
                 raise UserError(
                     "the serial model's own output is not finite: a window of a maximum reads padding alone"

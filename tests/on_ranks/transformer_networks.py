@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paradl_bench.network.models.token_tasks import NextToken
+from paradl_bench.network.models.token_tasks import MaskedTokens, NextToken
 from paradl_bench.network.models.torchvision_import import import_torchvision_models
 
 WIDTH, TOKENS = 12, 6
@@ -194,3 +194,78 @@ class Untied(Tied):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * torch.tanh(self.head(x) / 2)
+
+
+READ = 8
+
+
+class Reading(nn.Module):
+    """Token ids to logits: positions that are parameters, a mask of its own, rows of all samples, parts of one tensor.
+
+    Args:
+        masked: whether some targets are left out, not as many on each part of a sequence.
+    """
+
+    heads = 3
+
+    def __init__(self, *, masked: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.token_task = (
+            MaskedTokens(vocabulary=17, sequence=READ, mask_token=3)
+            if masked
+            else NextToken(vocabulary=17, sequence=READ)
+        )
+        self.dropout = dropout
+        self.embedding = nn.Embedding(17, WIDTH)
+        self.places = nn.Parameter(torch.randn(READ, WIDTH))
+        self.weight = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH) / WIDTH)
+        self.out, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 17, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.places
+        samples, tokens, width = x.shape
+        q, k, v = (x @ self.weight).view(samples, tokens, 3, self.heads, -1).unbind(2)
+        at = torch.arange(tokens, device=x.device)
+        near = (at[:, None] - at[None, :]).abs() < 5
+        dropout = self.dropout if self.training else 0.0
+        a = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), near, dropout)
+        x = F.dropout(x + self.out(a.transpose(1, 2).reshape(samples, -1, width)), dropout)
+        rows = self.norm(x).reshape(samples * tokens, width)
+        rows = rows * F.softmax(self.gate(rows), -1)
+        return self.head(rows.unflatten(0, (samples, tokens)) + x.mean(-1, keepdim=True) * (at[:, None] + 1))
+
+
+def masked() -> nn.Module:
+    return Reading(masked=True)
+
+
+def drawing() -> nn.Module:
+    return Reading(dropout=0.4)
+
+
+def _language_model(family: str, **changes: Any) -> nn.Module:
+    from paradl_bench.network.models.language_models import build_language_model
+
+    return build_language_model(family, vocab_size=19, **changes)
+
+
+def gpt2_tokens() -> nn.Module:
+    return _language_model(
+        "gpt2", n_embd=WIDTH, n_layer=2, n_head=4, n_positions=READ, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+
+
+def llama_tokens() -> nn.Module:
+    return _language_model(
+        "llama", hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=READ,
+    )  # fmt: skip
+
+
+def bert_tokens() -> nn.Module:
+    return _language_model(
+        "bert", hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=22,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=READ,
+    )  # fmt: skip

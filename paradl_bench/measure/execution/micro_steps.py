@@ -44,7 +44,7 @@ class MicroSteps:
         self._batches = list(zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True))
 
     def run(self, begin: Any, stamp: Callable[[], Any], rows: list[Row], enter: Callable[[str], None]) -> torch.Tensor:
-        """Run all of them; returns the loss over all samples.
+        """Run all of them; returns the loss over all samples, or this rank's share of it.
 
         Args:
             rows: takes every turn at forward and backward (``FW``, ``BW``), which follow each other without a gap.

@@ -238,6 +238,8 @@ class StrategyProof:
         leaf = inputs[samples].detach().clone().requires_grad_(self._asks_input(inputs))
         steps = MicroSteps(self._built, self._loss, leaf, targets[samples], self._place.steps)
         loss = steps.run(0, lambda: 0, [], lambda _: None)
+        if self._built.loss is not None:
+            loss = self._built.loss.mean(loss)
         if self._averages:
             gradients = [parameter.grad for parameter in self._module.parameters() if parameter.grad is not None]
             self._ranks.mean(gradients)

@@ -43,7 +43,7 @@ from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.group_functions import Spans
-from paradl_bench.strategies.running.sharded_module import StagedModule
+from paradl_bench.strategies.running.sharded_module import LossOfParts, StagedModule
 
 
 @dataclass(slots=True)
@@ -93,6 +93,7 @@ class Trainer:
         self._counter = SequenceCounter()
         self._spans = Spans()
         self._pipeline: StagedModule | None = None
+        self._loss_of_parts: LossOfParts | None = None
         self._last_gradient = _Arrival()
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
@@ -121,7 +122,7 @@ class Trainer:
                 self._twin.layers if self._twin else None,
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
-        self._groups = built.groups
+        self._groups, self._loss_of_parts = built.groups, built.loss
         if built.pipeline is None:
             self._steps = MicroSteps(built, model_loss, self._inputs, self._targets, request.accumulate, self._entered)
         receives = built.pipeline is not None and built.pipeline.stages[0].receives
@@ -185,7 +186,7 @@ class Trainer:
             return  # nothing was built, or on this rank alone
         groups = self._groups[1:]
         del self._parallel, self._optimizer
-        self._steps, self._pipeline, self._groups = None, None, ()
+        self._steps, self._pipeline, self._groups, self._loss_of_parts = None, None, (), None
         self._counter, self._spans = SequenceCounter(), Spans()
         end_groups(groups)
 
@@ -318,7 +319,7 @@ class Trainer:
                 counts.append(self._counter.since_last())
         self._spans.stamp = None
         self._clock.synchronise()
-        losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
+        losses = self._losses(stamps)
         for index, item in enumerate(stamps, start=first):
             self._check(index, item)
         record = self._record(first, stamps, counts, losses)
@@ -331,6 +332,14 @@ class Trainer:
         if self._twin:
             self._twin.begin_iteration(number)
         return self.iterate()
+
+    def _losses(self, stamps: list[Stamps]) -> tuple[float, ...]:
+        """By iteration; where ranks have shares of a loss, what these add up to."""
+        losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
+        if self._loss_of_parts is None:
+            return losses
+        shares = torch.tensor(losses, dtype=torch.float64, device=self._context.device)
+        return tuple(self._loss_of_parts.mean(shares).tolist())
 
     def _check(self, index: int, stamps: Stamps) -> None:
         where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"

@@ -142,7 +142,7 @@ class RankOperations:
     def _read_bytes(self, i: int, position: int) -> int:
         """Bytes of a tensor that the rank's operation reads."""
         run, source = self._shards[i].layer, self._reads[i][position]
-        if len(self._reads[i]) == len(run.input_shapes) or source < 0:
+        if len(self._reads[i]) in (len(run.input_shapes), len(self._layers[i].input_shapes)) or source < 0:
             # Of what crosses a pipeline's cut, the last tensors have no position of their own.
             place = min(position, len(run.input_shapes) - 1)
             samples = 1 if place in run.batchless_inputs else self._samples
@@ -152,13 +152,23 @@ class RankOperations:
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
 
     def _is_cut(self, i: int) -> bool:
-        """Whether the rank holds a block of a layer's output; of the network's input it holds all."""
+        """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""
         if i < 0:
             return False
-        shard = self._shards[i]
-        return (
-            bool(shard.shard) and not shard.after_fw and shard.layer.output_elements < self._layers[i].output_elements
-        )
+        shard, layer = self._shards[i], self._layers[i]
+        part = shard.layer.output_elements < layer.output_elements
+        of_part = not layer.output_shape and shard.layer.input_elements < layer.input_elements
+        return bool(shard.shard) and not shard.after_fw and (part or of_part)
+
+    def _reads_whole(self, i: int, source: int) -> bool:
+        """Whether the rank's part of a layer reads all of what another makes: what is outside of blocks reads all."""
+        shard, layer = self._shards[i], self._layers[i]
+        if not self._is_cut(i):
+            return True
+        if source < 0 or not of_operation(shard.before_fw, "all_gather"):
+            return False
+        shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
+        return any(own == all_of_it for name, own, all_of_it in shapes if name == self._layers[source].name)
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]
@@ -178,7 +188,11 @@ class RankOperations:
         if run.memory is None or not layer.output_elements:
             return 0
         each, fixed = getattr(run.memory, when)
-        held = each * self._samples * run.output_elements // layer.output_elements + fixed
+        part, whole = run.output_elements, layer.output_elements
+        if not layer.output_shape and layer.input_elements and run.memory is layer.memory:
+            # One number, of a part of what it is made of: a loss.
+            part, whole = run.input_elements, layer.input_elements
+        held = each * self._samples * part // whole + fixed
         return int(held * self._casts.run_width(i) // _WATCHED_WIDTH)
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:

@@ -7,6 +7,7 @@ its halo and the messages, the copy of a gradient that is summed.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,14 +30,27 @@ class ShardedOperations(RankOperations):
         """Blocks become whole where the spatial region ends; each is gathered before its first reader outside."""
         gathers = of_operation(self._shards[i].before_fw, "all_gather")
         sources = [self._index[name] for name in self._layers[i].inputs if name in self._index]
-        blocks = [s for s in sources if self._is_cut(s) and s not in wholes]
+        blocks = [s for s in sources if self._is_cut(s) and s not in wholes and self._reads_whole(i, s)]
         for source, gather in zip(blocks, gathers, strict=False):
             wholes[source] = self._ledger.allocate(self._output_bytes(self._layers[source]))
             self._ledger.mark(gather.ranks * gather.message_bytes + self._padding(made[source].size, gather))
+        self._make_once(i)
         for gather in gathers[len(blocks) :]:
             # What a stage has received as a block.
             wholes[RECEIVED] = self._ledger.allocate(gather.ranks * gather.message_bytes)
             self._ledger.mark(gather.ranks * gather.message_bytes)
+
+    def _make_once(self, i: int) -> None:
+        """What the rank's part reads beside the layer's own inputs: made once for all layers, and held from then on."""
+        run = self._shards[i].layer
+        for shape in run.input_shapes[len(self._layers[i].input_shapes) :]:
+            if shape not in self._made_once:
+                self._made_once[shape] = self._ledger.allocate(math.prod(shape) * self._casts.run_width(i))
+
+    @functools.cached_property
+    def _made_once(self) -> dict[tuple[int, ...], Storage]:
+        """Masks of a rank's own queries, by shape."""
+        return {}
 
     def _padding(self, part_bytes: int, gather: Collective) -> int:
         """The copy of a part that is shorter than the longest one."""
@@ -146,6 +160,11 @@ class ShardedOperations(RankOperations):
         layer, shard = self._layers[i], self._shards[i]
         if not shard.shard:
             return gradient
+        if self._is_cut(i) and of_operation(shard.before_fw, "all_gather"):
+            if not (self._is_cut(source) and self._reads_whole(i, source)):
+                return gradient
+            # What was gathered for this layer alone gets its part of the gradients' sum.
+            return self._replaced(gradient, self._output_bytes(self._shards[source].layer), gradient.size)
         if self._is_cut(i) and self._copies_input(i):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)

@@ -54,8 +54,14 @@ def check_nesting(strategy: Strategy) -> None:
     """The rule of which axes nest, over their traits: all do, but for several that shard the same layers.
 
     Raises:
-        UserError: several axes shard layers.
+        UserError: several axes shard layers, or stages part what one has to run from input to loss.
     """
+    whole = [axis.kind for axis in strategy.axes if axis.has(Trait.NEEDS_LOSS) and axis.degree > 1]
+    if whole and staging_axis(strategy) is not None:
+        raise UserError(
+            f"strategy {strategy}: {whole[0]} parallelism takes the loss of each rank's part, and runs in no stages of"
+            " a pipeline; nest it with data"
+        )
     sharding = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
     if len(sharding) > 1:
         raise UserError(

@@ -34,6 +34,7 @@ from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_n
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
+    LossOfParts,
     OwnPart,
     ParameterRunner,
     RunLayer,
@@ -73,6 +74,11 @@ class ParallelModule:
     def own_part(self) -> OwnPart | None:
         """As of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is whole."""
         return self.sharding.own_part if self.sharding else None
+
+    @property
+    def loss(self) -> LossOfParts | None:
+        """As of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where outputs are whole."""
+        return self.sharding.loss if self.sharding else None
 
     def sharded_loss(self, loss: Loss) -> Loss:
         """The loss as this rank computes it: of outputs that ranks hold parts of, that of the whole."""

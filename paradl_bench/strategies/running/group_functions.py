@@ -239,6 +239,15 @@ def gather(
     return _conjugate(part, lambda tensor: all_gather_slices(tensor, slices, shape, group), back)
 
 
+def gather_for_all(part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], group: Group) -> torch.Tensor:
+    """The whole from every rank's part, which ranks each go on with; of its gradient's sum, this rank's part."""
+    return _conjugate(
+        part,
+        lambda tensor: all_gather_slices(tensor, slices, shape, group),
+        lambda gradient: reduce_scatter_slices(gradient, slices, group),
+    )
+
+
 def take(whole: torch.Tensor, slices: Sequence[Slices], group: Group, *, scale: float = 1.0) -> torch.Tensor:
     """This rank's part; gradients of the parts are gathered, times ``scale``."""
     shape = whole.shape

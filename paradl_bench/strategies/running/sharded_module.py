@@ -80,6 +80,20 @@ class Rule:
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+"""From a model's output and targets to the mean over samples."""
+
+
+class LossOfParts(Protocol):
+    """The loss where each rank has a part of the model's output."""
+
+    def share(self, loss: Loss, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """What this rank's part adds to the loss, times the number of ranks; ``targets`` are of all of the output."""
+
+    def mean(self, share: torch.Tensor) -> torch.Tensor:
+        """The loss, or several, from every rank's share; a collective."""
+
+
 class Sharding(NamedTuple):
     """What one axis makes of a module.
 
@@ -96,6 +110,7 @@ class Sharding(NamedTuple):
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
             the tensor's gradient is here; called with this rank's tensor and the serial model's.
         run_layer: what runs layers, below all rules; None for torch's own functions.
+        loss: what the loss is taken by; None where every rank has all of the output.
     """
 
     rules: Mapping[int, Rule]
@@ -108,6 +123,7 @@ class Sharding(NamedTuple):
     randomness: OwnRandomness | None = None
     own_part: OwnPart | None = None
     run_layer: RunLayer | None = None
+    loss: LossOfParts | None = None
 
 
 @runtime_checkable
@@ -126,10 +142,6 @@ class AxisRunner(Protocol):
         Raises:
             UserError: a limit is exceeded; the message names the layer that sets it.
         """
-
-
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-"""From a model's output and targets to the mean over samples."""
 
 
 class StagedModule(Protocol):
@@ -228,15 +240,23 @@ class ShardedModule(torch.nn.Module):
 def sharded_loss(loss: Loss, sharding: Sharding, observer: TorchFunctionMode | None = None) -> Loss:
     """The loss under the rules of its operations, which follow the model's; itself where it has none.
 
+    Where ranks have parts of the output, it is this rank's share.
+
     Args:
         observer: entered inside the rules, as that of a :class:`ShardedModule`.
     """
-    first = operations_of_forward(sharding.network)
+    first, of_parts = operations_of_forward(sharding.network), sharding.loss
     ruled = sharding.run_layer is not None or any(index >= first for index in sharding.rules)
 
-    def run(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        with Walk(sharding, first) if ruled else contextlib.nullcontext(), observer or contextlib.nullcontext():
+    def observed(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        with observer or contextlib.nullcontext():
             return loss(outputs, targets)
+
+    def run(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        if of_parts is not None:
+            return of_parts.share(observed, outputs, targets)
+        with Walk(sharding, first) if ruled else contextlib.nullcontext():
+            return observed(outputs, targets)
 
     return run if ruled or observer else loss
 

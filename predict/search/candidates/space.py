@@ -31,6 +31,7 @@ from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, P
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.data.zero.plan import check_zero
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
+from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -268,6 +269,7 @@ class _Finder:
     def trains_in(self, mesh: Mesh, dtype: str, kernel_settings: str) -> bool:
         """Whether a mesh can be trained in a dtype and with kernel settings; else its placements are counted."""
         try:
+            check_nesting(Strategy(axes=mesh.axes))
             check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
             check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
         except UserError as error:

@@ -153,7 +153,7 @@ class ToyOptions(AxisOptions, frozen=True, kw_only=True):
 
 AXIS = AxisKind(
     name="toy",
-    letter="x",
+    letter="y",
     package=__package__,
     options=(ToyOptions,),
     traits=frozenset({Trait.SHARDS_LAYERS}),
@@ -247,27 +247,27 @@ from paradl_bench.plan.strategy import parse_strategy, parse_strategy_kinds
 from paradl_bench.strategies.nesting.catalog import planner_for
 from calibrate.profile.profile import read_profile
 network = next(iter(read_profile(sys.argv[1]).network.values()))
-for text in ("x2", "d2x2", "p2x2"):
+for text in ("y2", "d2y2", "p2y2"):
     strategy = parse_strategy(text)
     plan = planner_for(strategy).plan(network, strategy, plan_settings(batch=8, toy_layers=1))
     shards = {work.shard for work in plan.works if getattr(work, "shard", "")}
     print(text, strategy.name, str(strategy), plan.local_batch, *sorted(shards))
-print(parse_strategy_kinds("d+x"))
+print(parse_strategy_kinds("d+y"))
 """
     lines = with_toy(toy, program, str(PROFILE)).splitlines()
     assert lines == [
-        "x2 toy x2 8 x2[toy_layers=1]",
-        "d2x2 data+toy d2x2 4 x2[toy_layers=1]",
-        "p2x2 pipeline+toy p2x2 8 x2[toy_layers=1]",
+        "y2 toy y2 8 y2[toy_layers=1]",
+        "d2y2 data+toy d2y2 4 y2[toy_layers=1]",
+        "p2y2 pipeline+toy p2y2 8 y2[toy_layers=1]",
         "('data', 'toy')",
     ]
 
 
 def test_a_toy_axis_is_predicted_with_its_option(toy: Path) -> None:
     of_two, of_one, nested = (
-        predicted(toy, "--strategy", *words) for words in (("x2",), ("x2", "--toy-layers", "1"), ("d2x2",))
+        predicted(toy, "--strategy", *words) for words in (("y2",), ("y2", "--toy-layers", "1"), ("d2y2",))
     )
-    assert [row["strategy"] for row in (*of_two, *of_one, *nested)] == ["x2", "x2", "d2x2"]
+    assert [row["strategy"] for row in (*of_two, *of_one, *nested)] == ["y2", "y2", "d2y2"]
     assert of_one[0]["options"] == {"toy_layers": "1"}
     assert of_two[0]["iteration_s"] != of_one[0]["iteration_s"]
     assert of_two[0]["memory_bytes"]
@@ -279,7 +279,7 @@ import msgspec
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.records.training.training_record import TrainingRun, fields_of_plan
 settings = plan_settings(batch=8, toy_layers=1, micro_batches=4, blocking=True)
-about = dict(model="m", input_shape=(3,), strategy="x2", ranks=2, dtype="fp32")
+about = dict(model="m", input_shape=(3,), strategy="y2", ranks=2, dtype="fp32")
 about |= dict(backend="gloo", launcher="own", iterations=1, warmup=3, network_digest="")
 run = TrainingRun(**about, **fields_of_plan(settings))
 assert msgspec.json.decode(msgspec.json.encode(run), type=TrainingRun).settings == settings
@@ -292,7 +292,7 @@ def test_a_toy_axis_is_searched(toy: Path) -> None:
     words = ("search", "--from-profile", str(PROFILE), "--model", "resnet18", "--ranks", "2", "--batch", "8")
     found = json.loads(with_toy(toy, COMMAND.format("predict"), *words, "--top", "60", "--json"))
     strategies = {row["prediction"]["strategy"]: row for row in found["rows"]}
-    assert "x2" in strategies
+    assert "y2" in strategies
     assert "d2" in strategies
 
 
@@ -314,7 +314,7 @@ def test_an_option_of_another_axis_is_refused(toy: Path) -> None:
 
 
 def test_two_axes_that_share_layers_are_refused(toy: Path) -> None:
-    known = ("--from-profile", str(PROFILE), "--model", "resnet18", "--batch", "8", "--strategy", "f2x2")
+    known = ("--from-profile", str(PROFILE), "--model", "resnet18", "--batch", "8", "--strategy", "f2y2")
     with pytest.raises(AssertionError, match="filter and toy both share layers out"):
         with_toy(toy, COMMAND.format("predict"), *known)
 

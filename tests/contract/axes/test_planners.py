@@ -11,6 +11,7 @@ from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.kind import TensorArgument
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds
 from paradl_bench.plan.axis_planner import AxisPlanner, axis_planner, staging_axis
@@ -48,6 +49,8 @@ NESTED = (
     "t2d2",
     "p2t2",
     "d2p2t3",
+    "d2x2",
+    "x4d2",
 )
 SHARDED = ("z1d2", "z2d2", "z3d4")
 """Replicas that update a part of the parameters each."""
@@ -83,6 +86,35 @@ def branching_network() -> ModelGraph:
 NETWORK = branching_network()
 
 
+def token_network() -> ModelGraph:
+    """Token ids, an attention, a skip connection and a mean over tokens; the sequence has 8."""
+    factory = NetworkFactory(8)
+
+    def linear(name: str, features: int, source: str) -> str:
+        read = factory._read(source)
+        weight = factory._parameter(f"{name}.weight", features, read.shape[-1])
+        return factory.call(name, "linear", (read, weight), (8, features), (source,))
+
+    table = factory._parameter("words.weight", 20, 12)
+    words = factory.call("words", "embedding", (factory._read("input"), table), (8, 12), ("input",))
+    attending = tuple(linear(name, 12, words) for name in ("query", "key", "value"))
+    read = tuple(factory._read(name) for name in attending)
+    attention = factory.call("attention", "scaled_dot_product_attention", read, (8, 12), attending, is_causal=True)
+    head = linear("head", 20, factory.add("add", attention, words))
+    logits = factory._read(head)
+    targets = TensorArgument(logits.shape[:-1])
+    factory.call("loss.cross_entropy", "cross_entropy", (logits, targets), (), (head,))
+    return factory.network("tokens")
+
+
+TOKENS = token_network()
+
+
+def network_of(strategy: Strategy) -> ModelGraph:
+    """One that the strategy can run: of tokens where ranks need their loss."""
+    return TOKENS if any(axis.has(Trait.NEEDS_LOSS) for axis in strategy.axes) else NETWORK
+
+
 def line_network() -> ModelGraph:
     """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch; 8 train."""
     factory = NetworkFactory(4, 16)
@@ -112,8 +144,8 @@ STRATEGIES = [
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 
 
-def plan(strategy: Strategy, network: ModelGraph = NETWORK) -> Plan:
-    return planner_for(strategy).plan(network, strategy, SETTINGS)
+def plan(strategy: Strategy, network: ModelGraph | None = None) -> Plan:
+    return planner_for(strategy).plan(network or network_of(strategy), strategy, SETTINGS)
 
 
 def works_of(found: Plan, role: Role) -> list[Work]:
@@ -133,7 +165,8 @@ def test_it_is_found_by_its_kind(kind: str) -> None:
 
 @every_kind
 def test_one_pe_does_the_work_of_serial(kind: str) -> None:
-    serial, alone = plan(Strategy()), plan(strategy_of(kind, 1))
+    alone = plan(strategy_of(kind, 1))
+    serial = plan(Strategy(), network_of(alone.strategy))
     assert counted(alone, Compute) == counted(serial, Compute)
     assert counted(alone, WeightUpdate) == counted(serial, WeightUpdate)
     assert alone.local_batch == SETTINGS.batch
@@ -169,7 +202,7 @@ def test_a_layer_waits_for_what_it_reads(strategy: Strategy) -> None:
         before: list[set[int]] = []
         for row in rows:
             before.append(set(row.tolist()).union(*(before[task] for task in row.tolist())))
-        for reader in NETWORK.layers:
+        for reader in network_of(strategy).layers:
             for source in set(reader.inputs) - {"input"}:
                 if (source, "FW") not in tasks or (reader.name, "FW") not in tasks:
                     # On different stages: what is sent from one to the other orders them.
@@ -200,7 +233,8 @@ def test_planning_twice_gives_the_same(strategy: Strategy) -> None:
 
 @every_kind
 def test_limits_hold_and_are_explained(kind: str) -> None:
-    network = line_network()
+    of_tokens = network_of(strategy_of(kind, 2)) is TOKENS
+    network = TOKENS if of_tokens else line_network()
     (limit,) = planner_for(strategy_of(kind, 1)).limits(network, SETTINGS)
     assert limit.axis == kind
     assert limit.reason
@@ -237,11 +271,12 @@ def flops_of(found: Plan, role: Role, network: ModelGraph) -> Counter[tuple[str,
 @every_strategy
 def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
     """Over the ranks of a replica a layer's FLOPs are the serial ones where it is split, else so many times these."""
-    serial = plan(Strategy())
-    alone = flops_of(serial, serial.roles[0], NETWORK)
+    network = network_of(strategy)
+    serial = plan(Strategy(), network)
+    alone = flops_of(serial, serial.roles[0], network)
     found = plan(strategy)
     sharing = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS))
-    of_ranks = [flops_of(found, found.roles[index], NETWORK) for index in found.positions]
+    of_ranks = [flops_of(found, found.roles[index], network) for index in found.positions]
     split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
     assert bool(split) == (sharing > 1)
     for (layer, phase), flops in alone.items():
@@ -262,8 +297,9 @@ def test_parameters_are_updated_as_often_as_ranks_hold_them(strategy: Strategy) 
         if isinstance(work, WeightUpdate)
     )
     replicas = [axis.degree for axis in strategy.axes if axis.has(Trait.REPLICATES) and not axis.prefix]
-    assert held >= NETWORK.parameter_elements * math.prod(replicas)
-    assert held <= NETWORK.parameter_elements * strategy.ranks
+    elements = network_of(strategy).parameter_elements
+    assert held >= elements * math.prod(replicas)
+    assert held <= elements * strategy.ranks
 
 
 def communication_by_group(found: Plan) -> dict[tuple[int, ...], dict[int, list[Collective | HaloExchange]]]:

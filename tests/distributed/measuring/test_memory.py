@@ -84,6 +84,12 @@ class Tied(nn.Module):
         self.blocks = nn.Sequential(Block(), Block())
     def forward(self, ids):
         return nn.functional.linear(self.norm(self.blocks(self.embedding(ids))), self.embedding.weight)
+
+class Few(Tied):
+    "So few words that the loss is not where most is held."
+    def __init__(self):
+        super().__init__()
+        self.token_task, self.embedding = NextToken(vocabulary=24, sequence=16), nn.Embedding(24, 64)
 """
 
 PROGRAM = """
@@ -151,6 +157,7 @@ OF_BLOCKS = {
     4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
 }
 OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
+OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2"]}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -164,6 +171,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb") if ranks == 2]
     cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
+    cases += [f"Few {case}" for case in OF_TOKENS[ranks]]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -66,7 +66,10 @@ CASES = {
         "equality_idioms.Assigning:s2 equality_idioms.Assigning:f2 equality_idioms.Assigning:z3d2 "
         "equality_idioms.Gated:s2 equality_idioms.Mapped:s2 equality_idioms.Mapped:s1x2 equality_idioms.Handled:s2 "
         "equality_idioms.Frames:f2 equality_idioms.Frames:c2 equality_idioms.Frames:f2:scatter "
-        "equality_idioms.Attended:t2 equality_idioms.Attended:f2 equality_idioms.Hooked:t2"
+        "equality_idioms.Attended:t2 equality_idioms.Attended:f2 equality_idioms.Hooked:t2 "
+        "transformer_networks.Reading:x2 transformer_networks.masked:x2:accumulate=3 "
+        "transformer_networks.gpt2_tokens:x2:recompute=all transformer_networks.llama_tokens:x2 "
+        "transformer_networks.bert_tokens:x2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -88,7 +91,9 @@ CASES = {
         "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4 "
         "Plain:d4:leader@2 Plain:d4:2leaders@2 Plain:d4:segmented@2 Woven:d4:leader@2 Woven:d4:segmented@2 "
         "Normed:d4:2leaders@2:sync Plain:z1d4:segmented@2 Plain:d2s2:leader@2 Normed:d2s2:2leaders@2 "
-        "Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
+        "transformer_networks.Reading:x4 transformer_networks.masked:d2x2:accumulate=3 "
+        "transformer_networks.gpt2_tokens:x2d2 transformer_networks.llama_tokens:x4 "
+        "transformer_networks.bert_tokens:d2x2 Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
     ),
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
     8: (

@@ -6,10 +6,11 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds
 from paradl_bench.plan.strategy import (
     Axis,
@@ -36,6 +37,8 @@ def strategies(draw: st.DrawFn) -> Strategy:
 
 @given(strategies())
 def test_a_strategy_is_read_back_as_it_is_written(strategy: Strategy) -> None:
+    # Of two axes that share layers, which no nesting has, s2 and x4 would be written as s2x4 is.
+    assume(sum(axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes) <= 1)
     assert parse_strategy(str(strategy)) == strategy
 
 
@@ -87,15 +90,13 @@ def test_any_text_is_a_strategy_or_a_users_mistake(text: str) -> None:
     [
         ("", "write d4"),
         ("d", "write d4"),
-        ("x4", "write d4"),
+        ("y4", "write d4"),
         ("d4 f4", "write d4"),
         ("d-4", "write d4"),
         ("d0", "at least 1"),
-        ("f2x2", "takes one degree"),
         ("z3f8", "z3d8"),
         ("z4d8", "write d4"),
         ("d2d2", "occurs twice"),
-        ("s2x2x2x2", "write d4"),
         ("0M4P1D", "at least 1"),
     ],
 )

@@ -1,0 +1,136 @@
+"""Plan of context parallelism: every rank computes a part of the sequence, and attends to all of it.
+
+Ranks hold the whole model and equal, contiguous parts of the tokens. Before an attention its keys and values are
+all-gathered, in the dtype that its products run in; behind its backward their gradients are reduce-scattered, values
+first, as autograd comes to them. Nothing else is communicated for layers: the loss of a rank is the sum over its own
+targets over the number of all targets. Gradients of parameters are then exchanged as in data parallelism.
+
+A rank's queries meet the keys of all tokens. A causal attention needs other masks on each rank, which torch's kernel
+takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
+
+Source: Llama Team 2024, "The Llama 3 Herd of Models", section 3.3.2 (keys and values all-gathered); Li et al. 2021,
+"Sequence Parallelism: Long Sequence Training from System Perspective".
+"""
+
+from __future__ import annotations
+
+import math
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import widths_of
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
+from paradl_bench.plan.compute import LayerShard, layers_with_gradient
+from paradl_bench.plan.settings import Limit, PlanSettings
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.context.tokens import TokenLayer, Tokens, find_tokens
+from paradl_bench.strategies.splitting.channel_shards import check_extent
+from paradl_bench.strategies.tensor.cuts import Cut, is_view
+
+_LATEST: Latest[Tokens] = Latest()
+
+
+def tokens_of(network: ModelGraph) -> Tokens:
+    """How the tokens of a network are cut; found once."""
+    return _LATEST.get(network, None, lambda: find_tokens(network))
+
+
+class ContextPlanner:
+    """Every rank computes a part of the sequence."""
+
+    name = "context"
+
+    def __init__(self) -> None:
+        self._shards: Latest[ShardedLayers] = Latest()
+
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: a layer that mixes tokens, or a sequence that does not part evenly.
+        """
+        ranks = strategy.axes[axis].degree
+        if ranks == 1 or not network.layers:
+            return
+        tokens = tokens_of(network)
+        check_extent(network, strategy, axis, self.limit(network, settings))
+        if tokens.length % ranks:
+            lower = tokens.length - tokens.length % ranks
+            raise UserError(
+                f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks;"
+                f" the nearest that do are {lower} and {lower + ranks}"
+            )
+
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
+        """A token a rank."""
+        tokens = tokens_of(network)
+        if tokens.refused:
+            return Limit(axis="context", ranks=1, reason=f"{network.name} can't be cut at {tokens.refused}")
+        return Limit(axis="context", ranks=tokens.length, reason=f"a sequence of {tokens.length} tokens")
+
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """Every parameter is whole on every rank."""
+        return {}
+
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`; alike at every position."""
+        key = place._replace(position=0), settings
+        return self._shards.get(network, key, lambda: _shard(network, place, settings))
+
+
+PLANNER = ContextPlanner()
+
+
+def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+    ranks, label = place.axis.degree, shard_label(place.axis, settings)
+    widths = widths_of(network, settings.dtype, settings.device)
+    names = (layer.name for layer in network.layers)
+    differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
+    shards = {}
+    for index, found in tokens_of(network).layers.items():
+        layer = network.layers[index]
+
+        def message(operation: str, at: int, layer: Layer = layer, width: int = widths[index].runs) -> Collective:
+            elements = math.prod(layer.input_shapes[at]) // ranks
+            return place.collective(operation, elements, batchless=False, element_bytes=width)
+
+        # Keys and values of one tensor have one name.
+        named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
+        backward = [at for at in reversed(found.gathered) if differentiated.get(named[at], False)]
+        shards[index] = LayerShard(
+            part_of_tokens(layer, found, ranks),
+            label,
+            before_fw=tuple(message("all_gather", at) for at in found.gathered),
+            after_bw=tuple(message("reduce_scatter", at) for at in backward),
+        )
+    return ShardedLayers(shards, network)
+
+
+def part_of_tokens(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
+    """The layer as one rank runs it: shapes, and its part of the FLOPs."""
+
+    def part(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
+        if cut is None:
+            return shape
+        at = len(shape) + cut.dim
+        return (*shape[:at], shape[at] // ranks, *shape[at + 1 :])
+
+    inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, found.inputs, strict=True)]
+    output, *further = (part(shape, found.output) for shape in layer.output_shapes)
+    attributes, batchless = dict(layer.attributes), layer.batchless_inputs
+    if "output" in attributes:
+        attributes["output"] = output
+    if attributes.get("causal") and found.gathered:
+        attributes |= {"causal": False, "masked": True}
+        batchless = (*batchless, len(inputs))
+        inputs.append((output[-2], inputs[1][-2]))
+    return part_of_layer(
+        layer,
+        1,
+        ranks,
+        attributes=attributes,
+        input_shapes=tuple(inputs),
+        output_shape=output,
+        further_outputs=tuple(further),
+        batchless_inputs=batchless,
+        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
+    )

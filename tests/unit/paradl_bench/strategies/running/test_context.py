@@ -1,0 +1,156 @@
+"""Context parallelism on threads: equal to serial, and not where it is broken; what it refuses and what it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+import torch.nn.functional as F
+import transformer_networks
+from torch import nn
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.layers import shards_proof
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.network.models.token_tasks import NextToken
+from paradl_bench.plan.settings import PlanSettings, plan_settings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Compute
+from paradl_bench.strategies.context import module as running
+from paradl_bench.strategies.context.tokens import find_tokens
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.running.group_functions import gather
+
+
+def loaded(name: str) -> tuple[LoadedModel, ModelGraph]:
+    model = load_model(f"transformer_networks:{name}")
+    return model, trace_network(model)
+
+
+class _Request:
+    def settings(self, batch: int) -> PlanSettings:
+        return plan_settings(batch=batch)
+
+
+def proved(name: str, strategy: str) -> Any:
+    model, network = loaded(name)
+    return shards_proof._prove(model, network, parse_strategy(strategy), _Request(), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("Reading", "x2"), ("masked", "x4"), ("gpt2_tokens", "x2")])
+def test_parts_of_the_sequence_train_as_all_of_it(name: str, strategy: str) -> None:
+    proof = proved(name, strategy).verification
+    assert not proof.why_not
+    assert proof.largest_difference < 1e-12
+
+
+def first_positions(self: running._OnTokens, tensor: torch.Tensor) -> torch.Tensor:
+    dim = self._along.dim
+    whole = not hasattr(tensor, running._MARK) and tensor.dim() >= -dim and tensor.shape[dim] == self._own.length
+    return tensor.narrow(dim, 0, self._own.length // self._own.group.size) if whole else tensor
+
+
+def later_tokens_seen(self: running._Masks, queries: torch.Tensor) -> torch.Tensor:
+    return queries.new_zeros(self._own.length // self._own.group.size, self._own.length)
+
+
+def mean_of_own(self: running._CrossEntropy, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def own_gradient_alone(self: running._Attention, part: torch.Tensor) -> torch.Tensor:
+    shape = (*part.shape[:-2], self._own.length, part.shape[-1])
+    return gather(part, self._own.slices(part.dim(), -2), shape, self._own.group)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "broken", "name"),
+    [
+        (running._OnTokens, "_taken", first_positions, "Reading"),
+        (running._Masks, "like", later_tokens_seen, "gpt2_tokens"),
+        (running._CrossEntropy, "__call__", mean_of_own, "masked"),
+        (running._Attention, "_gathered", own_gradient_alone, "gpt2_tokens"),
+    ],
+    ids=["the first rank's positions", "no causal mask", "means of own targets", "no sum of keys' gradients"],
+)
+def test_what_is_broken_differs_from_serial(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, broken: Callable[..., Any], name: str
+) -> None:
+    monkeypatch.setattr(owner, method, broken)
+    first = proved(name, "x2").first
+    assert first is not None
+    assert first.relative > 1e-6
+
+
+class _Mixing(nn.Module):
+    """Token ids to logits, with one operation that mixes tokens."""
+
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.token_task = NextToken(vocabulary=17, sequence=8)
+        self.embedding, self.head, self._mix = nn.Embedding(17, 12), nn.Linear(12, 17), mix
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self._mix(self.embedding(ids)))
+
+
+MIXES = {
+    "cumsum": lambda x: x.cumsum(1),
+    "mean": lambda x: x - x.mean(1, keepdim=True),
+    "softmax": lambda x: F.softmax(x, 1),
+    "matmul": lambda x: (x @ x.transpose(1, 2)) @ x,
+    "roll": lambda x: x.roll(1, 1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "getitem": lambda x: x[:, torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])],
+    "conv1d": lambda x: F.conv1d(x.transpose(1, 2), torch.ones(12, 12, 3), padding=1).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_what_mixes_tokens_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(transformer_networks, "mixing", lambda: _Mixing(MIXES[name]), raising=False)
+    _, network = loaded("mixing")
+    strategy = parse_strategy("x2")
+    with pytest.raises(UserError, match=rf"x2: .*can't be cut at {name}"):
+        planner_for(strategy).plan(network, strategy, plan_settings(batch=2))
+
+
+def test_degrees_and_nestings_that_do_not_run_are_refused() -> None:
+    _, network = loaded("gpt2_tokens")
+    for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("p2x2", "in no stages")):
+        strategy = parse_strategy(text)
+        with pytest.raises(UserError, match=why):
+            planner_for(strategy).plan(network, strategy, plan_settings(batch=2))
+
+
+def test_attention_gathers_keys_and_values_and_computes_its_queries() -> None:
+    _, network = loaded("llama_tokens")
+    strategy = parse_strategy("d2x4")
+    plan = planner_for(strategy).plan(network, strategy, plan_settings(batch=6))
+    # Two layers; two heads of four features, two own tokens of each of three samples.
+    message = 2 * 4 * 2 * 3 * 4
+    issued = plan.collectives()
+    assert issued["all_gather", message, 4] == issued["reduce_scatter", message, 4] == 4
+    (attention,) = (layer for layer, _ in plan.sharded if layer.kind == "attention")
+    (whole,) = {layer.operation: layer for layer in network.layers if layer.kind == "attention"}.values()
+    assert attention.fw_flops * 4 == whole.fw_flops
+    assert attention.input_shapes == ((4, 2, 4), (2, 8, 4), (2, 8, 4), (2, 8))
+    assert attention.attributes["masked"]
+    assert sum(isinstance(work, Compute) and work.shard == "x4" for work in plan.works) > 10
+    assert len(plan.roles) == 1
+
+
+def test_every_layer_of_the_sequence_is_cut_and_no_other() -> None:
+    _, network = loaded("bert_tokens")
+    tokens = find_tokens(network)
+    whole = {layer.name for at, layer in enumerate(network.layers) if at not in tokens.layers}
+    assert whole
+    assert all("embeddings" in name for name in whole)
+    assert network.layers[-1].kind == "loss"
+    assert len(network.layers) - 1 in tokens.layers
