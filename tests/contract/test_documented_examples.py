@@ -167,6 +167,8 @@ def test_examples_of_guides_print_what_stands_below(
     for folder in ("results", "tests", "docs", "slurm"):
         (tmp_path / folder).symlink_to(PAGE.parents[1] / folder)
     monkeypatch.chdir(tmp_path)
+    # As wide as the pages' blocks, whatever the terminal has.
+    monkeypatch.setenv("COLUMNS", "100")
     names: dict[str, object] = {}
     for kind, code, told in RUN.findall(page.read_text()):
         if code.startswith("# mine.py"):

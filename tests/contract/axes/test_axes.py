@@ -19,11 +19,13 @@ from paradl_bench.plan.axis_planner import ShardingPlanner, StagingPlanner, axis
 ROOT = Path(__file__).parents[3]
 STRATEGIES = ROOT / "paradl_bench" / "strategies"
 OF_AXES = {STRATEGIES / name for name in axis_kinds()}
+# What other programs call an axis stands where their settings are read and written.
+OF_PROGRAMS = ROOT / "paradl_bench" / "importers" / "training_programs"
 SOURCES = [
     path
     for package in ("paradl_bench", "calibrate", "predict")
     for path in sorted((ROOT / package).rglob("*.py"))
-    if not OF_AXES.intersection(path.parents)
+    if not {*OF_AXES, OF_PROGRAMS}.intersection(path.parents)
 ]
 PROFILE = ROOT / "results/cpu-2core/2026-11-21-ffbe79c/accuracy/profile.json"
 
