@@ -49,9 +49,13 @@ class _Gaps(NamedTuple):
 
 
 def dispatch_of(profile: Profile) -> Dispatch | None:
-    """What the device's host takes; None where iterations tell, and of devices that are their own host."""
+    """What the device's host takes; None where iterations tell, and of devices that are their own host.
+
+    Layers that were timed inside of iterations tell it too.
+    """
     device = profile.devices[0] if profile.devices else None
-    if device is None or profile.model_times or device.kind != "cuda" or profile.time_factor is not None:
+    told = bool(profile.model_times) or any(time.mode == "in_situ" for time in profile.layer_times)
+    if device is None or told or device.kind != "cuda" or profile.time_factor is not None:
         return None
     return device.dispatch or UNMEASURED
 

@@ -194,7 +194,7 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("resnet18 --strategy x2 --batch 8", "strategy 'x2' does not parse"),
+        ("resnet18 --strategy q2 --batch 8", "strategy 'q2' does not parse"),
         (
             "resnet18 --strategy t2 --batch 8",
             "p <= 1: no linear layer of resnet18 feeds another one through operations that can be cut (fc: it is in no"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import importlib.util
-import os
 import re
 from pathlib import Path
 
@@ -80,4 +79,5 @@ def test_a_broken_link_fails_the_build(tmp_path: Path, capfd: pytest.CaptureFixt
     source.mkdir()
     (source / "index.md").write_text("# One\n\n[to a page](nowhere.md)\n")
     assert make_site.build(source, tmp_path / "html", tmp_path / "cache") == 1
-    assert f"index.md{os.pathsep}3" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "nowhere.md" in told

@@ -24,7 +24,9 @@ def of_gpu(dispatch: Dispatch | None, kind: str = "cuda") -> Profile:
     """Layers of equal times, without an iteration, on a GPU."""
     made = make_profile(NETWORK, layer_times=layer_times(NETWORK, seconds=lambda *_: KERNEL_S))
     device = msgspec.structs.replace(made.devices[0], kind=kind, dispatch=dispatch or msgspec.UNSET)
-    return msgspec.structs.replace(made, model_times=(), shard_times=(), copies=(), devices=(device,))
+    alone = tuple(msgspec.structs.replace(time, mode="isolated") for time in made.layer_times)
+    changes = {"model_times": (), "shard_times": (), "copies": (), "devices": (device,), "layer_times": alone}
+    return msgspec.structs.replace(made, **changes)
 
 
 def price(profile: Profile, accumulate: int = 1) -> PricedPlan:
