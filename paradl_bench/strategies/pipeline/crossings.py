@@ -148,6 +148,10 @@ def refusals(network: ModelGraph) -> dict[int, str]:
     spans = buffer_spans(network)
     shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
     writer_at = _first_across(flow.overwritten())
+    using = users_of_parameters(network)
+    # Its gradient would be waited for in a stage where it never comes.
+    half_used = {name: own for name, own in using.items() if 0 < len(passed_back.intersection(own)) < len(own)}
+    half_used_at = _first_across((own[0], own[-1], name) for name, own in half_used.items())
     crossed = flow.crossing()
 
     def has_gradient(value: Crossing, made_by: int) -> bool:
@@ -161,6 +165,9 @@ def refusals(network: ModelGraph) -> dict[int, str]:
         value = next((v for v in crossed[cut] if not has_gradient(v, flow.made_by(v, cut))), None)
         if shared is not None:
             found[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
+        elif (name := half_used_at.get(cut)) is not None:
+            by = " and ".join(layers[i].name for i in half_used[name])
+            found[cut] = f"{name} is used on both sides, by {by}, and not all of these have a gradient"
         elif cut <= reads_input:
             found[cut] = "the model's own input is read behind it"
         elif writer is not None:

@@ -36,7 +36,7 @@ class TimedStage(PipelineStage):
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Forward of one micro-batch."""
-        with self._spans.span("FW"):
+        with self._spans.span("FW"), _own_error():
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
