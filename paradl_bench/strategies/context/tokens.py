@@ -53,8 +53,6 @@ def find_tokens(network: ModelGraph) -> Tokens:
         walk.run()
     except CannotCut as error:
         return Tokens({}, length, str(error))
-    except IndexError:
-        return Tokens({}, length, "a layer whose tensors have fewer dims than its kind reads")
     return Tokens(walk.layers, length)
 
 

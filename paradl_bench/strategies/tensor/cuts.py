@@ -150,7 +150,8 @@ def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
         return _element_by_element(layer, cut)
     else:
         raise CannotCut(f"{_what(layer)}, which needs all of it")
-    if found is None or shape[found.dim] % found.sections:
+    # Dims of a permutation count the batch, which shapes leave out.
+    if found is None or -found.dim > len(shape) or shape[found.dim] % found.sections:
         raise CannotCut(f"{_what(layer)}, from {'x'.join(map(str, shape))} to {'x'.join(map(str, layer.output_shape))}")
     return (found, *(_broadcast(layer, other, cut) for other in layer.input_shapes[1:]))
 

@@ -121,6 +121,12 @@ def test_what_mixes_tokens_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, n
         planner_for(strategy).plan(network, strategy, plan_settings(batch=2))
 
 
+def test_a_permutation_that_moves_the_batch_is_followed() -> None:
+    # What follows it is what is refused, and names the layer.
+    refused = find_tokens(trace_network(load_model("transformer_networks:Own"))).refused
+    assert refused == "matmul (matmul), a product of activations over it"
+
+
 def test_degrees_and_nestings_that_do_not_run_are_refused() -> None:
     _, network = loaded("gpt2_tokens")
     for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("p2x2", "in no stages")):
