@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -114,17 +115,16 @@ class _MptBlock(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
 
 
-class Mpt(torch.nn.Module):
-    """A causal language model as llm-foundry's authors trained: positions are learnt, the head is the embedding."""
+class _Tied(torch.nn.Module):
+    """A causal language model: positions are learnt, the head is the embedding."""
 
     equal_blocks = ("blocks",)
 
-    def __init__(self, width: int, heads: int, blocks: int) -> None:
+    def __init__(self, vocabulary: int, tokens: int, width: int, blocks: Iterable[torch.nn.Module]) -> None:
         super().__init__()
-        vocabulary, tokens = 50_368, 2048
         self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
         self.embedding, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(tokens, width)
-        self.blocks = torch.nn.ModuleList(_MptBlock(width, heads) for _ in range(blocks))
+        self.blocks = torch.nn.ModuleList(blocks)
         self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -135,6 +135,13 @@ class Mpt(torch.nn.Module):
             x = block(x)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
+
+
+class Mpt(_Tied):
+    """As llm-foundry's authors trained."""
+
+    def __init__(self, width: int, heads: int, blocks: int) -> None:
+        super().__init__(50_368, 2048, width, (_MptBlock(width, heads) for _ in range(blocks)))
 
 
 mpt_760m = partial(Mpt, 1536, 12, 24)
@@ -166,28 +173,12 @@ class _GptBlock(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm_2(x))))
 
 
-class Gpt(torch.nn.Module):
-    """A GPT as Megatron-LM trains it in fp16, parameters of two bytes; the head is the embedding."""
-
-    equal_blocks = ("blocks",)
+class Gpt(_Tied):
+    """As Megatron-LM trains it in fp16, parameters of two bytes."""
 
     def __init__(self, width: int, blocks: int) -> None:
-        super().__init__()
-        vocabulary, tokens = 51_200, 1024
-        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
-        self.embedding, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(tokens, width)
-        self.blocks = torch.nn.ModuleList(_GptBlock(width, 16) for _ in range(blocks))
-        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.embedding.weight
+        super().__init__(51_200, 1024, width, (_GptBlock(width, 16) for _ in range(blocks)))
         self.to(torch.bfloat16)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of token ids (batch, tokens)."""
-        x = self.embedding(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
 
 
 gpt_1024_12, gpt_1024_16, gpt_1024_20, gpt_1024_24 = (partial(Gpt, 1024, blocks) for blocks in (12, 16, 20, 24))
