@@ -239,7 +239,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
         write_output(target, written.content, force=force)
         for note in written.notes:
             say(f"predict: {note}")
-        say(f"predict: settings of {program.title} are in {target}; to run: {written.start}")
+        where = "were printed" if target == "-" else f"are in {target}"
+        say(f"predict: settings of {program.title} {where}; to run: {written.start}")
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
