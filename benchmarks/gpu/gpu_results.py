@@ -1,14 +1,16 @@
-"""Reference results of one GPU: seven networks in fp32 and bf16, kernel regressors, and nccl-tests through the wrapper.
+"""Reference results of one GPU: eight networks in fp32 and bf16, kernel regressors, and nccl-tests through the wrapper.
 
     python benchmarks/gpu/gpu_results.py -o results/h200/DATE-COMMIT [--networks resnet50,gpt2] [--nccl-tests SOURCE]
     python benchmarks/gpu/gpu_results.py -o results/h200/DATE-COMMIT --analyse
 
-The first needs the GPU: its rates; of each network the times of its layers in both precisions, in fp32 also of the
-parts that strategies make of them, and a serial run to hold predictions against; a sweep of kernels in both; and, where
-the source of nccl-tests is given, its programs, built without MPI, on the one GPU. What is complete is passed over when
-it is called again, what was cut short goes on; what fails is told at the end, and keeps nothing else from being
-measured. The second needs none: it fits a profile a network, validates the runs, holds regressors against kernels that
-they have not seen, and writes `summary.md` and `summary.json`: closure, iterations, memory, seconds of GPU.
+The first needs the GPU: its rates; of each network the times of its layers in both precisions, and a serial run to hold
+predictions against; a sweep of kernels in both; the parts that strategies make of the layers, in fp32; and, where the
+source of nccl-tests is given, its programs, built without MPI, on the one GPU. What matters most comes first, so that a
+GPU lent for minutes (``--minutes``) is well used. What is complete is passed over when it is called again, what was cut
+short goes on; what fails is told at the end, and keeps nothing else from being measured.
+
+The second needs none: it fits a profile a network, validates the runs, holds regressors against kernels that they have
+not seen, and writes `summary.md` and `summary.json`: closure, iterations, memory, seconds of GPU.
 
 Measurements lie below raw/, all else beside it is small. Ends with code 3 without a GPU, and where something failed;
 ``--device cpu`` rehearses all but nccl-tests on small networks, which takes some minutes.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -34,7 +37,7 @@ from paradl_bench.records.measurement import is_complete  # noqa: E402
 
 MISTAKE, FAILED = 2, 3
 PRECISIONS = ("fp32", "bf16")
-RAW, SECONDS = "raw", "seconds.json"
+RAW, SECONDS, SHARDS = "raw", "seconds.json", "shards-fp32"
 OPERATIONS, SIZES = "all_reduce,all_gather,reduce_scatter,broadcast", "1K:512M:4"
 
 
@@ -46,24 +49,26 @@ class Case(NamedTuple):
     batch: int
     sample: tuple[str, ...]
     shards: str
+    optimizer: str = "sgd"
 
 
 CASES: dict[str, tuple[Case, ...]] = {
     "cuda": (
         Case("resnet50", "resnet50", 64, (), "f2,c2,s2"),
-        Case("resnet152", "resnet152", 32, (), "f2,c2,s2"),
+        Case("gpt2-345m", "gpt2-345m", 4, ("--sequence", "1024"), "t2,t4", "adam"),
+        Case("bert-large", "bert-large", 8, ("--sequence", "512"), "t2,t4", "adam"),
+        Case("gpt2-large", "gpt2-large", 1, ("--sequence", "1024"), "t2,t4", "adam"),
         Case("vgg16", "vgg16", 32, (), "f2,c2,s2"),
         Case("cosmoflow-128", "cosmoflow", 8, ("--input-shape", "4x128x128x128"), "s2,f2"),
+        Case("resnet152", "resnet152", 32, (), "f2,c2,s2"),
         Case("cosmoflow-256", "cosmoflow", 1, ("--input-shape", "4x256x256x256"), "s2,f2"),
-        Case("bert-large", "bert-large", 8, ("--sequence", "512"), "t2,t4"),
-        Case("gpt2-345m", "gpt2-345m", 4, ("--sequence", "1024"), "t2,t4"),
     ),
     "cpu": (
         Case("resnet18", "resnet18", 2, ("--input-shape", "3x32x32"), "f2"),
         Case("cosmoflow", "cosmoflow", 2, ("--input-shape", "4x8x8x8"), "s2"),
     ),
 }
-"""By device; those of a CPU rehearse."""
+"""By device, in the order of measuring; those of a CPU rehearse. BERT and GPT-2 large are as NeuSight trained them."""
 
 
 def measurements(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
@@ -71,15 +76,21 @@ def measurements(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]
     on = ["--device", options.device]
     yield "rates", ["doctor", "--measure", *on]
     for case in chosen(options):
-        local = [case.model, "--batch", str(case.batch), *case.sample, *on]
         for dtype in PRECISIONS:
-            parts = ["--shards", case.shards] if dtype == "fp32" else []
-            yield f"{case.name}/layers-{dtype}", ["layers", *local, "--dtype", dtype, *parts]
-            yield f"{case.name}/train-{dtype}", ["train", *local, "--dtype", dtype, "--strategy", "serial"]
+            local = [*of_case(case), *on, "--dtype", dtype]
+            yield f"{case.name}/layers-{dtype}", ["layers", *local]
+            yield f"{case.name}/train-{dtype}", ["train", *local, "--strategy", "serial"]
     yield "kernels", ["kernels", *on, "--dtype", ",".join(PRECISIONS), "--budget", options.kernel_budget]
+    for case in chosen(options):
+        yield f"{case.name}/{SHARDS}", ["layers", *of_case(case), *on, "--dtype", "fp32", "--shards", case.shards]
     if options.nccl_tests:
         tool = ["--tool", "nccl-tests", "--tool-path", str(options.nccl_tests / "build")]
         yield "nccl-tests", ["collectives", "--ranks", "1", *tool, "--ops", OPERATIONS, "--sizes", SIZES]
+
+
+def of_case(case: Case) -> list[str]:
+    """What names a network, its batch and its optimizer to a command."""
+    return [case.model, "--batch", str(case.batch), *case.sample, "--optimizer", case.optimizer]
 
 
 def chosen(options: argparse.Namespace) -> list[Case]:
@@ -100,10 +111,13 @@ def measure(options: argparse.Namespace) -> list[str]:
         code, _ = timed(["make", "-C", str(options.nccl_tests), "-j", "MPI=0"])
         failed += ["nccl-tests could not be built"] if code else []
     spent = seconds_so_far(options.output)
+    end = time.monotonic() + options.minutes * 60
     for name, arguments in measurements(options):
         directory = options.output / RAW / name
         if is_complete(directory):
             continue
+        if time.monotonic() > end:
+            return [*failed, f"{name} and what follows: no minute was left"]
         code, seconds = timed([sys.executable, "-m", "paradl_bench", *arguments, "-o", str(directory)])
         spent[name] = spent.get(name, 0.0) + seconds
         write_text_atomically(options.output / SECONDS, json.dumps(spent, indent=1) + "\n")
@@ -137,7 +151,7 @@ def analyse(options: argparse.Namespace) -> list[str]:
             failed.append(f"{case.name}: not complete: {', '.join(missing)}")
             continue
         place = options.output / case.name
-        fitted = [*layers, *([raw / "rates"] if is_complete(raw / "rates") else [])]
+        fitted = [*layers, *filter(is_complete, (raw / case.name / SHARDS, raw / "rates"))]
         fit = ["calibrate", "fit", *map(str, fitted), "-o", str(place / "profile.json"), "--force"]
         report = ["predict", "validate", "--from-profile", str(place / "profile.json"), *map(str, runs)]
         place.mkdir(parents=True, exist_ok=True)
@@ -211,6 +225,7 @@ def main() -> int:
     parser.add_argument("--analyse", action="store_true", help="fit and validate what was measured; needs no GPU")
     parser.add_argument("--networks", default="", help="names, with commas between them; default: all")
     parser.add_argument("--kernel-budget", default="4m", help="of the sweep of kernels, for each precision")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no measurement after them")
     parser.add_argument("--nccl-tests", type=Path, help="its source, where it is built; left out without")
     parser.add_argument("--device", choices=tuple(CASES), default="cuda")
     options = parser.parse_args()

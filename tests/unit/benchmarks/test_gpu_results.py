@@ -21,7 +21,7 @@ from paradl_bench.cli import group
 
 
 def options(tmp_path: Path, **changes: object) -> Namespace:
-    given = {"device": "cuda", "networks": "", "kernel_budget": "4m", "nccl_tests": None, "output": tmp_path}
+    given = {"device": "cuda", "networks": "", "kernel_budget": "4m", "minutes": 9.0, "nccl_tests": None, "output": tmp_path}
     return Namespace(**given | changes)
 
 
@@ -35,9 +35,9 @@ def test_every_command_is_one_that_paradl_bench_knows(tmp_path: Path, device: st
         command.make_context(name, [*arguments, "-o", "x"])
     names = [name for name, _ in found]
     assert len(set(names)) == len(names)
-    # Layers and a run of every network in both precisions; the rates and the kernels; nccl-tests where its source is.
+    # Layers and a run of every network in both precisions, parts in one; the rates and the kernels; nccl-tests where its source is.
     cases = gpu_results.CASES[device]
-    assert len(names) == 4 * len(cases) + 2 + (nccl_tests is not None)
+    assert len(names) == 5 * len(cases) + 2 + (nccl_tests is not None)
     # What parts layers runs in fp32 alone.
     of_parts = [words for _, words in found if "--shards" in words]
     assert [words[words.index("--dtype") + 1] for words in of_parts] == ["fp32"] * len(cases)
@@ -56,7 +56,7 @@ def test_complete_results_are_skipped_and_failures_stop_no_other_measurement(tmp
     with mock.patch.object(gpu_results, "timed", timed):
         assert gpu_results.measure(given) == ["vgg16/train-fp32 ended with exit code 3"]
         runs = [f"vgg16/{what}-{dtype}" for dtype in ("fp32", "bf16") for what in ("layers", "train")]
-        assert started == ["rates", *runs, "kernels"]
+        assert started == ["rates", *runs, "kernels", "vgg16/shards-fp32"]
         gpu_results.measure(given)
     # Seconds of all attempts.
     assert json.loads((tmp_path / "seconds.json").read_text()) == dict.fromkeys(started, 3.0)
