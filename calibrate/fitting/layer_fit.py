@@ -10,15 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fitting.reading import Placed
 from calibrate.profile.entries import IDENTITIES
-from calibrate.profile.profile import LayerTime, ModelTime
+from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, LayerTime, ModelTime
 from calibrate.statistics.blocks import between_block_sd, block_sd, split_half_difference
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import Floats, Summary, bootstrap_interval, grouped, middle_half, summarise
+from paradl_bench.core.statistics import (
+    IQR_TO_SD,
+    Floats,
+    Summary,
+    bootstrap_interval,
+    grouped,
+    middle_half,
+    summarise,
+)
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.samples import IterationSamples, LayerSamples
@@ -26,6 +35,7 @@ from paradl_bench.records.samples import IterationSamples, LayerSamples
 _FEWEST_MEASUREMENTS = 3
 QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
+DISPATCH_SAMPLES = ("fw_dispatch_s", "bw_dispatch_s")
 _OF_LAYER, _OF_MODEL = IDENTITIES["layer_times"], IDENTITIES["model_times"]
 """What decides a time; records have it by the names that the profile has."""
 Key = tuple[Any, ...]
@@ -155,10 +165,16 @@ def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mappin
     return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
 
 
-def model_times(records: Iterable[Placed[IterationSamples]], *, shards: bool = False) -> tuple[ModelTime, ...]:
+def model_times(
+    records: Iterable[Placed[IterationSamples]],
+    layers: Iterable[Placed[LayerSamples]] = (),
+    *,
+    shards: bool = False,
+) -> tuple[ModelTime, ...]:
     """Whole iterations, the time between operations, weight update and closure of each model and local batch.
 
     Args:
+        layers: the operations of these iterations, which say how many of them a GPU's host dispatches.
         shards: those of models as one rank of a strategy runs them, over all positions; else those of whole models.
 
     Raises:
@@ -168,7 +184,9 @@ def model_times(records: Iterable[Placed[IterationSamples]], *, shards: bool = F
     for _, record in asked:
         _check_timed(record)
     groups = grouped(asked, lambda placed: tuple(getattr(placed.record, field) for field in _OF_MODEL))
-    return tuple(_model_time(key, groups[key]) for key in sorted(groups))
+    dispatched = [placed for placed in asked if placed.record.fw_dispatch_s]
+    kernels = kernels_of(layers) if dispatched else {}
+    return tuple(_model_time(key, groups[key], kernels) for key in sorted(groups))
 
 
 def _check_timed(record: IterationSamples) -> None:
@@ -179,7 +197,39 @@ def _check_timed(record: IterationSamples) -> None:
         raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
 
 
-def _model_time(key: Key, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
+def kernels_of(layers: Iterable[Placed[LayerSamples]]) -> dict[tuple[Alike, str], int]:
+    """By what was measured and phase, how many operations run a kernel: those that take long enough."""
+    samples: dict[tuple[Alike, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _, record in layers:
+        if record.mode == "in_situ":
+            samples[_alike(record), record.phase][record.layer] += record.samples_s
+    return {
+        key: sum(float(np.median(of_layer)) >= SHORTEST_KERNEL_S for of_layer in of_layers.values())
+        for key, of_layers in samples.items()
+    }
+
+
+def _dispatch(
+    records: Sequence[IterationSamples], kernels: Mapping[tuple[Alike, str], int]
+) -> Dispatch | msgspec.UnsetType:
+    """A host's seconds for each operation with a kernel; unset where it was not timed."""
+    timed = [record for record in records if record.fw_dispatch_s]
+    if not timed:
+        return msgspec.UNSET
+    alike = _alike(timed[0])
+    phases_s = [np.concatenate([getattr(record, name) for record in timed]) for name in DISPATCH_SAMPLES]
+    whole_s = phases_s[0] + phases_s[1]
+    forward_s, backward_s = (
+        float(np.median(phase_s)) / max(kernels.get((alike, phase), 0), 1)
+        for phase, phase_s in zip(("FW", "BW"), phases_s, strict=True)
+    )
+    spread = float(np.subtract(*np.percentile(whole_s, [75, 25]))) * IQR_TO_SD / float(np.median(whole_s))
+    return Dispatch(forward_s=forward_s, backward_s=backward_s, relative_sd=spread, runs=())
+
+
+def _model_time(
+    key: Key, placed: Sequence[Placed[IterationSamples]], kernels: Mapping[tuple[Alike, str], int]
+) -> ModelTime:
     records = [record for _, record in placed]
     directories = [directory for directory, _ in placed]
     iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
@@ -206,6 +256,7 @@ def _model_time(key: Key, placed: Sequence[Placed[IterationSamples]]) -> ModelTi
         common_relative_sd=between_block_sd(_stretches(directories, iterations)),
         iteration_relative_quantiles=_relative_quantiles(directories, iterations),
         blocks=_counted((directory, record.block) for directory, record in placed),
+        dispatch=_dispatch(records, kernels),
     )
 
 

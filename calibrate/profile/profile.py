@@ -102,12 +102,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_load: HostLoad | None = None
 
 
+SHORTEST_KERNEL_S = 1e-6
+"""What takes less on a GPU runs no kernel: a view, a size."""
+
+
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a host takes to dispatch one operation that runs a kernel: framework, autograd, launches.
 
     Attributes:
         forward_s, backward_s: of one operation. relative_sd: of both together.
-        runs: training runs that they were fitted to, which nothing may be judged by.
+        runs: training runs that they were fitted to, which nothing may be judged by; empty where a host was timed.
     """
 
     forward_s: Seconds
@@ -191,6 +195,7 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         iteration_relative_quantiles: quantiles of single iterations over their median, at evenly spaced probabilities
             from 0 to 1: how far the slowest of several ranks falls behind.
         kernel_settings: as of layers.
+        dispatch: of the host, timed phase by phase beside iterations of a GPU; else unset.
     """
 
     model: str
@@ -212,6 +217,7 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shard: str = ""
     blocks: Count = 0
     kernel_settings: str = ""
+    dispatch: Dispatch | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)

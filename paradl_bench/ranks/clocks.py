@@ -7,6 +7,7 @@ a GPU is never stopped to be timed.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,12 @@ class Clock(Protocol):
     def stamp(self) -> Any:
         """Mark this point of the work."""
 
+    def start(self) -> Any:
+        """As :meth:`stamp`, where the work of one operation begins."""
+
+    def take_held(self) -> Sequence[tuple[Any, Any]]:
+        """Stamps before and after the device was held at each start since this was last asked."""
+
     def seconds(self, start: Any, end: Any) -> float:
         """Seconds from one stamp to another."""
 
@@ -28,7 +35,11 @@ class Clock(Protocol):
 class CpuClock:
     """``time.perf_counter``; CPU work is done when the call returns."""
 
-    stamp = staticmethod(time.perf_counter)
+    stamp = start = staticmethod(time.perf_counter)
+
+    def take_held(self) -> Sequence[tuple[float, float]]:
+        """A CPU is its own host, and is never held."""
+        return ()
 
     def seconds(self, start: float, end: float) -> float:
         """Seconds from start to end."""
@@ -44,17 +55,53 @@ class ThreadClock(CpuClock):
     For kernels of one thread. Waiting, sleeping and work of other threads count nothing.
     """
 
-    stamp = staticmethod(time.thread_time)
+    stamp = start = staticmethod(time.thread_time)
+
+
+HELD_S = 250e-6
+"""How long a GPU is held before an operation: longer than a host takes to dispatch one with its probes."""
+_TRIED_CYCLES = 20_000_000
 
 
 class CudaClock:
     """CUDA events on the current stream."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._cycles = 0
 
     def stamp(self) -> torch.cuda.Event:
         """Record an event now."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def start(self) -> torch.cuda.Event:
+        """Hold the GPU while the host dispatches what follows, then record an event.
+
+        Else a GPU that is faster than its host would wait between the kernels of an operation, and longer with probes.
+        """
+        if not self._cycles:
+            self._cycles = self._cycles_of(HELD_S)
+        before = self.stamp()
+        torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
+        after = self.stamp()
+        self._held.append((before, after))
+        return after
+
+    def _cycles_of(self, seconds: float) -> int:
+        """Cycles that the GPU idles for so long, timed by its own events."""
+        torch.cuda._sleep(_TRIED_CYCLES)  # type: ignore[no-untyped-call]
+        begin = self.stamp()
+        torch.cuda._sleep(_TRIED_CYCLES)  # type: ignore[no-untyped-call]
+        end = self.stamp()
+        torch.cuda.synchronize()
+        return round(_TRIED_CYCLES * seconds / self.seconds(begin, end))
+
+    def take_held(self) -> Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]:
+        """Events round all holds since this was last asked."""
+        held, self._held = self._held, []
+        return held
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Seconds of GPU time between two events that have completed."""

@@ -73,6 +73,7 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             cost taken off, which may fall below zero.
         fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
         fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
+        fw_dispatch_s, bw_dispatch_s: what a GPU's host takes to dispatch the phase, without probes; else empty.
         shard, position: as those of layers; of iterations of one rank's part of the model, without communication.
         kernel_settings: as those of layers.
     """
@@ -94,6 +95,8 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     fw_instrumented_s: Samples
     bw_instrumented_s: Samples
     wu_instrumented_s: tuple[Seconds, ...] = ()
+    fw_dispatch_s: tuple[Seconds, ...] = ()
+    bw_dispatch_s: tuple[Seconds, ...] = ()
     shard: str = ""
     position: Index = 0
     kernel_settings: str = ""

@@ -317,7 +317,7 @@ class CostModel:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = parts_of(self._known, plan, place, as_swept=as_swept)
         parts = self.device.parts(plan.works, priced, plan.sharded, *place)
-        return [*with_dispatch(self.profile, plan, dict(enumerate(parts))).values()]
+        return [*with_dispatch(self._model.dispatch(*place), plan, dict(enumerate(parts))).values()]
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
         """What computes of a plan's works (layers, time between them, weight update), by its index."""
@@ -346,7 +346,7 @@ class CostModel:
         of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
         parts = self.device.parts(works, priced, plan.sharded, *place)
-        return with_dispatch(self.profile, plan, dict(zip(of_plan, parts, strict=True)))
+        return with_dispatch(self._model.dispatch(*place), plan, dict(zip(of_plan, parts, strict=True)))
 
     @property
     def overlap_is_unmeasured(self) -> bool:

@@ -3,14 +3,18 @@
 Forward is stamped by a torch-function mode, backward by hooks on autograd's nodes. Every probe costs time, inside the
 interval that it measures and outside of it; both costs are measured on operations that do next to nothing
 (:func:`measure_probe_cost`) and taken off.
+
+A GPU is held before every operation until the host has dispatched it: probes measure kernels and what lies between them
+on the GPU. What the host takes to dispatch a phase is measured without probes (:func:`dispatched_iteration`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FunctionType
@@ -67,23 +71,26 @@ class OperationProbe(TorchFunctionMode):
     """Stamps before and after every operation, and keeps the autograd node that it made.
 
     Args:
+        stamp: marks the end of an operation; start marks its beginning (None: the same).
         stand_in: what is called in the place of a function; None for the functions themselves.
     """
 
-    def __init__(self, stamp: Callable[[], Any], stand_in: StandIn | None = None) -> None:
+    def __init__(
+        self, stamp: Callable[[], Any], stand_in: StandIn | None = None, *, start: Callable[[], Any] | None = None
+    ) -> None:
         super().__init__()
         self._stamp = stamp
+        self._start = start or stamp
         self._stand_in = stand_in
         self.builtin_calls = 0
         self.python_calls = 0
         self.records: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        stamp = self._stamp
         called = function if self._stand_in is None else self._stand_in(len(self.records), function)
-        start = stamp()
+        start = self._start()
         result = called(*args, **kwargs) if kwargs else called(*args)
-        end = stamp()
+        end = self._stamp()
         if type(function) is FunctionType:
             self.python_calls += 1
         else:
@@ -101,8 +108,9 @@ class OperationProbe(TorchFunctionMode):
 class BackwardProbe:
     """Hooks on the nodes of one backward pass that stamp the start and end of each."""
 
-    def __init__(self, stamp: Callable[[], Any]) -> None:
+    def __init__(self, stamp: Callable[[], Any], *, start: Callable[[], Any] | None = None) -> None:
         self._stamp = stamp
+        self._start = start or stamp
         self.starts: list[Any] = []
         self.ends: list[Any] = []
         self.layer: list[int] = []
@@ -126,11 +134,11 @@ class BackwardProbe:
                 stack.extend(child for child, _ in node.next_functions)
 
     def _hook(self, node: Any, index: int) -> None:
-        stamp, starts, ends, layer = self._stamp, self.starts, self.ends, self.layer
+        start, stamp, starts, ends, layer = self._start, self._stamp, self.starts, self.ends, self.layer
 
         def before(_: Any) -> None:
             layer.append(index)
-            starts.append(stamp())
+            starts.append(start())
 
         def after(_: Any, __: Any) -> None:
             ends.append(stamp())
@@ -162,7 +170,7 @@ def probed_iteration(
     Raises:
         WorkError: forward ran another number of operations than the traced network has.
     """
-    probe = OperationProbe(clock.stamp, stand_in)
+    probe = OperationProbe(clock.stamp, stand_in, start=clock.start)
     with observed(probe):
         begin = clock.stamp()
         loss = forward()
@@ -172,10 +180,11 @@ def probed_iteration(
         raise WorkError(
             f"forward ran {len(records)} operations where the traced network has {layers}: its control flow varies"
         )
-    backward = BackwardProbe(clock.stamp)
+    backward = BackwardProbe(clock.stamp, start=clock.start)
     backward.attach([record[2] for record in records], loss.grad_fn)
     stamps = [(start, end) for start, end, _ in records]
     del records
+    fw_held = clock.take_held()
     bw_begin = clock.stamp()
     loss.backward()  # type: ignore[no-untyped-call]
     bw_end = clock.stamp()
@@ -185,8 +194,9 @@ def probed_iteration(
     update()
     end = clock.stamp()
     clock.synchronise()
-    fw, fw_total, fw_between = _forward_times(clock, stamps, begin, fw_end, cost, probe)
-    bw, bw_total, bw_between = _backward_times(clock, backward, bw_begin, bw_end, cost, layers)
+    fw_total, bw_total = clock.seconds(begin, fw_end), clock.seconds(bw_begin, bw_end)
+    fw, fw_between = _forward_times(clock, stamps, fw_total - _sum_s(clock, fw_held), cost, probe)
+    bw, bw_between = _backward_times(clock, backward, bw_total - _sum_s(clock, clock.take_held()), cost, layers)
     return ProbedIteration(
         fw_s=fw,
         bw_s=bw,
@@ -198,26 +208,50 @@ def probed_iteration(
     )
 
 
+def _sum_s(clock: Clock, pairs: Iterable[tuple[Any, Any]]) -> float:
+    return sum(clock.seconds(*pair) for pair in pairs)
+
+
 def _forward_times(
-    clock: Clock, stamps: list[tuple[Any, Any]], begin: Any, end: Any, cost: ProbeCost, probe: OperationProbe
-) -> tuple[Floats, float, float]:
+    clock: Clock, stamps: list[tuple[Any, Any]], total: float, cost: ProbeCost, probe: OperationProbe
+) -> tuple[Floats, float]:
     raw = np.array([clock.seconds(*pair) for pair in stamps])
-    total = clock.seconds(begin, end)
     # Calls that are no operation (sizes, attributes) pass through the probe too, and lie between operations.
     no_operation = probe.builtin_calls + probe.python_calls - len(raw)
     outside = probe.builtin_calls * cost.fw_outside_builtin_s + probe.python_calls * cost.fw_outside_python_s
     between = total - raw.sum() - outside - no_operation * cost.fw_inside_s
-    return np.maximum(raw - cost.fw_inside_s, 0.0), total, max(float(between), 0.0)
+    return np.maximum(raw - cost.fw_inside_s, 0.0), max(float(between), 0.0)
 
 
 def _backward_times(
-    clock: Clock, probe: BackwardProbe, begin: Any, end: Any, cost: ProbeCost, layers: int
-) -> tuple[Floats, float, float]:
+    clock: Clock, probe: BackwardProbe, total: float, cost: ProbeCost, layers: int
+) -> tuple[Floats, float]:
     raw = np.array([clock.seconds(*pair) for pair in zip(probe.starts, probe.ends, strict=True)])
     net = np.maximum(raw - cost.bw_inside_s, 0.0)
-    total = clock.seconds(begin, end)
     between = total - raw.sum() - len(raw) * cost.bw_outside_s
-    return np.bincount(probe.layer, weights=net, minlength=layers).astype(float), total, max(float(between), 0.0)
+    return np.bincount(probe.layer, weights=net, minlength=layers).astype(float), max(float(between), 0.0)
+
+
+def dispatched_iteration(
+    forward: Callable[[], torch.Tensor], update: Callable[[], None], clock: Clock
+) -> tuple[float, float]:
+    """Seconds that the host takes to dispatch forward and backward, each to a device that has nothing else to do.
+
+    A host that gets too far ahead waits for the device: of phases of over a thousand long kernels it is an upper bound.
+    """
+    clock.synchronise()
+    begin = time.perf_counter()
+    loss = forward()
+    forward_s = time.perf_counter() - begin
+    clock.synchronise()
+    begin = time.perf_counter()
+    loss.backward()  # type: ignore[no-untyped-call]
+    backward_s = time.perf_counter() - begin
+    clock.synchronise()
+    del loss
+    update()
+    clock.synchronise()
+    return forward_s, backward_s
 
 
 _CHAIN_ELEMENTS = 16384
@@ -231,8 +265,10 @@ def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 40, r
     built-in function that follows the convolution stands for all such, batch norm and activation for those written in
     Python; the convolution's own time, a hundred times the probe's, would only add its noise. Backward on a
     chain of such blocks; what falls inside a node's interval, on pointwise nodes, whose own time is that of the
-    function called bare.
+    function called bare. On a GPU, which is held before every operation, the cost is that of the events alone.
     """
+    if device.type == "cuda":
+        return _cost_of_events(clock, chain * repetitions)
     samples: dict[str, list[float]] = defaultdict(list)
     block = _Block(device)
     for _ in range(repetitions):
@@ -259,6 +295,28 @@ def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 40, r
         fw_outside_python_s=max(0.0, difference("probed_python", "bare_python") - fw_inside),
         bw_inside_s=bw_inside,
         bw_outside_s=max(0.0, difference("bw_probed", "bw_bare") - bw_inside),
+    )
+
+
+def _cost_of_events(clock: Clock, count: int) -> ProbeCost:
+    """What events round nothing take on a GPU, inside of an interval and between the holds of two."""
+    inside_s, outside_s = [], []
+    for _ in range(3):
+        begin = clock.stamp()
+        stamps = [(clock.start(), clock.stamp()) for _ in range(count)]
+        end = clock.stamp()
+        clock.synchronise()
+        each_s = [clock.seconds(*pair) for pair in stamps]
+        inside_s.append(statistics.median(each_s))
+        rest_s = clock.seconds(begin, end) - sum(each_s) - _sum_s(clock, clock.take_held())
+        outside_s.append(max(rest_s, 0.0) / count)
+    inside, outside = min(inside_s), min(outside_s)
+    return ProbeCost(
+        fw_inside_s=inside,
+        fw_outside_builtin_s=outside,
+        fw_outside_python_s=outside,
+        bw_inside_s=inside,
+        bw_outside_s=outside,
     )
 
 

@@ -21,7 +21,13 @@ from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiled import Compiling, keep_records, set_up_compiler
 from paradl_bench.measure.execution.compiler import compiler_settings
 from paradl_bench.measure.execution.kernel_layout import set_modes
-from paradl_bench.measure.execution.probes import ProbeCost, ProbedIteration, measure_probe_cost, probed_iteration
+from paradl_bench.measure.execution.probes import (
+    ProbeCost,
+    ProbedIteration,
+    dispatched_iteration,
+    measure_probe_cost,
+    probed_iteration,
+)
 from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.layers.subjects import Subject, make_subjects
@@ -127,7 +133,7 @@ def _measure_block(about: _About, cost: ProbeCost) -> _Records:
     layers, clock = len(subject.network.layers), subject.clock
     # Other models ran since: one iteration brings this one's memory and code back.
     _plain_iteration(subject, context, clock)
-    plain, probed = [], []
+    plain, probed, dispatched = [], [], []
     with _no_garbage_collection():
         for _ in range(about.request.pairs):
             context.barrier()
@@ -144,12 +150,15 @@ def _measure_block(about: _About, cost: ProbeCost) -> _Records:
                     stand_in=subject.compiled.layers if subject.compiled else None,
                 )
             )
+            if context.device.type == "cuda":
+                context.barrier()
+                dispatched.append(dispatched_iteration(subject.trained, subject.update, clock))
     isolated = [about.isolated(operation, clock) for operation in subject.operations]
     context.barrier()
     return {
         LAYERS_FILE: [*about.layer_records(probed), *(record for group in isolated for record in group)],
         COPIES_FILE: about.copies(clock),
-        ITERATIONS_FILE: [about.iterations(plain, probed)],
+        ITERATIONS_FILE: [about.iterations(plain, probed, dispatched)],
     }
 
 
@@ -264,7 +273,12 @@ class _About:
             for direction, samples_s in measured.items()
         ]
 
-    def iterations(self, plain: list[tuple[float, float, float]], probed: list[ProbedIteration]) -> IterationSamples:
+    def iterations(
+        self,
+        plain: list[tuple[float, float, float]],
+        probed: list[ProbedIteration],
+        dispatched: list[tuple[float, float]],
+    ) -> IterationSamples:
         """Uninstrumented and instrumented iterations, pair by pair."""
         return IterationSamples(
             model=self.subject.network.name,
@@ -285,6 +299,8 @@ class _About:
             fw_instrumented_s=tuple(p.fw_total_s for p in probed),
             bw_instrumented_s=tuple(p.bw_total_s for p in probed),
             wu_instrumented_s=tuple(p.wu_s for p in probed),
+            fw_dispatch_s=tuple(d[0] for d in dispatched),
+            bw_dispatch_s=tuple(d[1] for d in dispatched),
             shard=self.subject.shard,
             position=self.subject.position,
         )

@@ -42,6 +42,11 @@ class _PausingClock:
     def stamp(self) -> float:
         return time.perf_counter() - self._paused_s
 
+    start = stamp
+
+    def take_held(self) -> Sequence[tuple[float, float]]:
+        return ()
+
     def seconds(self, start: float, end: float) -> float:
         return end - start
 

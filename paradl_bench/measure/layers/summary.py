@@ -26,7 +26,8 @@ class Closure(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         remainder_relative: 1 - (layers + between + WU) / iteration, median over pairs. The time between operations is
-            taken from another pair than the layers, so that stamps of one iteration can't telescope into its length.
+            taken from another pair than the layers, so that stamps of one iteration can't telescope into its length. On
+            a GPU a phase takes what its host takes to dispatch it, where that is longer.
         remainder_interval: 90% bootstrap interval of that median.
         noise_floor_relative: the same quantity for uninstrumented iterations against those of the next pair: half the
             width of the 90% interval of their median relative difference.
@@ -93,13 +94,21 @@ def remainders(records: list[IterationSamples]) -> Floats:
     """Relative remainder of every pair: what the parts leave of the uninstrumented iteration."""
     parts: list[Floats] = []
     for record in records:
-        layers = np.add(record.fw_layers_s, record.bw_layers_s)
-        between = np.add(record.fw_between_s, record.bw_between_s)
+        forward, backward = (
+            _phase_s(*(np.asarray(getattr(record, f"{way}_{part}_s")) for part in ("layers", "between", "dispatch")))
+            for way in ("fw", "bw")
+        )
         # With several ranks the uninstrumented update starts behind a barrier, and the instrumented one does not.
         alone = record.ranks_on_host == 1 and record.wu_instrumented_s
         wu = np.asarray(record.wu_instrumented_s if alone else record.wu_s)
-        parts.append(1 - (layers + np.roll(between, 1) + wu) / _iterations_s(record))
+        parts.append(1 - (forward + backward + wu) / _iterations_s(record))
     return np.concatenate(parts)
+
+
+def _phase_s(layers: Floats, between: Floats, dispatch: Floats) -> Floats:
+    """The longer of a device and its host; of a device that is its own host no dispatch was timed."""
+    device = layers + np.roll(between, 1)
+    return np.maximum(device, np.roll(dispatch, 1)) if len(dispatch) else device
 
 
 def _iterations_s(record: IterationSamples) -> Floats:

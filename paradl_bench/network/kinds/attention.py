@@ -6,9 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.network.graph import Attribute, Layer
+from paradl_bench.network.graph import Attribute, Layer, LayerMemory
 from paradl_bench.network.kinds.attributes import FLAG, SHARE, TEXT, or_default
 from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, per_sample
+
+_FUSED_WIDTHS = 8
+"""Widths of heads are multiples of it, where a fused kernel is to run."""
+_ROW_BYTES = 4
 
 
 def facts(call: Call) -> Facts:
@@ -54,6 +58,20 @@ def saves(layer: Layer) -> Saved:
     return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)
 
 
+def memory_on_gpu(layer: Layer) -> LayerMemory | None:
+    """Of torch's fused kernels (flash, memory-efficient), which draw dropout's mask again in backward.
+
+    They keep what they read and write, and a number a row in fp32; backward makes another a row. None of heads whose
+    width they do not take: a GPU runs the products apart then, as a CPU does with dropout.
+    """
+    if any(shape[-1] % _FUSED_WIDTHS for shape in layer.input_shapes[:3]):
+        return None
+    rows_bytes = math.prod(layer.input_shapes[0][:-1]) * _ROW_BYTES
+    return LayerMemory(
+        inputs=tuple(range(len(layer.input_shapes))), output=True, kept=(rows_bytes, 0), backward=(rows_bytes, 0)
+    )
+
+
 def operands(layer: Layer, batch: int) -> Operands | None:
     """Batch, heads, lengths and widths; None with a mask.
 
@@ -90,6 +108,7 @@ KIND = LayerKind(
     attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE, "grouped": or_default(FLAG)},
     build=_build,
     saves=saves,
+    memory_on_gpu=memory_on_gpu,
     operands=operands,
     autocast=lambda attributes, device: "lower",
     call=_call,

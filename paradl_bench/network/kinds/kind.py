@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from paradl_bench.core.registry import discover
-from paradl_bench.network.graph import Attribute, Layer
+from paradl_bench.network.graph import Attribute, Layer, LayerMemory
 from paradl_bench.network.kinds.attributes import Need
 from paradl_bench.network.partition import Window
 
@@ -165,6 +165,7 @@ class LayerKind:
         by_element: from attributes, whether each element of the output reads that element of its inputs alone.
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
         watched: from a call, whether its memory is watched when it is traced, and ``saves`` is for networks of files.
+        memory_on_gpu: from a layer, memory of the kernel that a GPU runs, where a CPU may run another; None where not.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
             else it makes a tensor for each.
         operands: from a layer and a local batch, its sizes for regressors; None for a layer that sizes don't describe.
@@ -189,6 +190,7 @@ class LayerKind:
     returns_mask: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     watched: Callable[[Call], bool] = lambda call: False
+    memory_on_gpu: Callable[[Layer], LayerMemory | None] | None = None
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
     autocast: Callable[[Mapping[str, Attribute], str], Cast] = lambda attributes, device: "widest"

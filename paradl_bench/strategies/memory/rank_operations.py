@@ -13,6 +13,7 @@ from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.casts import Casts
+from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu, with_memory_of
 from paradl_bench.strategies.memory.ledger import Ledger, Storage
 
 _INDEX_BYTES = 8
@@ -62,10 +63,14 @@ class RankOperations:
     def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
         self._ledger, self._network, self._samples = ledger, network, run.samples
         self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device, run.widths), run.device == "cpu"
-        self._layers, self._outputs = network.layers, tuple(run.outputs)
-        self._shards = [run.shards.get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
         known = layer_kinds()
-        self._kinds = [known.get(layer.kind) for layer in self._layers]
+        self._kinds = [known.get(layer.kind) for layer in network.layers]
+        self._layers = network.layers if self._is_cpu else layers_on_gpu(network.layers, self._kinds)
+        self._outputs = tuple(run.outputs)
+        self._shards = [
+            with_memory_of(run.shards.get(i) or LayerShard(layer), layer, network.layers[i])
+            for i, layer in enumerate(self._layers)
+        ]
         self._index = {layer.name: i for i, layer in enumerate(self._layers)}
         self._differentiated = layers_with_gradient(network, input_has_gradient=run.input_has_gradient)
         self._input_has_gradient = run.input_has_gradient

@@ -2,8 +2,9 @@
 
 The host dispatches one operation after the other and does not wait. Operation k starts when its dispatch is over (H_k,
 a running sum) and the one before it is done, so that a stretch of a phase takes max over k of (H_k + what the device
-takes from k on): the longer of host and device, block by block. What that is over the device's own time is time between
-operations. It holds where no iteration was measured, whose time between operations has it in already.
+takes from k on): the longer of host and device, block by block. What that is over the device's own time is added to the
+time between operations. It holds where nothing was timed in iterations, which wait for their host already, or where the
+host was timed beside them, while the device was held before every operation.
 
 Host and device start a stretch together: what the host is ahead at the end of forward is not taken into backward. An
 operation without a kernel (a view) counts as none. Collectives that layers wait for are dispatched too.
@@ -11,14 +12,16 @@ operation without a kernel (a view) counts as none. Collectives that layers wait
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.profile.profile import Dispatch, Profile
-from paradl_bench.core.statistics import Z90
+from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, ModelTime, Profile
+from paradl_bench.core.statistics import Z90, grouped
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Phase, Plan, Role
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Ints, Remark, Source
@@ -48,21 +51,44 @@ class _Gaps(NamedTuple):
         return float(self.waits_s[work] / max(self.occurrences[work], 1))
 
 
-def dispatch_of(profile: Profile) -> Dispatch | None:
-    """What the device's host takes; None where iterations tell, and of devices that are their own host.
+def dispatch_of(profile: Profile, own: ModelTime | None = None, dtype: str = "") -> Dispatch | None:
+    """What the device's host takes: beside the model's own iterations, else beside others', else as it was fitted.
 
-    Layers that were timed inside of iterations tell it too.
+    None where iterations tell, and of devices that are their own host. Layers that were timed inside of iterations tell
+    it too.
     """
     device = profile.devices[0] if profile.devices else None
-    told = bool(profile.model_times) or any(time.mode == "in_situ" for time in profile.layer_times)
-    if device is None or told or device.kind != "cuda" or profile.time_factor is not None:
+    if device is None or device.kind != "cuda" or profile.time_factor is not None:
+        return None
+    if own is not None and own.dispatch:
+        return own.dispatch
+    timed = [time for time in profile.model_times if time.dispatch and time.dtype == dtype]
+    if timed:
+        return _typical([[time.dispatch or UNMEASURED for time in of_model] for of_model in _by_model(timed)])
+    if profile.model_times or any(time.mode == "in_situ" for time in profile.layer_times):
         return None
     return device.dispatch or UNMEASURED
 
 
-def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> dict[int, Priced]:
-    """Parts by index of a plan's works, time between operations as the host has it."""
-    dispatch = dispatch_of(profile)
+def _by_model(times: Iterable[ModelTime]) -> Collection[Sequence[ModelTime]]:
+    return grouped(times, lambda time: time.model).values()
+
+
+def _typical(models: Sequence[Sequence[Dispatch]]) -> Dispatch:
+    """Of a model that was not timed: medians over those that were, and how these differ."""
+    each = [dispatch for of_model in models for dispatch in of_model]
+    both_s = [statistics.median(d.forward_s + d.backward_s for d in of_model) for of_model in models]
+    spread = statistics.stdev(both_s) / statistics.median(both_s) if len(models) > 1 else UNKNOWN_RELATIVE_SD
+    return Dispatch(
+        forward_s=statistics.median(dispatch.forward_s for dispatch in each),
+        backward_s=statistics.median(dispatch.backward_s for dispatch in each),
+        relative_sd=math.hypot(spread, statistics.median(dispatch.relative_sd for dispatch in each)),
+        runs=(),
+    )
+
+
+def with_dispatch(dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Priced]) -> dict[int, Priced]:
+    """Parts by index of a plan's works, what the device waits for its host in the time between operations."""
     overheads = plan.of_kind(FrameworkOverhead).keys() & parts.keys()
     found = dict(parts)
     if dispatch is None or not overheads:
@@ -74,20 +100,27 @@ def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> 
     if usual.waits_s.sum() > WORTH_SAYING * usual.device_s:
         remarks.append(Remark(HOST_BOUND, is_unmeasured))
     for work in overheads:
-        cost = parts[work].cost._replace(
-            seconds=usual.mean_s(work),
-            source=Source.STATED if is_unmeasured else Source.REGRESSED,
-            method_sd_s=(slow.mean_s(work) - fast.mean_s(work)) / (2 * Z90),
-            remarks=tuple(remarks),
+        between = parts[work].cost
+        cost = between._replace(
+            seconds=between.seconds + usual.mean_s(work),
+            source=_source(dispatch),
+            method_sd_s=math.hypot(between.method_sd_s, (slow.mean_s(work) - fast.mean_s(work)) / (2 * Z90)),
+            remarks=(*between.remarks, *remarks),
         )
         found[work] = parts[work]._replace(cost=cost)
     return found
 
 
+def _source(dispatch: Dispatch) -> Source:
+    if dispatch is UNMEASURED:
+        return Source.STATED
+    return Source.REGRESSED if dispatch.runs else Source.MEASURED
+
+
 def _where_from(dispatch: Dispatch) -> Remark:
     if dispatch is not UNMEASURED:
-        text = f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, fitted to training runs"
-        return Remark(text, False)
+        how = "fitted to training runs" if dispatch.runs else "timed on its host"
+        return Remark(f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, {how}", False)
     text = (
         f"nobody measured what this host takes to dispatch an operation: {format_seconds(dispatch.forward_s)} are"
         " taken, and the interval has anything from nothing to twice as much"
@@ -101,7 +134,7 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, times: fl
     for work, part in parts.items():
         kind = plan.works[work]
         waited_for = isinstance(kind, Compute) or (part.is_communication and kind.is_of_layer and kind.meets)
-        if waited_for and part.cost.seconds:
+        if waited_for and part.cost.seconds >= SHORTEST_KERNEL_S:
             is_forward = not isinstance(kind, Compute) or kind.way == "FW"
             device_s[work] = part.cost.seconds
             host_s[work] = times * (dispatch.forward_s if is_forward else dispatch.backward_s)

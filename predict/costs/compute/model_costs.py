@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from calibrate.profile.profile import ModelTime, Profile
+from calibrate.profile.profile import Dispatch, ModelTime, Profile
 from calibrate.statistics.blocks import next_block_stretch
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
@@ -22,6 +22,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
 from predict.costs.compute.batch_scaling import Knot, at_batch
+from predict.costs.compute.host_dispatch import dispatch_of
 from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts
@@ -103,6 +104,10 @@ class ModelCosts:
         return self._from_others(
             self._times, summary, lambda network: len(network.layers), batch, ranks_on_host, "time between operations"
         )
+
+    def dispatch(self, batch: int, ranks_on_host: int) -> Dispatch | None:
+        """What the host of a GPU takes for each operation; None where nothing waits for it."""
+        return dispatch_of(self._profile, self.nearest(batch, ranks_on_host), self._dtype)
 
     def shard_update(self, batch: int, ranks_on_host: int, shard: str) -> Cost | None:
         """Seconds of the optimizer step and zero_grad over what a rank holds of the model; None where not measured."""

@@ -21,7 +21,14 @@ from paradl_bench.cli import group
 
 
 def options(tmp_path: Path, **changes: object) -> Namespace:
-    given = {"device": "cuda", "networks": "", "kernel_budget": "4m", "minutes": 9.0, "nccl_tests": None, "output": tmp_path}
+    given = {
+        "device": "cuda",
+        "networks": "",
+        "kernel_budget": "4m",
+        "minutes": 9.0,
+        "nccl_tests": None,
+        "output": tmp_path,
+    }
     return Namespace(**given | changes)
 
 
@@ -35,7 +42,7 @@ def test_every_command_is_one_that_paradl_bench_knows(tmp_path: Path, device: st
         command.make_context(name, [*arguments, "-o", "x"])
     names = [name for name, _ in found]
     assert len(set(names)) == len(names)
-    # Layers and a run of every network in both precisions, parts in one; the rates and the kernels; nccl-tests where its source is.
+    # Layers and a run of every network in both precisions, parts in one; the rates, the kernels, maybe nccl-tests.
     cases = gpu_results.CASES[device]
     assert len(names) == 5 * len(cases) + 2 + (nccl_tests is not None)
     # What parts layers runs in fp32 alone.

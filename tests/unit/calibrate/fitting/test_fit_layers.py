@@ -88,6 +88,21 @@ def test_typical_times_add_up_where_medians_do_not() -> None:
     assert sum(time.time.typical_s for time in times) == pytest.approx(6.0)
 
 
+def test_dispatch_is_shared_out_over_operations_that_run_kernels() -> None:
+    """Two of three forward operations and one of three backward ones take as long as a kernel."""
+    forward = [place(LAYER, layer=name) for name in ("a", "b")] + [place(LAYER, layer="c", samples_s=(0.0,) * 3)]
+    backward = [
+        place(LAYER, layer=f.record.layer, phase="BW", samples_s=(float(f.record.layer == "a"),) * 3) for f in forward
+    ]
+    (iteration,) = iterations_of(forward[:1])
+    dispatched = {"fw_dispatch_s": (6e-5, 8e-5, 5e-3), "bw_dispatch_s": (9e-5, 9e-5, 9e-5)}
+    timed = Placed(0, msgspec.structs.replace(iteration.record, **dispatched))
+    (found,) = model_times([timed], [*forward, *backward])
+    assert found.dispatch is not msgspec.UNSET
+    assert (found.dispatch.forward_s, found.dispatch.backward_s) == pytest.approx((4e-5, 9e-5))
+    assert model_times([iteration], forward)[0].dispatch is msgspec.UNSET
+
+
 def test_typical_iterations_leave_slow_spells_out() -> None:
     (time,) = times_of(place(LAYER, samples_s=(1.0, 1.1, 1.2, 1.3, 50.0, 60.0, 1.25, 1.15)))
     assert time.time.typical_s == pytest.approx(np.mean([1.15, 1.2, 1.25, 1.3]))

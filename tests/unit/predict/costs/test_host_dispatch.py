@@ -13,7 +13,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.costs.compute.host_dispatch import HOST_BOUND, UNMEASURED
+from predict.costs.compute.host_dispatch import HOST_BOUND, UNMEASURED, dispatch_of
 from predict.costs.cost_model import CostModel, PricedPlan
 
 KERNEL_S = 20e-6
@@ -85,6 +85,28 @@ def test_the_interval_reaches_where_the_host_just_starts_to_bind() -> None:
     count = kernels(found, "FW")
     slow_s = count * 30e-6 + KERNEL_S - count * KERNEL_S
     assert found.costs.sd_s[work] * found.costs.counts[work] == pytest.approx(slow_s / (2 * Z90))
+
+
+def test_a_host_timed_beside_iterations_tells_of_all_models() -> None:
+    made = make_profile(NETWORK, layer_times=layer_times(NETWORK, seconds=lambda *_: KERNEL_S))
+    (device,) = made.devices
+    timed = tuple(
+        msgspec.structs.replace(time, dispatch=msgspec.structs.replace(dispatch(50e-6), runs=()))
+        for time in made.model_times
+    )
+    gpu = (msgspec.structs.replace(device, kind="cuda"),)
+    profile = msgspec.structs.replace(made, devices=gpu, model_times=timed)
+    waiting, free = price(profile), price(msgspec.structs.replace(profile, model_times=made.model_times))
+    waits_s = seconds_of(waiting, FrameworkOverhead, "FW") - seconds_of(free, FrameworkOverhead, "FW")
+    # What was measured between operations stays, and the wait is added.
+    assert waits_s == pytest.approx(kernels(waiting, "FW") * 30e-6 + KERNEL_S)
+    assert any("timed on its host" in text for text in waiting.remarks.notes())
+    renamed = tuple(msgspec.structs.replace(time, model="another") for time in timed)
+    found = dispatch_of(msgspec.structs.replace(profile, model_times=renamed), None, timed[0].dtype)
+    assert found is not None
+    assert found.forward_s == 50e-6
+    assert found.relative_sd >= UNMEASURED.relative_sd
+    assert dispatch_of(msgspec.structs.replace(profile, model_times=renamed), None, "bf16") is None
 
 
 def test_a_cpu_and_measured_iterations_have_no_such_wait() -> None:

@@ -11,7 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.measure.execution.probes import ProbeCost, measure_probe_cost, probed_iteration
+from paradl_bench.measure.execution.probes import (
+    ProbeCost,
+    dispatched_iteration,
+    measure_probe_cost,
+    probed_iteration,
+)
 from paradl_bench.ranks.clocks import CpuClock
 
 FREE = ProbeCost(fw_inside_s=0, fw_outside_builtin_s=0, fw_outside_python_s=0, bw_inside_s=0, bw_outside_s=0)
@@ -23,6 +28,29 @@ class CountingClock(CpuClock):
     def __init__(self) -> None:
         ticks = itertools.count()
         self.stamp: Any = lambda: float(next(ticks))
+        self.start: Any = self.stamp
+
+
+class HeldClock(CountingClock):
+    """As of a GPU that is held a hundred seconds before every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[tuple[float, float]] = []
+        count, passed = self.stamp, [0.0]
+        self.stamp = lambda: count() + passed[0]
+
+        def start() -> float:
+            before = self.stamp()
+            passed[0] += 100
+            self._held.append((before, self.stamp()))
+            return self._held[-1][1]
+
+        self.start = start
+
+    def take_held(self) -> list[tuple[float, float]]:
+        held, self._held = self._held, []
+        return held
 
 
 def test_intervals_do_not_overlap_and_land_on_their_layer() -> None:
@@ -42,6 +70,34 @@ def test_intervals_do_not_overlap_and_land_on_their_layer() -> None:
     assert found.bw_between_s == 5
     assert found.fw_total_s == 7
     assert found.bw_total_s == 9
+
+
+def test_what_a_device_is_held_counts_in_no_time() -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    inputs = torch.randn(2, 3)
+    found = probed_iteration(lambda: torch.tanh(inputs @ weight).sum(), lambda: None, HeldClock(), FREE, 3)
+    assert found.fw_s.tolist() == [1, 1, 1]
+    assert found.bw_s.tolist() == [2, 1, 1]
+    # Each start has one stamp more: before the hold, and a second between it and the interval before.
+    assert (found.fw_between_s, found.bw_between_s) == (4, 5)
+    assert found.bw_total_s > 400
+
+
+def test_dispatch_waits_for_nothing_that_was_sent_before() -> None:
+    weight, events = torch.randn(3, requires_grad=True), []
+
+    class Watched(CpuClock):
+        def synchronise(self) -> None:
+            events.append("wait")
+
+    def forward() -> torch.Tensor:
+        events.append("forward")
+        return weight.sum()
+
+    weight.register_hook(lambda _: events.append("backward"))
+    forward_s, backward_s = dispatched_iteration(forward, lambda: events.append("update"), Watched())
+    assert events == ["wait", "forward", "wait", "backward", "wait", "update", "wait"]
+    assert min(forward_s, backward_s) > 0
 
 
 def test_probe_cost_is_taken_off() -> None:
