@@ -6,8 +6,8 @@ takes from k on): the longer of host and device, block by block. What that is ov
 time between operations. It holds where nothing was timed in iterations, which wait for their host already, or where the
 host was timed beside them, while the device was held before every operation.
 
-Host and device start a stretch together: what the host is ahead at the end of forward is not taken into backward. An
-operation without a kernel (a view) counts as none. Collectives that layers wait for are dispatched too.
+Host and device start an iteration together, and the host keeps what it is ahead from one phase, or micro-batch, to the
+next. An operation without a kernel (a view) counts as none. Collectives that layers wait for are dispatched too.
 """
 
 from __future__ import annotations
@@ -149,14 +149,17 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, times: fl
 
 def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:
     """Add what a role's stretches of one phase wait, shared out over the operations of each."""
-    known: dict[bytes, float] = {}
+    known: dict[bytes, _Stretch] = {}
+    dispatched_s = done_s = 0.0
     for works in _stretches(role, (host_s > 0) | is_overhead):
+        stretch = known.setdefault(works.tobytes(), _stretch(device_s[works], host_s[works]))
+        end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s)
+        waits_s = max(end_s - done_s - stretch.device_s, 0.0)
+        dispatched_s, done_s = dispatched_s + stretch.host_s, end_s
         overheads = works[is_overhead[works]]
-        if not len(overheads):
-            continue
-        waits_s = known.setdefault(works.tobytes(), _waits_s(device_s[works], host_s[works]))
-        np.add.at(gaps.occurrences, overheads, role.multiplicity)
-        np.add.at(gaps.waits_s, overheads, role.multiplicity * waits_s / len(overheads))
+        if len(overheads):
+            np.add.at(gaps.occurrences, overheads, role.multiplicity)
+            np.add.at(gaps.waits_s, overheads, role.multiplicity * waits_s / len(overheads))
 
 
 def _stretches(role: Role, counts: Bools) -> list[Ints]:
@@ -166,7 +169,17 @@ def _stretches(role: Role, counts: Bools) -> list[Ints]:
     return np.split(role.work[kept], np.flatnonzero(np.diff(phases)) + 1)
 
 
-def _waits_s(device_s: Floats, host_s: Floats) -> float:
-    """Of operations in their order, seconds over the device's own."""
-    left_s = np.cumsum(device_s[::-1])[::-1]
-    return float(np.max(np.cumsum(host_s) + left_s) - left_s[0]) if host_s.any() else 0.0
+class _Stretch(NamedTuple):
+    """Seconds of a stretch: of its device and host alone, and to its end where only the host holds the device up."""
+
+    device_s: float
+    host_s: float
+    from_first_dispatch_s: float
+
+
+def _stretch(device_s: Floats, host_s: Floats) -> _Stretch:
+    """Of operations in their order."""
+    dispatched_s, left_s = np.cumsum(host_s), np.cumsum(device_s[::-1])[::-1]
+    waits = host_s > 0
+    held_s = float(np.max((dispatched_s + left_s)[waits])) if waits.any() else 0.0
+    return _Stretch(float(device_s.sum()), float(host_s.sum()), held_s)

@@ -49,25 +49,41 @@ def dispatch(seconds: float, relative_sd: float = 0.0) -> Dispatch:
     return Dispatch(forward_s=seconds, backward_s=2 * seconds, relative_sd=relative_sd, runs=("a run",))
 
 
+def phases_s(found: PricedPlan) -> tuple[float, ...]:
+    """Forward and backward, with what they wait."""
+    return tuple(seconds_of(found, Compute, way) + seconds_of(found, FrameworkOverhead, way) for way in ("FW", "BW"))
+
+
 def test_short_kernels_take_their_dispatch_and_the_last_kernel() -> None:
     found = price(of_gpu(dispatch(50e-6)))
-    for way, each_s in (("FW", 50e-6), ("BW", 100e-6)):
-        whole_s = seconds_of(found, Compute, way) + seconds_of(found, FrameworkOverhead, way)
-        assert whole_s == pytest.approx(kernels(found, way) * each_s + KERNEL_S)
+    forward_s, backward_s = phases_s(found)
+    assert forward_s == pytest.approx(kernels(found, "FW") * 50e-6 + KERNEL_S)
+    # Backward is dispatched while the last kernel of forward runs.
+    assert backward_s == pytest.approx(kernels(found, "BW") * 100e-6)
     assert HOST_BOUND in found.remarks.notes()
 
 
 def test_long_kernels_wait_for_the_first_dispatch_alone() -> None:
     found = price(of_gpu(dispatch(5e-6)))
-    assert seconds_of(found, FrameworkOverhead, "FW") == pytest.approx(5e-6)
-    assert seconds_of(found, FrameworkOverhead, "BW") == pytest.approx(10e-6)
+    waits_s = [seconds_of(found, FrameworkOverhead, way) for way in ("FW", "BW")]
+    assert waits_s == pytest.approx([5e-6, 0], abs=1e-12)
     assert HOST_BOUND not in price(of_gpu(dispatch(1e-6))).remarks.notes()
 
 
-def test_micro_batches_wait_one_by_one() -> None:
+def test_a_host_that_is_ahead_after_forward_hides_slow_dispatch_of_backward() -> None:
+    """Twice 18 us of dispatch bind backward's kernels of 20 us once what forward gained is used up."""
+    found = price(of_gpu(dispatch(18e-6)))
+    count = {way: kernels(found, way) for way in ("FW", "BW")}
+    host_s = count["FW"] * 18e-6 + count["BW"] * 36e-6
+    assert sum(phases_s(found)) == pytest.approx(host_s + KERNEL_S)
+    alone_s = count["BW"] * 36e-6 + KERNEL_S
+    assert phases_s(found)[1] < alone_s
+
+
+def test_micro_batches_wait_one_behind_the_other() -> None:
     whole, parts = (price(of_gpu(dispatch(50e-6)), accumulate=count) for count in (1, 4))
-    waits = [seconds_of(each, FrameworkOverhead, "FW") for each in (whole, parts)]
-    assert waits[1] == pytest.approx(4 * waits[0])
+    dispatched_s = sum(phases_s(whole)) - KERNEL_S
+    assert sum(phases_s(parts)) == pytest.approx(4 * dispatched_s + KERNEL_S)
 
 
 def test_an_unmeasured_host_is_flagged_and_widens_the_interval() -> None:
