@@ -19,8 +19,11 @@ class Clock(Protocol):
     def stamp(self) -> Any:
         """Mark this point of the work."""
 
+    def hold(self) -> None:
+        """Keep a device beside the host from starting on what follows, until the host has dispatched an operation."""
+
     def start(self) -> Any:
-        """As :meth:`stamp`, where the work of one operation begins."""
+        """As :meth:`stamp`, where one operation of many begins: behind a hold."""
 
     def take_held(self) -> Sequence[tuple[Any, Any]]:
         """Stamps before and after the device was held at each start since this was last asked."""
@@ -37,8 +40,11 @@ class CpuClock:
 
     stamp = start = staticmethod(time.perf_counter)
 
-    def take_held(self) -> Sequence[tuple[float, float]]:
+    def hold(self) -> None:
         """A CPU is its own host, and is never held."""
+
+    def take_held(self) -> Sequence[tuple[float, float]]:
+        """Nothing."""
         return ()
 
     def seconds(self, start: float, end: float) -> float:
@@ -76,15 +82,19 @@ class CudaClock:
         event.record()
         return event
 
-    def start(self) -> torch.cuda.Event:
-        """Hold the GPU while the host dispatches what follows, then record an event.
+    def hold(self) -> None:
+        """Let the GPU idle while the host dispatches what follows.
 
         Else a GPU that is faster than its host would wait between the kernels of an operation, and longer with probes.
         """
         if not self._cycles:
             self._cycles = self._cycles_of(HELD_S)
-        before = self.stamp()
         torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
+
+    def start(self) -> torch.cuda.Event:
+        """Record an event behind a hold, and remember how long that was."""
+        before = self.stamp()
+        self.hold()
         after = self.stamp()
         self._held.append((before, after))
         return after

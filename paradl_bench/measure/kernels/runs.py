@@ -122,6 +122,7 @@ class _CopyRun:
 
 def _timed(call: Callable[[], object], clock: Clock, settle: Settle) -> float:
     settle([])
+    clock.hold()
     begin = clock.stamp()
     call()
     end = clock.stamp()

@@ -52,6 +52,7 @@ class GradientCopies:
             stamps = []
             for call, firsts, seconds in calls.values():
                 context.barrier()
+                clock.hold()
                 begin = clock.stamp()
                 for first, second in zip(firsts, seconds, strict=True):
                     call(first, second)

@@ -42,6 +42,12 @@ class _NodeStamps:
         self._begins: list[Any] = []
         self._ends: list[Any] = []
         begins, ends, stamp = self._begins, self._ends, clock.stamp
+
+        def begun(_: Any) -> None:
+            if not begins:
+                clock.hold()
+            begins.append(stamp())
+
         seen, waiting = set(), [root]
         while waiting:
             node = waiting.pop()
@@ -49,7 +55,7 @@ class _NodeStamps:
             if node is None or node in seen or hasattr(node, "variable"):
                 continue
             seen.add(node)
-            node.register_prehook(lambda _: begins.append(stamp()))
+            node.register_prehook(begun)
             node.register_hook(lambda _, __: ends.append(stamp()))
             waiting.extend(child for child, _ in node.next_functions)
 
@@ -118,6 +124,7 @@ class IsolatedOperation:
         inputs = [tensor.clone() if self.layer.attributes.get("in_place") else tensor for tensor in self._inputs]
         settle(inputs)
         with self._entered():
+            clock.hold()
             begin = clock.stamp()
             output = self._run(inputs, self._parameters)
             end = clock.stamp()

@@ -44,6 +44,9 @@ class _PausingClock:
 
     start = stamp
 
+    def hold(self) -> None:
+        pass
+
     def take_held(self) -> Sequence[tuple[float, float]]:
         return ()
 
