@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
 
+import gpu_analysis
 import gpu_results
 from synthetic_measurements import write_collectives
 
@@ -71,30 +72,26 @@ def test_complete_results_are_skipped_and_failures_stop_no_other_measurement(tmp
 
 def test_the_summary_holds_closure_time_memory_and_missing_results(tmp_path: Path) -> None:
     (case,) = gpu_results.chosen(options(tmp_path, networks="cosmoflow-256"))
-    pair = {"evaluator": "simulate", "predicted_s": 0.11, "measured_median_s": 0.1, "accuracy": 0.9}
-    pairs = [
-        pair | {"dtype": "fp32", "memory": {"error": -0.02, "measured": "allocator"}},
-        pair | {"dtype": "bf16", "memory": None},
-        pair | {"dtype": "fp32", "evaluator": "paradl"},
-    ]
-    (tmp_path / "report.json").write_text(json.dumps({"pairs": pairs}))
+    pair = {"predicted_s": 0.11, "interval_s": [0.1, 0.12], "measured_median_s": 0.1, "measured_iqr_s": 0.001}
+    own = pair | {"error": 0.1, "memory": {"error": -0.02, "measured": "allocator"}}
+    pairs = {gpu_analysis.OWN: {"fp32": own}, gpu_analysis.OTHERS: {"fp32": pair | {"error": -0.25}}}
     (tmp_path / "seconds.json").write_text(json.dumps({"cosmoflow-256/layers-fp32": 90.0, "kernels": 30.0}))
     whole = SimpleNamespace(shard="", remainder_relative=0.015)
     part = SimpleNamespace(shard="s2", remainder_relative=0.5)
-    with mock.patch.object(gpu_results, "closures", return_value=[whole, part]):
-        rows = gpu_results.summary_rows(case, [tmp_path, tmp_path], tmp_path / "report.json")
-    gpu_results.write_summary(tmp_path, rows, ["kernels: not complete"])
+    with mock.patch.object(gpu_analysis, "closures", return_value=[whole, part]):
+        row = gpu_analysis.row(gpu_analysis.Measured(case, "fp32", tmp_path, tmp_path), pairs)
+    gpu_analysis.write_summary(tmp_path, [row], ["kernels: not complete"])
     text = (tmp_path / "summary.md").read_text()
-    assert "| cosmoflow-256 | fp32 | 1 | +1.5% | 110.00 ms | 100.00 ms | 90.0% | -2.0% (allocator) |" in text
-    assert "| cosmoflow-256 | bf16 | 1 | +1.5% | 110.00 ms | 100.00 ms | 90.0% | - |" in text
+    cells = "+1.5% | 110.00 ms | 100.0 to 120.0 ms | 100.00 ms | +10.0% | -25.0% | - | - | -2.0% (allocator) |"
+    assert f"| cosmoflow-256 | fp32 | 1 | {cells}" in text
     assert "Layers took 1.5 minutes of the device, all measurements 2.0." in text
     assert text.endswith("- kernels: not complete\n")
 
 
 def test_nothing_is_said_to_be_analysed_that_was_not_measured(tmp_path: Path) -> None:
     failed = gpu_results.analyse(options(tmp_path, networks="vgg16"))
-    assert failed[0].startswith("vgg16: not complete: vgg16/layers-fp32, ")
-    assert failed[1:] == ["kernels: not complete"]
+    assert failed[0] == "vgg16/layers-fp32: not complete"
+    assert failed[-1] == "kernels: not complete"
     assert json.loads((tmp_path / "summary.json").read_text())["networks"] == []
 
 
