@@ -131,3 +131,12 @@ def test_a_port_in_use_is_told() -> None:
     with listening(0) as taken:
         result = CliRunner().invoke(group, ["explore", "h100-sxm", "--port", str(taken.getsockname()[1])])
     assert "cannot be used" in str(result.exception)
+
+
+def test_what_searches_share_changes_no_answer(served: Served) -> None:
+    """Plans and memory are kept from one search to the next; whoever searches there first finds the same."""
+    search, there = Searched(**SEARCH), Changed(bandwidth=0.05, latency=4.0)
+    used, fresh = (Explorer([served.profile]) for _ in range(2))
+    before = used.search(Asked(search=search))
+    after = used.search(Asked(search=search, found_on=there))
+    assert after == fresh.search(Asked(search=search, found_on=there)) != before
