@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Entries of a table."""
 _NAME_WIDTH = 42
+_LEAST_SHOWN_S = 0.5e-6
 _BAR, _BAR_WIDTH = "#", 24
 _NOT_PARTED = "A shared host is not told from compute: the profile has no times of a rank that was alone on its host."
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
@@ -84,7 +85,9 @@ def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
 def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
     """What the columns mean, what effects add, and what is not shown."""
     largest = sorted(effects_of(role).items(), key=lambda item: -abs(item[1]))
-    adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
+    adjusted = ", ".join(
+        f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest if abs(seconds) >= _LEAST_SHOWN_S
+    )
     return [
         *([f"added: {adjusted}"] if adjusted else []),
         "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
