@@ -1,10 +1,9 @@
-"""Measurements in Python: read raw samples, measure layers. Loads what it needs when it is called."""
+"""Raw samples in Python. Loads what it needs when it is called."""
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,35 +85,3 @@ def read(directory: PathLike) -> RawSamples:
         UserError: it is none, of a newer version, or a record is wrong.
     """
     return RawSamples(directory)
-
-
-def measure_layers(model: str, output: PathLike, *, batch: int | Sequence[int], **options: object) -> RawSamples:
-    """Measure the layers of a model, as ``paradl-bench layers`` does, and read the samples.
-
-    The measurement runs in a process of its own, so that nothing else of this one is timed. Of ranks that torchrun
-    started, all call this alike.
-
-    Args:
-        model: a name that ``paradl-bench models`` lists, or ``package.module:factory``, which builds a module.
-        output: the measurement directory; one that is incomplete is gone on with.
-        batch: local batches to measure.
-        options: of the command, with underscores: ``device="cuda"``, ``shards="f2"``.
-
-    Raises:
-        UserError: a wrong model or option.
-        WorkError: the measurement failed; what was measured is kept.
-    """
-    import subprocess
-
-    from paradl_bench.commands.layers import COMMAND
-    from paradl_bench.core.errors import UserError, WorkError
-    from paradl_bench.core.terminal.keywords import ask
-
-    asked = ask(COMMAND, "layers", [model, "-o", os.fspath(output)], {"batch": batch, **options})
-    # -P: modules of the working directory are imported where the command asks for one, and not before.
-    command = [sys.executable, "-P", "-m", "paradl_bench", *asked.words]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        _, _, said = done.stderr.rpartition("error: ")
-        raise (UserError if done.returncode == UserError.exit_code else WorkError)(said.strip())
-    return read(output)

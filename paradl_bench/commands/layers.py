@@ -173,6 +173,8 @@ def COMMAND(  # noqa: N802
         backend, timing.device, timeout_s=run_s, hang_timeout_s=hang_s, launcher=launch.launcher
     ) as context:
         measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
+        # Whoever starts ranks reads what they measured once they have ended: no rank ends before rank 0 wrote it.
+        context.barrier()
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)
 

@@ -13,7 +13,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.terminal.command_line import say, tell, write_output
+from paradl_bench.core.terminal.command_line import say, write_output
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts
 from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
@@ -93,7 +93,7 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--submit", "submitting", is_flag=True, help="Hand the jobs to sbatch; again: go on with what is missing."
 )
 @click.option("--wait", is_flag=True, help="With --submit: until the last job has ended.")
-@click.option("--dry-run", is_flag=True, help="Print scripts, node-minutes and what each job adds; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print node-minutes and what each job adds; write nothing.")
 @click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
 @json_format("json is the plan.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
@@ -125,9 +125,6 @@ def COMMAND(  # noqa: N802
 
     output = output.absolute()
     plan, scripts = _planned(_request(chain, sample, kernels, settings), site_path, output)
-    if dry_run and not as_json:
-        for name, text in scripts.items():
-            tell(f"##### {script_path(output, name)}\n{text}", lines=True)
     # Before anything is shown: what can't be written is no plan.
     edited = () if dry_run else write_plan(output, plan, scripts, force=force)
     if as_json:
@@ -135,6 +132,8 @@ def COMMAND(  # noqa: N802
     else:
         _print_table(plan)
     if dry_run:
+        if not as_json:
+            say(f"without --dry-run {len(scripts)} scripts are written to {output / 'scripts'}, and nothing is started")
         return
     for name in edited:
         say(f"kept as it was edited: {script_path(output, name)} (--force writes it anew)")

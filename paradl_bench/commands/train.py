@@ -299,4 +299,6 @@ def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
         used, request.device, timeout_s=launch.timeout_s, hang_timeout_s=launch.hang_timeout_s, launcher=launch.launcher
     ) as context:
         measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
+        # Whoever starts ranks reads what they measured once they have ended: no rank ends before rank 0 wrote it.
+        context.barrier()
     return place.launcher != "own" and place.rank == 0

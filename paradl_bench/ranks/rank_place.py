@@ -25,6 +25,8 @@ MARK = "PARADL_LAUNCHER"
 LAUNCHER_PID = "PARADL_LAUNCHER_PID"
 STORE = "PARADL_STORE_FD"
 """Variables that a launcher sets for its ranks: that it is this program, its process, the file in which they meet."""
+CALL = "PARADL_CALL"
+"""Variable that counts the measurements that ranks of one launch begin: each meets in a place of its own."""
 PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
 PEER_FAILURES = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Timed out waiting", "NCCL")

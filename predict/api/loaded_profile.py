@@ -10,6 +10,7 @@ from calibrate.api import CalibratedProfile, PathLike
 
 if TYPE_CHECKING:
     from paradl_bench.core.terminal.keywords import Asked
+    from predict.api.explored import ExplorePage
     from predict.api.results import OnePrediction, Predictions, ReplacedLayers, Search, Validation, WhatIf
     from predict.api.timeline import Timeline
 
@@ -164,6 +165,30 @@ class LoadedProfile(CalibratedProfile):
             self.path, paths, cluster_path=cluster_path, force=force, layers_from=source, profile=self.profile
         )
         return Validation(report)
+
+    def explore(self, model: str | None = None, **options: object) -> ExplorePage:
+        """Serve the page of ``predict explore`` beside this script or notebook.
+
+        Args:
+            model: to begin with, as of :meth:`predict`; None for the profile's first.
+            options: of the command: ``ranks=512``, ``batch=4096``, ``memory="80GiB"``. The browser is opened with
+                ``browser=True``.
+
+        Raises:
+            UserError: whatever is wrong, in one line.
+        """
+        import webbrowser
+
+        from paradl_bench.core.terminal.keywords import ask
+        from predict.api.explored import ExplorePage
+        from predict.validation.report.explore.command import explore
+
+        given = {"model": model, "browser": False, **options}
+        asked = ask(explore, "predict explore", [str(self.path)], given).options
+        page = ExplorePage(asked)
+        if asked["browser"]:
+            webbrowser.open(page.address)
+        return page
 
     def _ask(self, name: str, options: dict[str, object], **given: object) -> Asked:
         """The options of a command, with the profile that has been read."""

@@ -6,6 +6,7 @@ what they read.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from paradl_bench.strategies.data.fusion.buffers import Buffers, fused, fused_as
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.exchange.options import ExchangeOptions
-from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
+from paradl_bench.strategies.memory.of_plan import paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.compute.host_dispatch import with_dispatch
@@ -48,8 +49,9 @@ from predict.costs.kinds.work_costs import (
     parts_of,
     relative_spreads,
     shard_of,
+    shares_of_layers,
 )
-from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
+from predict.costs.memory_estimate import EstimatedMemory, Plans, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
 from predict.costs.spread.assembly import Priced, add_up, assemble
@@ -95,6 +97,7 @@ class CostModel:
     layers_from: LayersFrom = MEASURED_FIRST
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
+    plans: Plans = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
@@ -102,7 +105,6 @@ class CostModel:
     _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int, str], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
-    _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
     _by_flops: CostModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -113,12 +115,29 @@ class CostModel:
         self._model = ModelCosts(
             self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer, layers_from=self.layers_from
         )
-        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
-        self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
+        self.plans = Plans(self.network, self.dtype, self.device_kind)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
+        self._place_on_hardware()
+
+    def on(self, hardware: Hardware) -> CostModel:
+        """The same on other hardware, with the plans, the memory and the measured layers that both have in common.
+
+        Raises:
+            UserError: the profile lacks what other hardware is scaled by.
+        """
+        other = copy.copy(self)
+        other.hardware = hardware
+        other._place_on_hardware()
+        return other
+
+    def _place_on_hardware(self) -> None:
+        """Find whatever depends on links and rates."""
+        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
+        self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
+        self._sums, self._by_flops = {}, None
         serial = self._serial
         times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()
         self._known = KnownCosts(
@@ -134,13 +153,7 @@ class CostModel:
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
-        # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
-        # many bytes together: the walk takes as long as the rest of that.
-        key = strategy, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
-        if key not in self._memories:
-            use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
-            self._memories[key] = with_factor(self.profile, use)
-        return self._memories[key]
+        return with_factor(self.profile, self.plans.memory(strategy, settings))
 
     def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """The same by the paper's sum."""
@@ -186,7 +199,7 @@ class CostModel:
         """
         self._layers.learn(plan.sharded)
         if self.proportional:
-            self._layers.share_out(_shares(self.network, plan))
+            self._layers.share_out(shares_of_layers(self.network, plan))
         place = self._place_of(plan)
         priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
         remarks.add(*self.missing_layers)
@@ -381,17 +394,6 @@ class CostModel:
         of_roles = [sum(part.cost.seconds * count[index] for index, part in parts.items()) for count in counts]
         ranks = [role.multiplicity for role in plan.roles]
         return sum(math.prod(pair) for pair in zip(of_roles, ranks, strict=True)) / sum(ranks)
-
-
-def _shares(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:
-    """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
-    whole = {layer.name: layer for layer in network.layers}
-    found = {}
-    for layer, _ in plan.sharded:
-        of = whole[layer.name]
-        share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
-        found[layer.operation] = (of.operation, share)
-    return found
 
 
 def _sum_of(work: Work) -> str:

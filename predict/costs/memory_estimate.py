@@ -1,17 +1,65 @@
-"""Peak memory as a profile's factors have it: what plans say of tensors, with what a device holds beyond them."""
+"""Plans, each made once, and their peak memory: of tensors, and by a profile's factors of what lies beyond them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from calibrate.profile.memory_factors import MemoryEstimate, MemoryMeasure, MemoryReuse
 from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Plan
+from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse
+from paradl_bench.strategies.nesting.catalog import planner_for
 
 BATCHES_AHEAD = "batches_ahead"
 """The part of mini-batches that were copied to the device before the iteration that computes them."""
 BEYOND_TENSORS = "beyond_tensors"
 """The part that the factor adds to a plan's tensors; below 0 where a tracked peak is smaller than the planned one."""
+
+
+_KEPT = 128
+"""Plans that are remembered: those of a search."""
+
+
+@dataclass(slots=True)
+class Plans:
+    """Plans of one network and the memory of their tensors, which no other hardware changes: each is found once."""
+
+    network: ModelGraph
+    dtype: str
+    device_kind: str
+    _made: Callable[[Strategy, PlanSettings], Plan] = field(init=False)
+    _memory: dict[tuple[Strategy, PlanSettings], MemoryUse] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        network = self.network
+        self._made = lru_cache(_KEPT)(lambda of, settings: planner_for(of).plan(network, of, settings))
+
+    def plan(self, strategy: Strategy, settings: PlanSettings) -> Plan:
+        """What ranks do in an iteration; of many plans those that were asked for last are kept.
+
+        Raises:
+            UserError: the strategy, the network or the batch does not allow it.
+        """
+        return self._made(strategy, settings)
+
+    def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
+        """Of the rank that needs most, at its peak; raises as :meth:`plan`."""
+        # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
+        # many bytes together: the walk takes as long as the rest of that.
+        key = strategy, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
+        if key not in self._memory:
+            self._memory[key] = memory_of_plan(
+                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind
+            )
+        return self._memory[key]
 
 
 class EstimatedMemory(NamedTuple):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
+from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Entries of a table."""
 _NAME_WIDTH = 42
+_FEWEST_FOLDED = 4
+"""Fewer rows that are alike leave room for others."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LEAST_SHOWN_S = 0.5e-6
 _BAR, _BAR_WIDTH = "#", 24
 _NOT_PARTED = "A shared host is not told from compute: the profile has no times of a rank that was alone on its host."
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
@@ -26,8 +34,12 @@ def print_ledger(ledger: Ledger) -> None:
     """The waterfall; the largest entries of the role that waits least, and what effects add to all of its entries."""
     role = shown_role(ledger.roles)
     whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
-    shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
-    rows = [(called_entry(entry), f"{entry.count:g}", *_cells([entry]), entry.source) for entry in shown]
+    parts = folded(role.entries)
+    rest = [entry for part in parts[SHOWN:] for entry in part.entries]
+    rows = [
+        (part.name, f"{sum(entry.count for entry in part.entries):g}", *_cells(part.entries), part.entries[0].source)
+        for part in parts[:SHOWN]
+    ]
     if rest:
         rows.append((f"{len(rest)} more entries", "", *_cells(rest), ""))
     rows.append(("all entries = the iteration", "", *_cells(role.entries), ""))
@@ -38,7 +50,7 @@ def print_ledger(ledger: Ledger) -> None:
     if ledger.ranks > 1 and SHARED_HOST not in ledger.waterfall_s:
         console.print(_NOT_PARTED, highlight=False)
     console.print(table(_COLUMNS, rows, title=f"{ledger.model}, {whole}, {played}"))
-    for line in _lines(ledger, role):
+    for line in _lines(ledger, role, any_folded=any(len(part.entries) > 1 for part in parts[:SHOWN])):
         console.print(line, highlight=False)
 
 
@@ -52,6 +64,30 @@ def _waterfall(ledger: Ledger) -> Table:
         begin_s += seconds
     title = f"{ledger.model}, {ledger.strategy} on batch {ledger.batch}: where {format_seconds(whole_s)} go"
     return table(("step", "ms", "share", "each behind the last"), rows, title=title)
+
+
+class Part(NamedTuple):
+    """An entry, or those of a run of equal blocks, which differ in the number in their name."""
+
+    name: str
+    entries: tuple[LedgerEntry, ...]
+
+
+def folded(entries: Sequence[LedgerEntry]) -> list[Part]:
+    """Entries with those of equal blocks put together, those that are exposed for longest first."""
+
+    def alike(entry: LedgerEntry) -> tuple[str, Hashable]:
+        of_any = msgspec.structs.replace(entry, name=_NUMBER.sub("*", entry.name))
+        details = tuple(sorted(entry.details.items()))
+        return called_entry(of_any), (of_any.name, entry.source, entry.count, details, round(entry.base_s, 12))
+
+    parts: list[Part] = []
+    for (name, _), own in grouped(entries, alike).items():
+        if len(own) < _FEWEST_FOLDED:
+            parts += [Part(called_entry(entry), (entry,)) for entry in own]
+        else:
+            parts.append(Part(name, tuple(own)))
+    return sorted(parts, key=lambda part: -sum(entry.exposed_s for entry in part.entries))
 
 
 def effects_of(role: RoleLedger) -> dict[str, float]:
@@ -81,12 +117,15 @@ def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
     return [*(f"{1e3 * seconds:.3f}" for seconds in (exposed, hidden, base, total - base)), sd]
 
 
-def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
+def _lines(ledger: Ledger, role: RoleLedger, *, any_folded: bool) -> list[str]:
     """What the columns mean, what effects add, and what is not shown."""
     largest = sorted(effects_of(role).items(), key=lambda item: -abs(item[1]))
-    adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
+    adjusted = ", ".join(
+        f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest if abs(seconds) >= _LEAST_SHOWN_S
+    )
     return [
         *([f"added: {adjusted}"] if adjusted else []),
+        *(["*: a number; the blocks of a run that are alike. --json has each of them."] if any_folded else []),
         "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
         *_other_roles(len(ledger.roles) - 1),
     ]

@@ -80,7 +80,7 @@ def _planned(costs: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
     """As the strategy runs; with a rule of fusion other than DDP's, as Horovod would exchange its gradients."""
     planner, fusion = planner_for(point.strategy), costs.fusion
     if fusion is None or fusion.rule == "ddp":
-        return planner.plan(costs.network, point.strategy, point.settings), ()
+        return costs.plans.plan(point.strategy, point.settings), ()
     check_fusion(fusion, point.strategy, point.settings)
     planner.check(costs.network, point.strategy, point.settings)
     buffers = costs.buffers(fusion, point.strategy, point.settings)

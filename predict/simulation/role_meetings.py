@@ -31,7 +31,10 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
         return
     issued = [_issued(plan, role) for role in range(len(plan.roles))]
     together = _roles_together(plan, issued)
-    before = [_before(role, graph, own) for role, graph, own in zip(plan.roles, graphs, nodes, strict=True)]
+    before = [
+        _before(role, graph, own, {task for tasks in of_kinds.values() for task in tasks})
+        for role, graph, own, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
+    ]
     for waited_for, waiting in permutations(range(len(plan.roles)), 2):
         for kind, tasks in issued[waiting].items():
             theirs = issued[waited_for].get(kind, [])
@@ -54,14 +57,16 @@ def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     return found
 
 
-def _before(role: Role, graph: TaskGraph, nodes: Ints) -> list[list[int]]:
-    """Per task, nodes that a rank is done with as it comes to it: those waited for, and the one before on its lane."""
+def _before(role: Role, graph: TaskGraph, nodes: Ints, tasks: set[int]) -> dict[int, list[int]]:
+    """Of some tasks, nodes that a rank is done with as it comes to each: waited for, or before it on its lane."""
     rows, blocking, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
-    found = [sorted(set(blocking[rows[task] : rows[task + 1]].tolist())) for task in range(role.tasks)]
+    found: dict[int, list[int]] = {}
     last: dict[int, int] = {}
     for task, (lane, node) in enumerate(zip(lanes, nodes.tolist(), strict=True)):
-        if lane in last:
-            found[task].append(last[lane])
+        if task in tasks:
+            found[task] = sorted(set(blocking[rows[task] : rows[task + 1]].tolist()))
+            if lane in last:
+                found[task].append(last[lane])
         last[lane] = node
     return found
 

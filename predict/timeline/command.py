@@ -8,7 +8,7 @@ import click
 
 from paradl_bench.core.terminal.forms import check_form, table_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
-from predict.prediction.command_options import point_options, refuse_missing
+from predict.prediction.command_options import point_options, refuse_missing, why_option
 
 _SLOW_HELP = (
     "What if one rank (0 unless given) computes FACTOR times as long as measured: it, and the others that wait for it."
@@ -20,6 +20,7 @@ _SLOW_HELP = (
 @option_group(
     "Of a timeline",
     click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP),
+    why_option,
     folded=False,
 )
 @option_group(

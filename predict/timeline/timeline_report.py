@@ -7,6 +7,7 @@ import msgspec
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_seconds
+from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import Prediction
 from predict.timeline.timeline import IterationTimeline
 from predict.timeline.timeline_picture import draw
@@ -72,8 +73,14 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
     )
 
 
-def print_summary(timeline: IterationTimeline, summary: TimelineSummary) -> None:
-    """A table and a picture on standard output, then what was extrapolated or has to be said."""
+def print_summary(
+    timeline: IterationTimeline, prediction: Prediction, summary: TimelineSummary, *, why: bool = False
+) -> None:
+    """A table and a picture on standard output, then how far they can be trusted.
+
+    Args:
+        why: list what was extrapolated, and all else that has to be said.
+    """
     title = f"{summary.model}, {summary.strategy} on batch {summary.batch}: {format_seconds(summary.iteration_s)}"
     idle = "bubble" if timeline.is_pipeline else "idle"
     rows = []
@@ -95,5 +102,5 @@ def print_summary(timeline: IterationTimeline, summary: TimelineSummary) -> None
         f" overlap: beside it. {idle}: neither.",
         highlight=False,
     )
-    for line in (*(f"extrapolated: {line}" for line in summary.extrapolated), *summary.notes):
+    for line in confidence_in([(summary.strategy, prediction.provenance)]).lines(why=why):
         console.print(line, highlight=False)

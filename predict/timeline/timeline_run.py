@@ -112,4 +112,4 @@ def show_timeline(options: Mapping[str, Any]) -> None:
     elif form == JSON:
         write_output("-", encode_pretty(summary))
     elif output != "-":
-        print_summary(found.timeline, summary)
+        print_summary(found.timeline, found.prediction, summary, why=options["why"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -152,7 +151,7 @@ def _remembering(
         hardware = changed_hardware(model, setting)
         if hardware != known:
             known = hardware
-            predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator, dataset_samples)
+            predictor = Predictor(model.on(hardware), evaluator, dataset_samples)
         return predictor.predict(point)
 
     return predict

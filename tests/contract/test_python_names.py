@@ -27,8 +27,10 @@ FUNCTIONS = {
     },
     "paradl_bench": {
         "read": "(directory: PathLike) -> RawSamples",
-        "measure_layers": "(model: str, output: PathLike, *, batch: int | Sequence[int], **options: object)"
+        "measure_layers": "(model: Model, output: PathLike, *, batch: int | Sequence[int], **options: object)"
         " -> RawSamples",
+        "train": "(model: Model, strategy: str, output: PathLike, *, batch: int, **options: object) -> RawSamples",
+        "measure_collectives": "(output: PathLike, **options: object) -> RawSamples",
     },
 }
 METHODS = {
@@ -42,9 +44,11 @@ METHODS = {
         "timeline": "(self, model: str, strategy: str, *, batch: int, **options: object) -> Timeline",
         "validate": "(self, runs: PathLike | Iterable[PathLike], *, cluster: PathLike | None = None,"
         " layers: str = measured, force: bool = False) -> Validation",
+        "explore": "(self, model: str | None = None, **options: object) -> ExplorePage",
         "to_frame": "(self, table: str = communication) -> DataFrame",
         "plot": "(self) -> Figure",
     },
+    "predict.api.explored.ExplorePage": {"stop": "(self) -> None"},
     "calibrate.api.ProfileDifference": {"to_frame": "(self) -> DataFrame"},
     "paradl_bench.api.raw_samples.RawSamples": {"to_frame": "(self, table: str | None = None) -> DataFrame"},
     "predict.api.results.Predictions": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},

@@ -52,11 +52,12 @@ def plan(where: Path, *more: str, nodes: str = "1,2") -> subprocess.CompletedPro
     return run_in_process(where, "slurm", "--site", "site.yaml", "--nodes", nodes, *sample, "-o", "out", *more)
 
 
-def test_a_dry_run_shows_scripts_and_minutes_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_minutes_and_writes_nothing(tmp_path: Path) -> None:
     done = plan(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "#SBATCH --job-name=paradl-sweep-2" in done.stdout
     assert "node-minutes" in done.stdout
+    assert len(done.stdout.splitlines()) < 60
+    assert "scripts are written to" in done.stderr
     assert "2e+10 FLOP/s a rank" in done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "site.yaml"]
     planned = json.loads(plan(tmp_path, "--dry-run", "--json").stdout)
@@ -241,5 +242,7 @@ def test_who_waits_for_a_chain_can_be_ended_before_it(tmp_path: Path, monkeypatc
 
 def test_operations_that_are_given_go_before_those_that_strategies_need(tmp_path: Path) -> None:
     for options, operations in (((), "send_recv,exchange"), (("--ops", "all_reduce"), "--ops all_reduce")):
-        done = plan(tmp_path, "--strategies", "spatial", "--dry-run", *options)
-        assert f"{operations} --sizes" in done.stdout, done.stderr
+        folder = tmp_path / f"out-{len(options)}"
+        done = plan(tmp_path, "--strategies", "spatial", *options, "-o", str(folder))
+        scripts = "".join(path.read_text() for path in (folder / "scripts").iterdir())
+        assert f"{operations} --sizes" in scripts, done.stderr

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,28 @@ def seen_in(browser: Any, width: int, scheme: str) -> None:
 def settled(browser: Any) -> None:
     """Wait for the next two frames, in which what was changed is drawn."""
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+AXE = importlib.util.find_spec("axe_playwright_python")
+NEEDS_AXE = pytest.mark.skipif(not REQUIRED and AXE is None, reason="needs axe-playwright-python")
+_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+_CHECK = (
+    "const [rules, done] = arguments;"
+    "axe.run(document, {runOnly: rules, resultTypes: ['violations']}).then("
+    "({violations, passes}) => done({passed: passes.length, violations}), error => done({error: String(error)}))"
+)
+
+
+def violations(browser: Any) -> dict[str, list[str]]:
+    """What axe-core, which that package brings, finds wrong with the open page: elements by rule, with why."""
+    assert AXE is not None
+    (folder,) = AXE.submodule_search_locations or ()
+    source = Path(folder, "axe.min.js").read_text(encoding="utf-8")
+    # By the debugger's way, which a page's policy does not bind.
+    browser.execute_cdp_cmd("Runtime.evaluate", {"expression": source})
+    found = browser.execute_async_script(_CHECK, _RULES)
+    assert found.get("passed", 0) > 0, found
+    return {
+        each["id"]: [f"{node['html'][:120]}: {node['failureSummary']}" for node in each["nodes"]]
+        for each in found["violations"]
+    }

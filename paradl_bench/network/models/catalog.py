@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,7 +150,8 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
     Args:
         name: one of :func:`model_names`, the path of a Hugging Face ``config.json``, or ``package.module:factory`` (a
             callable without required arguments that returns an nn.Module; with an ``input_shape`` attribute on either,
-            that is the default; a module with a ``token_task`` reads token ids).
+            that is the default; a module with a ``token_task`` reads token ids). A module may stand in a factory's
+            place; copies of it are taken.
         input_shape: of one sample; ``(tokens,)`` for a model that reads token ids; None for the model's default.
         device: ``meta`` builds it without memory, for tracing; models that compute with values while they are built
             (RegNet) can't be, and come on the CPU.
@@ -196,7 +198,7 @@ def _build(name: str, input_shape: tuple[int, ...] | None, device: str) -> tuple
             family, settings = read_configuration(name)
             return build_language_model(family, **settings), None
         if ":" in name:
-            return _from_factory(name)
+            return _from_factory(name, device)
         if name in _OWN:
             return _OWN[name](input_shape), None
         size = size_of(name)
@@ -225,17 +227,23 @@ def _from_torchvision(name: str) -> torch.nn.Module:
 
 
 @importing_from_working_directory()
-def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
+def _from_factory(name: str, device: str) -> tuple[Any, tuple[int, ...] | None]:
+    import torch
+
     module_name, _, attribute = name.partition(":")
     # Before the user's module imports what fails where torchvision alone would.
     fit_torchvision()
     try:
-        module = importlib.import_module(module_name)
+        # What a file makes where it is imported is made once, and serves all devices.
+        with torch.device("cpu"):
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(
             f"model {name!r}: cannot import {module_name!r} from here or from the environment ({error})"
         ) from None
     factory = getattr(module, attribute, None)
+    if isinstance(factory, torch.nn.Module):
+        return _copied(name, factory, device), _own_shape(factory)
     if not callable(factory):
         choices = [
             key
@@ -251,5 +259,26 @@ def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
         raise UserError(
             f"model {name!r}: calling {attribute}() failed: {error}; it is called without arguments"
         ) from None
-    shape = getattr(built, "input_shape", None) or getattr(factory, "input_shape", None)
-    return built, tuple(shape) if shape else None
+    return built, _own_shape(built) or _own_shape(factory)
+
+
+def _own_shape(holder: Any) -> tuple[int, ...] | None:
+    shape = getattr(holder, "input_shape", None)
+    return tuple(shape) if shape else None
+
+
+def _copied(name: str, module: torch.nn.Module, device: str) -> torch.nn.Module:
+    """A module like one that is there, which stays as it is."""
+    import torch
+
+    tensors: dict[int, torch.Tensor] = {}
+    if device == "meta":
+        # Moved there, a parameter that stands in two places would become two.
+        tensors |= {id(held): torch.empty_like(held, device=device) for held in module.buffers()}
+        for held in module.parameters():
+            like = torch.empty_like(held, device=device, requires_grad=False)
+            tensors[id(held)] = torch.nn.Parameter(like, requires_grad=held.requires_grad)
+    try:
+        return copy.deepcopy(module, tensors).to(device)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"model {name!r} cannot be copied ({error}): give a function that builds it") from None

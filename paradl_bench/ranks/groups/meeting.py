@@ -15,11 +15,11 @@ import socket
 import subprocess
 from typing import Any
 
-from torch.distributed import FileStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from paradl_bench.core.errors import ParadlError, UserError, WorkError
 from paradl_bench.ranks.launch_secret import launch_secret, opened, sealed
-from paradl_bench.ranks.rank_place import STORE, RankPlace, whole_number
+from paradl_bench.ranks.rank_place import CALL, STORE, RankPlace, whole_number
 
 _NONCE_BYTES = 32
 
@@ -102,6 +102,8 @@ def meet(place: RankPlace, timeout: datetime.timedelta) -> tuple[Store, bytes]:
         # torchrun's agent has a store, or torch makes one where the agent has none for its ranks.
         at_torchrun = place.launcher == "torchrun"
         inner: Any = next(iter(rendezvous("env://", timeout=timeout)))[0] if at_torchrun else _of_srun(place, timeout)
+        if CALL in os.environ:
+            inner = PrefixStore(f"paradl {os.environ[CALL]}", inner)
         key = _agreed_key(_kept(SealedStore(inner, secret)), place, secret)
         # With the key of this run, so that what was written in another one counts for nothing.
         return _kept(SealedStore(inner, key)), key

@@ -82,6 +82,8 @@ class LayerCosts:
                 self._take(time)
         self._parted: set[Key] = set()
         self._part_sums([time for time in profile.layer_times if time.dtype == dtype and time.phase == "FWBW"])
+        keys = (*self._in_situ, *self._isolated)
+        self._as = frozenset((of, shard) for of, phase, shard in keys if phase in ("FW", "BW", "BW_weight"))
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
@@ -178,12 +180,7 @@ class LayerCosts:
 
     def _measured_as(self, operation: str, shard: str) -> str:
         """The shard as which an operation was measured: this one, or the axis whatever layers it split; else none."""
-        phases: tuple[PhaseName, ...] = ("FW", "BW", "BW_weight")
-        for known in (shard, shard.partition("[")[0]):
-            keys = ((operation, phase, known) for phase in phases)
-            if any(key in table for key in keys for table in (self._in_situ, self._isolated)):
-                return known
-        return ""
+        return next((known for known in (shard, shard.partition("[")[0]) if (operation, known) in self._as), "")
 
     def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
         operation, phase, shard = key

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, WeightUpdate, Work
@@ -90,3 +91,14 @@ def shard_of(plan: Plan) -> str:
 def counts_between(plan: Plan, counts: Sequence[int]) -> Mapping[str, int]:
     """How many operations each phase has time between."""
     return {work.phase: counts[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
+
+
+def shares_of_layers(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:
+    """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
+    whole = {layer.name: layer for layer in network.layers}
+    found = {}
+    for layer, _ in plan.sharded:
+        of = whole[layer.name]
+        share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
+        found[layer.operation] = (of.operation, share)
+    return found

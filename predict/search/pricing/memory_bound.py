@@ -17,7 +17,6 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -69,7 +68,7 @@ class MemoryBounds:
         peaks = []
         for batch in (1, 2):
             own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
-            use = memory_of_plan(network, Strategy(), own, dtype=self._costs.dtype, device=self._costs.device_kind)
+            use = self._costs.plans.memory(Strategy(), own)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.

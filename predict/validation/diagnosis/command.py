@@ -9,13 +9,25 @@ import click
 
 from paradl_bench.core.terminal.forms import asked_form, json_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
-from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
+from predict.prediction.command_options import OutputOptions, point_options, refuse_missing, why_option
 
 if TYPE_CHECKING:
     from predict.prediction.prediction import Prediction
     from predict.validation.diagnosis.findings import Diagnosis
 
-_BESIDE_A_RUN = ("profile", "cluster", "layers", "run", "memory", "at_least", "remedies", "output", "as_json", "force")
+_BESIDE_A_RUN = (
+    "profile",
+    "cluster",
+    "layers",
+    "run",
+    "memory",
+    "at_least",
+    "remedies",
+    "why",
+    "output",
+    "as_json",
+    "force",
+)
 """Options that go with --run: the run says the rest."""
 
 
@@ -36,6 +48,7 @@ _BESIDE_A_RUN = ("profile", "cluster", "layers", "run", "memory", "at_least", "r
         help="Share of an iteration from which on a limitation is present.",
     ),
     click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies."),
+    why_option,
     folded=False,
 )
 @option_group(
@@ -64,7 +77,7 @@ def diagnose(ctx: click.Context, /, **options: Any) -> None:
     diagnoses = _of_run(options) if options["run"] else _of_points(options)
     if written.write(diagnoses):
         for diagnosis in diagnoses:
-            print_diagnosis(diagnosis)
+            print_diagnosis(diagnosis, why=options["why"])
 
 
 def _refuse_unused(ctx: click.Context, options: dict[str, Any]) -> None:

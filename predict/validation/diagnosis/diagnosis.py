@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -101,7 +100,7 @@ class Diagnostician:
 
     def _over_free_links(self, point: Configuration) -> Ledger:
         hardware = Hardware(bandwidth=_FREE, latency=1 / _FREE)
-        costs = dataclasses.replace(self.predictor.costs, hardware=hardware)
+        costs = self.predictor.costs.on(hardware)
         return Predictor(costs, self.predictor.evaluator).explain(point)
 
     def diagnose(self, case: Case) -> Diagnosis:

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import format_difference, format_seconds
+from paradl_bench.core.units import counted, format_difference, format_seconds
+from predict.prediction.confidence import topics
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 
+_NOT_APPLICABLE = "does not apply"
+_EXTRAPOLATED = "extrapolated: "
 _COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "what says so")
 
 
-def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """All rows of the table, then remedies and notes, a line each."""
+def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
+    """The rows of what applies, then remedies and notes, a line each.
+
+    Args:
+        why: rows of what does not apply too, and all that was extrapolated.
+    """
     console = open_console()
-    console.print(table(_COLUMNS, [_row(finding) for finding in diagnosis.findings], title=_title(diagnosis)))
+    shown = [finding for finding in diagnosis.findings if why or finding.state != _NOT_APPLICABLE]
+    console.print(table(_COLUMNS, [_row(finding) for finding in shown], title=_title(diagnosis)))
+    if len(shown) < len(diagnosis.findings):
+        names = ", ".join(each.limitation.name for each in diagnosis.findings if each not in shown)
+        console.print(f"{_NOT_APPLICABLE} to {diagnosis.strategy}: {names}", highlight=False)
     there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not there:
         console.print(f"Nothing takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
-    for line in (*(line for finding in there for line in _remedies(finding)), *diagnosis.notes):
+    for line in (*(line for finding in there for line in _remedies(finding)), *_notes(diagnosis, why=why)):
         console.print(line, highlight=False)
+
+
+def _notes(diagnosis: Diagnosis, *, why: bool) -> list[str]:
+    beyond = [line for line in diagnosis.notes if line.startswith(_EXTRAPOLATED)]
+    if why or not beyond:
+        return list(diagnosis.notes)
+    said = ", ".join(topics(line.removeprefix(_EXTRAPOLATED) for line in beyond))
+    others = (line for line in diagnosis.notes if line not in beyond)
+    return [*others, f"{_EXTRAPOLATED}{said}. --why lists {counted(len(beyond), 'remark')}."]
 
 
 def _title(diagnosis: Diagnosis) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,35 +27,17 @@ def explore(**options: Any) -> None:
     predict explore profile.json
     predict explore h100-sxm b200 --model gpt2-medium --ranks 512 --batch 4096
     """
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        from paradl_bench.core.errors import UserError
-
-        raise UserError(
-            f"{error.name} is not installed, which serves the page: pip install 'paradl[explore]'"
-        ) from None
     import webbrowser
 
     from paradl_bench.core.terminal.command_line import tell
-    from predict.validation.report.explore.explorer import Explorer
-    from predict.validation.report.explore.server import LOOPBACK, application, listening, new_token, serve
+    from predict.validation.report.explore.opening import begin
+    from predict.validation.report.explore.server import serve
 
-    model = options["model"]
-    explorer = Explorer(list(map(Path, options["profiles"])), [model] if model else [])
-    start = {name: options[name] for name in ("ranks", "batch")} | {
-        "model": model or explorer.choices()["profiles"][0]["models"][0],
-        "memory": options["memory"] or "",
-    }
-    at, token = listening(options["port"]), new_token()
-    port = at.getsockname()[1]
-    address = f"http://{LOOPBACK}:{port}/{token}/"
-    tell(f"Open {address}")
-    far = "SSH_CONNECTION" in os.environ
-    if far:
-        tell(f"From your own machine: ssh -N -L {port}:{LOOPBACK}:{port} {socket.getfqdn()}, then open it there.")
+    page = begin(options)
+    tell(f"Open {page.address}")
+    if page.tunnel:
+        tell(f"From your own machine: {page.tunnel}, then open it there.")
     tell("Ctrl-C ends it.")
-    if options["browser"] and not far:
-        webbrowser.open(address)
-    serve(application(explorer, token, port, start), at)
+    if options["browser"] and not page.tunnel:
+        webbrowser.open(page.address)
+    serve(page.application, page.at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -135,7 +134,7 @@ class Explorer:
 
     def _search(self, searched: Searched, changed: Changed) -> _Found:
         costs, options = self._costs_of(searched)
-        there = dataclasses.replace(costs, hardware=changed_hardware(costs, changed.setting()))
+        there = costs.on(changed_hardware(costs, changed.setting()))
         answer = search(options, costs=there)
         free = {**options, **UNSET}
         requests = (
@@ -145,7 +144,7 @@ class Explorer:
 
     def _changed_predictor(self, searched: Searched, changed: Changed) -> Predictor:
         costs, options = self._costs_of(searched)
-        there = dataclasses.replace(costs, hardware=changed_hardware(costs, changed.setting()))
+        there = costs.on(changed_hardware(costs, changed.setting()))
         limit_memory(there, options["memory"])
         return Predictor(there, simulate.EVALUATOR)
 

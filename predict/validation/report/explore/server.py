@@ -18,6 +18,7 @@ from predict.validation.report.explore.page import FILES, page
 from predict.validation.report.explore.state import Asked, decode
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -136,9 +137,26 @@ def _answering(
 
 def serve(app: Starlette, at: socket.socket) -> None:
     """Answer until interrupted."""
+    _server(app).run(sockets=[at])
+
+
+def serve_beside(app: Starlette, at: socket.socket) -> Callable[[], None]:
+    """Answer in a thread of its own, until what is returned is called or this process ends."""
+    server = _server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join()
+
+    return stop
+
+
+def _server(app: Starlette) -> uvicorn.Server:
     import uvicorn
 
-    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")).run(sockets=[at])
+    return uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off"))
 
 
 def _told(status: int, said: Mapping[str, Any]) -> Response:

@@ -1,4 +1,4 @@
-"""Measurement directories from Python: raw samples as frames, and a measurement by the command."""
+"""Measurement directories from Python: raw samples as frames."""
 
 from __future__ import annotations
 
@@ -62,23 +62,3 @@ def test_what_is_no_table_or_directory_is_said() -> None:
         raw.to_frame("layer")
     with pytest.raises(UserError, match="no/such is no measurement directory"):
         paradl_bench.read("no/such")
-
-
-def test_a_model_is_measured_as_the_command_does(tmp_path: Path) -> None:
-    (tmp_path / "tiny.py").write_text(
-        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(48, 4))\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        raw = paradl_bench.measure_layers(
-            "tiny:net", "measured", batch=[2], input_shape="3x4x4", blocks=2, iterations=2, warmup=1, isolated="none"
-        )
-        with pytest.raises(UserError, match="unknown factory in tiny 'nett'"):
-            paradl_bench.measure_layers("tiny:nett", "other", batch=2, input_shape="3x4x4")
-        with pytest.raises(UserError, match="unknown option 'batches'"):
-            paradl_bench.measure_layers("tiny:net", "other", batch=2, batches=3)
-    assert raw.manifest.complete
-    frame = raw.to_frame("layers")
-    assert set(frame["batch"]) == {2}
-    assert {"FW", "BW"} <= set(frame["phase"])
-    assert (frame["samples_s"].map(len) == 2).all()

@@ -203,3 +203,22 @@ def test_a_factory_may_import_transformers_where_torch_lacks_torchvisions_operat
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["input_dtype"] == "int64"
+
+
+def test_copies_are_taken_of_a_module_that_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "standing.py").write_text(
+        "from torch import nn\n\nnet = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))\n"
+        "net[2].weight = net[0].weight\nnet[1].weight.requires_grad_(False)\nnet.input_shape = (8,)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # The file is imported for tracing first, and what it made then is what runs.
+    traced, model = load_model("standing:net", device="meta"), load_model("standing:net")
+    assert traced.input_shape == model.input_shape == (8,)
+    assert trace_network(traced).parameter_bytes == trace_network(model).parameter_bytes == 4 * (64 + 3 * 8)
+    for each in (traced, model):
+        assert each.module[2].weight is each.module[0].weight
+        assert not each.module[1].weight.requires_grad
+    assert {value.is_meta for value in traced.module.state_dict().values()} == {True}
+    with torch.no_grad():
+        model.module[0].weight.zero_()
+    assert load_model("standing:net").module[0].weight.any()

@@ -10,6 +10,8 @@ from predict_caller import Caller
 from profile_factory import make_network, make_profile, ring_fit
 
 from calibrate.profile.profile import write_profile
+from predict.ledger.ledger import LedgerEntry
+from predict.ledger.presentation import folded
 
 LONG = make_network((32,) * 24)
 FITS = tuple(map(ring_fit, ("all_reduce", "broadcast", "send_recv")))
@@ -78,3 +80,22 @@ def test_a_ledger_is_no_csv(predict: Caller) -> None:
     found = predict("--strategy", "d2", "--batch", "8", "--explain", "--csv")
     assert found.code == 2
     assert found.err == "predict: error: --explain is a table or JSON: leave CSV and Parquet out\n"
+
+
+def test_equal_blocks_are_one_row_with_all_that_they_take() -> None:
+    def entry(name: str, exposed_s: float, base_s: float = 2.0, **details: int) -> LedgerEntry:
+        shared = {"phase": "FW", "source": "measured", "count": 1.0, "hidden_s": 0.5, "total_s": base_s}
+        return LedgerEntry(name=name, base_s=base_s, exposed_s=exposed_s, details=details, **shared)
+
+    blocks = [entry(f"h.{block}.mlp.0.fc FW", 1.0 + block) for block in range(4)]
+    others = [entry("h.4.mlp.0.fc FW", 9.0, base_s=3.0), entry("h.5.mlp.0.fc FW", 8.0, bytes=4), entry("head FW", 5.5)]
+    parts = folded([*others, *blocks])
+    assert [(part.name, len(part.entries)) for part in parts] == [
+        ("h.*.mlp.*.fc FW", 4),
+        ("h.4.mlp.0.fc FW", 1),
+        ("h.5.mlp.0.fc FW, 4 B", 1),
+        ("head FW", 1),
+    ]
+    assert sum(each.exposed_s for part in parts for each in part.entries) == 9.0 + 8.0 + 5.5 + 10.0
+    # So few of them are told apart.
+    assert [part.name for part in folded(blocks[:3])] == [each.name for each in reversed(blocks[:3])]

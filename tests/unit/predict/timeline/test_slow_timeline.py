@@ -169,7 +169,7 @@ def test_the_command_draws_the_slow_rank_and_those_that_wait(tmp_path: Path, eve
     write_profile(path, PROFILE)
     asked = ["timeline", "--from-profile", str(path), "--model", "chain", "--batch", "16", "--strategy", "d4"]
     asked += ["--slow-rank", "1.5@3", "-o", str(trace), "--ranks-shown", every]
-    result = CliRunner().invoke(group, asked)
+    result = CliRunner().invoke(group, [*asked, "--why"])
     assert result.exit_code == 0, result.output
     assert "slow rank 3" in result.output
     assert "rank 3 computes 1.5 times as long as measured (--slow-rank)" in result.output

@@ -7,6 +7,7 @@
   const beginning = JSON.parse(at("beginning").textContent);
   const SLIDERS = [...document.querySelectorAll("#sliders input")].map((slider) => slider.id);
   const CONTROLS = ["profile", "model", "ranks", "batch", "memory", "dtype", "device"];
+  const LEFT_OUT = "leave out";
   const state = { rows: [], row: 0, foundOn: {}, pins: [] };
 
   // The controls.
@@ -161,12 +162,12 @@
       columns.push([row.label, from, model, String(ranks), called(pin) || "as measured", ...cells(row), index]);
     }
     const titles = ["configuration", "profile", "model", "ranks", "hardware", "iteration", "90%", "samples/s", "efficiency",
-      "memory", "fits", ""];
+      "memory", "fits", LEFT_OUT];
     at("pins").tBodies[0].replaceChildren(...(columns.length ? titles : []).map((title, place) => {
       const made = R.element("tr");
       made.append(R.element("th", { scope: "row" }, title), ...columns.map((column) => {
-        if (title) return R.element("td", {}, column[place]);
-        const remove = R.element("button", { type: "button" }, "Leave out");
+        if (title !== LEFT_OUT) return R.element("td", {}, column[place]);
+        const remove = R.element("button", { type: "button", "aria-label": `${LEFT_OUT}: ${column[0]}` }, LEFT_OUT);
         remove.addEventListener("click", () => { state.pins.splice(column[place], 1); refresh(); });
         const cell = R.element("td");
         cell.append(remove);

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MARKS, NARROW, NEEDS_BROWSER, OVERFLOW, WIDE, seen_in, settled
+from browser import MARKS, NARROW, NEEDS_AXE, NEEDS_BROWSER, OVERFLOW, WIDE, seen_in, settled, violations
 from predicted_runs import run_like
 from profile_factory import make_network, make_profile, model_times, ring_fit
 
@@ -139,3 +139,10 @@ def test_what_is_pointed_at_is_told(browser: Any, page: Path) -> None:
     ActionChains(browser).move_to_element(dot).perform()
     settled(browser)
     assert "batch 16" in browser.find_element("css selector", "#chart-ranking svg g[aria-label='tip']").text
+
+
+@NEEDS_AXE
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light")])
+def test_axe_finds_no_barrier(browser: Any, page: Path, width: int, scheme: str) -> None:
+    opened(browser, page, width=width, scheme=scheme)
+    assert violations(browser) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browser import MARKS, NARROW, NEEDS_BROWSER, OVERFLOW, WIDE, seen_in
+from browser import MARKS, NARROW, NEEDS_AXE, NEEDS_BROWSER, OVERFLOW, WIDE, seen_in, violations
 
 pytest.importorskip("uvicorn")
 
@@ -113,3 +113,12 @@ def test_a_mistake_is_told_and_mended(browser: Any, served: Served) -> None:
     answered(browser)
     assert text(browser, "#error") == ""
     assert "yes" in text(browser, "#rows tbody")
+
+
+@NEEDS_AXE
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light")])
+def test_axe_finds_no_barrier(browser: Any, served: Served, width: int, scheme: str) -> None:
+    opened(browser, served, width=width, scheme=scheme)
+    browser.find_element("id", "pin").click()
+    answered(browser)
+    assert violations(browser) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("uvicorn")
 from click.testing import CliRunner
 from explored_page import SEARCH, Served
 
+from paradl_bench.core.errors import UserError
 from predict import load_profile
 from predict.cli import group
 from predict.validation.report.explore.explorer import Explorer
@@ -131,3 +133,31 @@ def test_a_port_in_use_is_told() -> None:
     with listening(0) as taken:
         result = CliRunner().invoke(group, ["explore", "h100-sxm", "--port", str(taken.getsockname()[1])])
     assert "cannot be used" in str(result.exception)
+
+
+def test_what_searches_share_changes_no_answer(served: Served) -> None:
+    """Plans and memory are kept from one search to the next; whoever searches there first finds the same."""
+    search, there = Searched(**SEARCH), Changed(bandwidth=0.05, latency=4.0)
+    used, fresh = (Explorer([served.profile]) for _ in range(2))
+    before = used.search(Asked(search=search))
+    after = used.search(Asked(search=search, found_on=there))
+    assert after == fresh.search(Asked(search=search, found_on=there)) != before
+
+
+def test_a_notebook_serves_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
+    page = load_profile(served.profile).explore("chain", ranks=4, batch=16)
+    try:
+        with urllib.request.urlopen(page.address, timeout=60) as answer:
+            shown = answer.read().decode()
+        assert '"model":"chain"' in shown
+        assert '"ranks":4' in shown
+        assert page.address in repr(page)
+        assert page.tunnel.startswith("ssh -N -L ")
+        assert page.address in page._repr_html_()
+    finally:
+        page.stop()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(page.address, timeout=5)
+    with pytest.raises(UserError, match="unknown option 'rank'"):
+        load_profile(served.profile).explore("chain", rank=4)
