@@ -10,7 +10,9 @@ rule reads a network's names, so that a plan knows the segments without the modu
 What runs in several pieces is no segment, nor what changes in place what it is given, nor what reads a tensor that is
 changed in place behind it: what would be computed again from it is something else.
 
-All of a segment is computed again, its communication too, when backward comes to the first of its operations.
+All of a segment is computed again, its communication too, when backward comes to the first of its operations. Where
+stages part a segment, each computes its own part again. ZeRO's units that are gathered are whole while backward is in
+them, so a segment lies in one of them.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", sections 4.1 and 4.3; torch.utils.checkpoint.
 """
@@ -59,6 +61,7 @@ class Segment(NamedTuple):
 
 
 _LATEST: Latest[tuple[Segment, ...]] = Latest()
+_MODULES: Latest[_Modules] = Latest()
 
 
 def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, ...]:
@@ -71,6 +74,30 @@ def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, .
     if not chosen or not network.layers:
         return ()
     return _LATEST.get(network, chosen, lambda: _find(network, chosen))
+
+
+def parts_within(network: ModelGraph, settings: PlanSettings, layers: range) -> tuple[range, ...]:
+    """What a stage, a range of layers, computes again: its part of every segment, by index in the network.
+
+    A part that cannot be computed again is kept where ``all`` blocks are asked for.
+
+    Raises:
+        UserError: such a part of a segment that is named, or what :func:`segments_of` refuses.
+    """
+    found = []
+    for segment in segments_of(network, settings):
+        own = segment.layers
+        part = range(max(own.start, layers.start), min(own.stop, layers.stop))
+        if part and part != own:
+            why = _modules(network).obstacle(segment._replace(layers=part))
+            if why and settings.recompute != RECOMPUTE_ALL:
+                raise UserError(
+                    f"--recompute {segment.name}: a stage ends inside of it, whose part cannot be computed again, since"
+                    f" {why}; give --stages that keep it together"
+                )
+            part = range(0) if why else part
+        found += [part] if part else []
+    return tuple(found)
 
 
 def repeated_by_model(network: ModelGraph) -> tuple[range, ...]:
@@ -86,20 +113,12 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
     """Refuse what cannot run.
 
     Raises:
-        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses or that the model
-            computes again by itself, or a model that does so under a strategy that does not see it.
+        UserError: segments that :func:`segments_of` refuses or that the model computes again by itself, or a model that
+            does so under a strategy that does not see it.
     """
     _check_own(network, strategy)
     if not settings.recompute:
         return
-    if degree_of(strategy, Trait.STAGES) > 1:
-        raise UserError(f"strategy {strategy}: --recompute runs without a pipeline; leave one of them out")
-    stage = zero_stage(strategy)
-    if stage > 1:
-        ranks = strategy.ranks
-        raise UserError(
-            f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
-        )
     for segment in segments_of(network, settings):
         twice = next((network.layers[i].name for i in segment.layers if network.layers[i].repeats), None)
         if twice is not None:
@@ -120,8 +139,10 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
     sharding = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
     if sharding is not None:
-        instead = "" if sharding.has(Trait.STAGES) else ", and give --recompute instead"
-        raise UserError(f"{where}, whose second forward is not {sharding.kind} parallel; leave that out{instead}")
+        raise UserError(
+            f"{where}, whose second forward is not {sharding.kind} parallel; leave that out, and give --recompute"
+            " instead"
+        )
     if degree_of(strategy, Trait.DIVIDES_BATCH) > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
         _check_reentrant(network, strategy, where)
 
@@ -145,8 +166,12 @@ def _check_reentrant(network: ModelGraph, strategy: Strategy, where: str) -> Non
         )
 
 
+def _modules(network: ModelGraph) -> _Modules:
+    return _MODULES.get(network, None, lambda: _Modules(network))
+
+
 def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
-    modules = _Modules(network)
+    modules = _modules(network)
     if tuple(chosen) == RECOMPUTE_ALL:
         found = list(modules.blocks())
         if not found:
@@ -221,7 +246,7 @@ class _Modules:
             known = ", ".join([path for path in self._paths if self._operations(self._inside[path]) > 1][:5])
             raise UserError(f"--recompute {text}: {self._network.name} has no such module; it has {known}, ...")
         for segment in found:
-            why = self._obstacle(segment)
+            why = self.obstacle(segment)
             if why:
                 raise UserError(f"--recompute {segment.name}: it cannot be computed again, since {why}")
             yield segment
@@ -251,7 +276,7 @@ class _Modules:
             after = [
                 n
                 for n in range(max(cut, starts[-1] + 1), count)
-                if not self._obstacle(self._run(module, range(n, n + 1)))
+                if not self.obstacle(self._run(module, range(n, n + 1)))
             ]
             starts += after[:1]
         for start, stop in zip(starts, [*starts[1:], count], strict=True):
@@ -266,7 +291,7 @@ class _Modules:
         return list(dict.fromkeys(path[depth - 1] for path in paths if len(path) >= depth))
 
     def _can_be(self, segment: Segment) -> bool:
-        return self._operations(segment.layers) > 1 and not self._obstacle(segment)
+        return self._operations(segment.layers) > 1 and not self.obstacle(segment)
 
     def _module(self, path: str) -> Segment:
         inside = self._inside[path]
@@ -277,7 +302,7 @@ class _Modules:
         layers = range(min(inside), max(inside) + 1) if inside else range(0)
         return Segment(f"{module}.{children.start}:{children.stop}", module, children, layers)
 
-    def _obstacle(self, segment: Segment) -> str:
+    def obstacle(self, segment: Segment) -> str:
         """Why a segment cannot be computed again; empty where it can."""
         layers, names = segment.layers, self._network.layers
         own = [segment.module] if segment.children is None else [f"{segment.module}.{n}" for n in segment.children]

@@ -20,6 +20,7 @@ from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication
+from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 
@@ -54,6 +55,7 @@ class StageShard(NamedTuple):
         shards: by index in the stage's network; layers that are missing run whole.
         widths: per layer, how wide the elements are that it works on.
         receives, sends: per tensor that crosses each cut, what it is on this rank.
+        recomputed: ranges of its layers, by index in the stage's network, that run forward again in backward.
     """
 
     stage: Stage
@@ -62,6 +64,7 @@ class StageShard(NamedTuple):
     widths: tuple[Width, ...]
     receives: CrossingShapes
     sends: CrossingShapes
+    recomputed: tuple[range, ...] = ()
 
 
 def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]:
@@ -102,6 +105,7 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
             }
             for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
         ),
+        tuple(range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)),
     )
 
 

@@ -295,6 +295,9 @@ class Repeated(Protocol):
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A mode that is where this one is now."""
 
+    def computes_again(self, layers: range) -> bool:
+        """Whether any layers among these run a second time."""
+
 
 class Walk(TorchFunctionMode):
     """Counts operations, and runs those that have a rule by it.
@@ -310,8 +313,12 @@ class Walk(TorchFunctionMode):
 
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A walk that starts where this one is, to be entered where the same operations run again."""
-        random = self._sharding.randomness
-        return _walk_again(self._sharding, self.index, random, random.state if random else None)
+        index = self.index
+        return walk_again(self._sharding, lambda: Walk(self._sharding, index))
+
+    def computes_again(self, layers: range) -> bool:
+        """Whatever is asked for: it runs all layers."""
+        return True
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -345,11 +352,19 @@ class Walk(TorchFunctionMode):
         return tensor if shape is None else _stand_in(tensor, shape)
 
 
+def walk_again(
+    sharding: Sharding, walk: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> contextlib.AbstractContextManager[Any]:
+    """A walk to be entered later, which draws the numbers that are drawn from now on."""
+    random = sharding.randomness
+    return _with_numbers(random, random.state if random else None, walk)
+
+
 @contextlib.contextmanager
-def _walk_again(
-    sharding: Sharding, index: int, random: OwnRandomness | None, state: torch.Tensor | None
+def _with_numbers(
+    random: OwnRandomness | None, state: torch.Tensor | None, walk: Callable[[], contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    with random.replayed(state) if random else contextlib.nullcontext(), Walk(sharding, index):
+    with random.replayed(state) if random else contextlib.nullcontext(), walk():
         yield
 
 
