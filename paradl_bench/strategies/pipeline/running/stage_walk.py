@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,12 @@ def _is_meta(value: Any) -> bool:
 def varies(name: str, index: int) -> WorkError:
     """The error of forward that does not call what was recorded."""
     return control_flow_varies(f"{name} differs from when it was recorded at its operation {index}", "in stages")
+
+
+@contextlib.contextmanager
+def _anew(made: Callable[..., Walk], index: int, missing: Sequence[Registered]) -> Iterator[None]:
+    with all_registered(missing), made(index):
+        yield
 
 
 class StageWalk(Walk):
@@ -65,13 +71,9 @@ class StageWalk(Walk):
 
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A walk of the same stage from here on; what it makes is sent no second time."""
-        return walk_again(self._sharding, functools.partial(self._from, self.index))
-
-    @contextlib.contextmanager
-    def _from(self, index: int) -> Iterator[None]:
-        walk = StageWalk(self._sharding, self._all, self._shard, self._received, self._device, index)
-        with all_registered(self.missing), walk:
-            yield
+        made = functools.partial(StageWalk, self._sharding, self._all, self._shard, self._received, self._device)
+        # It holds nothing that this walk has kept.
+        return walk_again(self._sharding, functools.partial(_anew, made, self.index, self.missing))
 
     def computes_again(self, layers: range) -> bool:
         """Whether the stage has layers among these that run a second time."""
