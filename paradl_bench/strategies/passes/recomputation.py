@@ -61,7 +61,6 @@ class Segment(NamedTuple):
 
 
 _LATEST: Latest[tuple[Segment, ...]] = Latest()
-_MODULES: Latest[_Modules] = Latest()
 
 
 def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, ...]:
@@ -79,25 +78,14 @@ def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, .
 def parts_within(network: ModelGraph, settings: PlanSettings, layers: range) -> tuple[range, ...]:
     """What a stage, a range of layers, computes again: its part of every segment, by index in the network.
 
-    A part that cannot be computed again is kept where ``all`` blocks are asked for.
+    A stage changes in place nothing that it receives: such cuts are refused.
 
     Raises:
-        UserError: such a part of a segment that is named, or what :func:`segments_of` refuses.
+        UserError: what :func:`segments_of` refuses.
     """
-    found = []
-    for segment in segments_of(network, settings):
-        own = segment.layers
-        part = range(max(own.start, layers.start), min(own.stop, layers.stop))
-        if part and part != own:
-            why = _modules(network).obstacle(segment._replace(layers=part))
-            if why and settings.recompute != RECOMPUTE_ALL:
-                raise UserError(
-                    f"--recompute {segment.name}: a stage ends inside of it, whose part cannot be computed again, since"
-                    f" {why}; give --stages that keep it together"
-                )
-            part = range(0) if why else part
-        found += [part] if part else []
-    return tuple(found)
+    of_segments = (segment.layers for segment in segments_of(network, settings))
+    parts = (range(max(own.start, layers.start), min(own.stop, layers.stop)) for own in of_segments)
+    return tuple(part for part in parts if part)
 
 
 def repeated_by_model(network: ModelGraph) -> tuple[range, ...]:
@@ -166,12 +154,8 @@ def _check_reentrant(network: ModelGraph, strategy: Strategy, where: str) -> Non
         )
 
 
-def _modules(network: ModelGraph) -> _Modules:
-    return _MODULES.get(network, None, lambda: _Modules(network))
-
-
 def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
-    modules = _modules(network)
+    modules = _Modules(network)
     if tuple(chosen) == RECOMPUTE_ALL:
         found = list(modules.blocks())
         if not found:
@@ -246,7 +230,7 @@ class _Modules:
             known = ", ".join([path for path in self._paths if self._operations(self._inside[path]) > 1][:5])
             raise UserError(f"--recompute {text}: {self._network.name} has no such module; it has {known}, ...")
         for segment in found:
-            why = self.obstacle(segment)
+            why = self._obstacle(segment)
             if why:
                 raise UserError(f"--recompute {segment.name}: it cannot be computed again, since {why}")
             yield segment
@@ -276,7 +260,7 @@ class _Modules:
             after = [
                 n
                 for n in range(max(cut, starts[-1] + 1), count)
-                if not self.obstacle(self._run(module, range(n, n + 1)))
+                if not self._obstacle(self._run(module, range(n, n + 1)))
             ]
             starts += after[:1]
         for start, stop in zip(starts, [*starts[1:], count], strict=True):
@@ -291,7 +275,7 @@ class _Modules:
         return list(dict.fromkeys(path[depth - 1] for path in paths if len(path) >= depth))
 
     def _can_be(self, segment: Segment) -> bool:
-        return self._operations(segment.layers) > 1 and not self.obstacle(segment)
+        return self._operations(segment.layers) > 1 and not self._obstacle(segment)
 
     def _module(self, path: str) -> Segment:
         inside = self._inside[path]
@@ -302,7 +286,7 @@ class _Modules:
         layers = range(min(inside), max(inside) + 1) if inside else range(0)
         return Segment(f"{module}.{children.start}:{children.stop}", module, children, layers)
 
-    def obstacle(self, segment: Segment) -> str:
+    def _obstacle(self, segment: Segment) -> str:
         """Why a segment cannot be computed again; empty where it can."""
         layers, names = segment.layers, self._network.layers
         own = [segment.module] if segment.children is None else [f"{segment.module}.{n}" for n in segment.children]

@@ -65,10 +65,18 @@ class ShardedLiveness(Liveness):
         self._in_forward, self._entering = self._units.in_forward()
         self._in_backward, self._in_reduction = self._units.in_backward()
         self._held = 0
+        self._again: int | None = None
+
+    def _compute_again(self, layers: range, left: Pass, which: int) -> None:
+        # Backward has gathered the unit, and holds gradients.
+        self._again = self._in_backward[layers[-1]]
+        super()._compute_again(layers, left, which)
+        self._again = None
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
-        self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
-        self._ledger.gradients = self._held + self._in_forward[i]
+        if self._again is None:
+            self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
+        self._ledger.gradients = self._held + self._in_forward[i] if self._again is None else self._again
         return super()._run(i, read, saved)
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
