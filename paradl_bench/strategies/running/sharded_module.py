@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,9 +24,10 @@ from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.running.autocast import as_noted, converts_alone
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
-from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.own_randomness import OwnRandomness, entered_later
 
 Call = Callable[..., Any]
 RunLayer = Callable[[int, Call], Call]
@@ -314,7 +315,7 @@ class Walk(TorchFunctionMode):
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A walk that starts where this one is, to be entered where the same operations run again."""
         index = self.index
-        return walk_again(self._sharding, lambda: Walk(self._sharding, index))
+        return entered_later(self._sharding.randomness, lambda: Walk(self._sharding, index))
 
     def computes_again(self, layers: range) -> bool:
         """Whatever is asked for: it runs all layers."""
@@ -322,6 +323,9 @@ class Walk(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if converts_alone(function, args) and not self._comes_next(function):
+            with torch._C.DisableTorchFunction():
+                return as_noted(function(*args, **given), args[0])
         rule = self._sharding.rules.get(self.index)
         ruled = rule is not None and function_name(function)[0] in rule.functions
         # What a rule calls is no layer: modes that are entered further out do not see it.
@@ -346,26 +350,14 @@ class Walk(TorchFunctionMode):
             self.index += 1
         return result
 
+    def _comes_next(self, function: Any) -> bool:
+        layers = self._sharding.network.layers
+        return self.index < len(layers) and function_name(function)[0] in functions_of(layers[self.index])
+
     def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         of_activation = self._sharding.whole_shape
         shape = getattr(tensor, _WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
         return tensor if shape is None else _stand_in(tensor, shape)
-
-
-def walk_again(
-    sharding: Sharding, walk: Callable[[], contextlib.AbstractContextManager[Any]]
-) -> contextlib.AbstractContextManager[Any]:
-    """A walk to be entered later, which draws the numbers that are drawn from now on."""
-    random = sharding.randomness
-    return _with_numbers(random, random.state if random else None, walk)
-
-
-@contextlib.contextmanager
-def _with_numbers(
-    random: OwnRandomness | None, state: torch.Tensor | None, walk: Callable[[], contextlib.AbstractContextManager[Any]]
-) -> Iterator[None]:
-    with random.replayed(state) if random else contextlib.nullcontext(), walk():
-        yield
 
 
 def functions_of(layer: Layer) -> frozenset[str]:
