@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.optimizers import state_copies
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
     Communication,
@@ -18,7 +19,6 @@ from paradl_bench.plan.tasks import (
     Stream,
     WeightUpdate,
 )
-from paradl_bench.plan.works.computing import state_copies
 from paradl_bench.plan.works.moving import StateCopy
 
 INPUT = "input"
