@@ -16,9 +16,7 @@ def stepped(name: str) -> list[torch.Tensor]:
     """Parameters in float64 after three steps, and the optimizer's state after the last."""
     generator = torch.Generator().manual_seed(5)
     shapes = ((7, 5), (5,), (3, 2, 4))
-    parameters = [
-        torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes
-    ]
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
     optimizer = build_optimizer(name, parameters)
     for _ in range(3):
         for parameter in parameters:
