@@ -93,20 +93,18 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     for index, gathers in _gathered_again(network, stage, sharded).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
-    return StageShard(
-        stage,
-        hold_parameters(stage.network, (stage,), sharded),
-        shards,
-        widths_inside(network, stage, widths),
-        *(
-            {
-                value: _shape(network, value, flow.made_by(value, cut), sharded)._replace(dtype=dtype_of(value))
-                for value in values
-            }
-            for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
-        ),
-        tuple(range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)),
+    receives, sends = (
+        {
+            value: _shape(network, value, flow.made_by(value, cut), sharded)._replace(dtype=dtype_of(value))
+            for value in values
+        }
+        for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
     )
+    again = tuple(
+        range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)
+    )
+    own = hold_parameters(stage.network, (stage,), sharded)
+    return StageShard(stage, own, shards, widths_inside(network, stage, widths), receives, sends, again)
 
 
 def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) -> tuple[Width, ...]:
