@@ -13,6 +13,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.units import parse_counts
+from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
     SampleOptions,
@@ -64,7 +65,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @kernel_options
 @option_group(
     "On how many ranks",
-    click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True),
+    click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True),
     click.option(
         "--ranks-on-host",
         metavar="R[,R...]",

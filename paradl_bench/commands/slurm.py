@@ -16,6 +16,7 @@ from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, write_output
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts
+from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
 from paradl_bench.records.kernel_settings import KernelFlags
 
@@ -69,7 +70,7 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--sequence", metavar="N", type=click.IntRange(1), help="Tokens of a sample of a language model.")
 @dtype_option
 @kernel_options
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed ones of a run.")
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before them.")
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Of layers and sweeps.")

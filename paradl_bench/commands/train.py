@@ -12,6 +12,7 @@ import msgspec
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from paradl_bench.core.units import parse_recompute
+from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.plan.options import (
     SampleOptions,
     accumulate_option,
@@ -98,7 +99,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         help="Iterations before them; in the first three collectives are recorded.",
     ),
     sample_options,
-    click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True),
+    click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True),
     folded=False,
 )
 @option_group(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.optimizers import state_copies
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
     Communication,
@@ -18,7 +19,6 @@ from paradl_bench.plan.tasks import (
     Stream,
     WeightUpdate,
 )
-from paradl_bench.plan.works.computing import state_copies
 from paradl_bench.plan.works.moving import StateCopy
 
 INPUT = "input"
@@ -283,7 +283,7 @@ class NetworkCompute:
             work = Compute(layer=shard.layer.name, operation=self._operations[index], phase=phase, shard=shard.shard)
             before = before_layer(index) if before_layer else ()
             if index in self._again:
-                before += self._run_again(self._again[index], tuple(waits[index]))
+                before += self._run_again(self._again[index], (*waits[index], *before))
             computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             yield index, computed

@@ -31,7 +31,7 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         batch: global mini-batch.
-        optimizer: ``sgd`` (with momentum) or ``adam``.
+        optimizer: a name among :data:`~paradl_bench.network.optimizers.OPTIMIZERS`.
         batch_norm: statistics of each rank's own samples and positions, or synchronised over all ranks.
         accumulate: micro-batches that a rank goes through before gradients are exchanged and weights updated, where
             there is no pipeline.

@@ -14,6 +14,7 @@ from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
 from paradl_bench.core.terminal.forms import JSON, MARKDOWN, TABLE, check_form, form_of, frame_bytes, table_format
 from paradl_bench.core.terminal.help import option_group
+from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
@@ -139,7 +140,7 @@ point_options = option_group(
     ),
     option_group(
         "Training",
-        click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
+        click.option("--optimizer", help=f"{', '.join(OPTIMIZERS)}. Default: the one that was measured."),
         click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
         click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
         accumulate_option,

@@ -12,6 +12,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import balanced_stages
 from predict.costs.cost_model import CostModel
@@ -30,7 +31,7 @@ def with_balanced_stages(costs: CostModel, point: Configuration) -> Configuratio
 
 
 def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
-    """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
+    """Seconds of every layer, as a stage computes it on a micro-batch; forward twice where it runs again."""
     # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
     # any cut prices them all, and GPipe's has as few stages as any.
     settings = point.settings.changed(PipelineOptions, schedule="gpipe")
@@ -41,7 +42,11 @@ def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
     for index, work in plan.of_kind(Compute).items():
         key = work.layer, work.way
         found[key] = max(found.get(key, 0.0), seconds[index] + between[work.way])
-    return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in costs.network.layers)
+    once = [sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in costs.network.layers]
+    for segment in segments_of(costs.network, point.settings):
+        for i in segment.layers:
+            once[i] += found.get((costs.network.layers[i].name, "FW"), 0.0)
+    return tuple(once)
 
 
 def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...]) -> None:

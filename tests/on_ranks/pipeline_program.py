@@ -1,7 +1,8 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward, and :bf16 to train by autocast, with or without a pipeline.
+with :scatter for a reduce-scatter in filter's backward, :again=MODULE[+MODULE]... for what is computed again (body.1-4
+for the run body.1:4), and :bf16 to train by autocast, with or without a pipeline.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
@@ -60,6 +61,7 @@ class Case(NamedTuple):
     stages: tuple[str, ...]
     scatter: bool = False
     lowered: bool = False
+    again: tuple[str, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -74,6 +76,7 @@ class Case(NamedTuple):
             micro_batches=self.count,
             schedule=self.schedule,
             stages=self.stages,
+            recompute=self.again,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
         )
 
@@ -99,8 +102,10 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word not in ("scatter", "bf16"))
-    return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages, "bf16" in stages)
+    cuts = tuple(word for word in stages if word not in ("scatter", "bf16") and "=" not in word)
+    again = tuple(name.replace("-", ":") for word in stages if "=" in word for name in word[6:].split("+"))
+    parsed = parse_strategy(strategy)
+    return Case(name, parsed, schedule, int(count), cuts, "scatter" in stages, "bf16" in stages, again)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:

@@ -26,13 +26,13 @@ from paradl_bench.importers.plausible import LONGEST_CALL_S, implausible_call, i
 from paradl_bench.network.graph import DTYPE_BYTES
 from paradl_bench.network.kernel import KernelSamples, KernelShape
 from paradl_bench.network.kinds.kernel_shape import (
-    OPTIMIZERS,
     SizedLayer,
     kernel_shape,
     layer_of_sizes,
     optimizer_shape,
 )
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.records.cluster import NODE
 from paradl_bench.records.devices.sheet import DeviceSheet
 from paradl_bench.records.samples import CollectiveSamples

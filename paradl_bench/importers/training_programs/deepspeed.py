@@ -19,7 +19,7 @@ _OFFLOAD = "zero_optimization.offload_optimizer.device"
 _TENSOR = "tensor_parallel.autotp_size"
 _AUTOCAST, _AUTOCAST_DTYPE = "torch_autocast.enabled", "torch_autocast.dtype"
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
-_OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
+_OPTIMIZERS = {"adam": "Adam", "sgd": "SGD", "adamw": "AdamW", "adamw-fused": "AdamW"}
 _DEFAULT_BUCKET_BYTES = 500_000_000 * FP32_BYTES
 _OTHERS = {
     "fp16.enabled": "fp16",
@@ -87,7 +87,7 @@ def _read(found: Found) -> Launch:
         strategy=degrees.strategy(_ORDER),
         batch=batch,
         dtype="bf16" if found.truth("bf16.enabled") else autocast,
-        optimizer="adam" if "adam" in named else "sgd" if named == "sgd" else None,
+        optimizer="adamw" if named == "adamw" else "adam" if "adam" in named else "sgd" if named == "sgd" else None,
         bucket_cap_bytes=(found.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
         options=options,
     )

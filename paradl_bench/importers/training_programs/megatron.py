@@ -68,7 +68,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if wanted.recomputes():
         found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     if launch.optimizer:
-        found["optimizer"] = launch.optimizer
+        # Its adam decays parameters as AdamW does, in one kernel.
+        found["optimizer"] = launch.optimizer.partition("w")[0]
     if wanted.take("offload", "none") == "optimizer":
         if not degrees.stage:
             wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")

@@ -96,7 +96,9 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     if optimizer == "sgd":
         wanted.refuse("has no optimizer sgd in a TOML file", "predict with --optimizer adam")
     if optimizer:
-        found["optimizer.name"] = "Adam"
+        family, _, fused = optimizer.partition("-")
+        found["optimizer.name"] = {"adam": "Adam", "adamw": "AdamW"}[family]
+        found |= {"optimizer.implementation": "fused"} if fused else {}
     if degrees.tensor > 1:
         wanted.notes.append("torchtitan 0.2 has sequence parallelism beside tensor parallelism; predicted without it")
     return {**found, "activation_checkpoint.mode": "full" if recomputes else "none"}
@@ -154,17 +156,23 @@ def _read(found: Found) -> Launch:
         options["schedule"] = found.choice(_SCHEDULE, names, "1F1B")
     else:
         options |= found.micro_batches(degrees, batch, local)
-    name = found.text("optimizer.name").lower()
     return Launch(
         strategy=degrees.strategy(_ORDER),
         batch=batch,
         sequence=found.whole(f"{_TRAINING}seq_len", 2048, least=2),
         dtype=_dtype(found),
-        optimizer="adam" if name.startswith("adam") else None,
+        optimizer=_optimizer(found),
         bucket_cap_bytes=_BUCKET_CAP_BYTES if degrees.data > 1 and not degrees.stage else None,
         kernels=("compile",) if found.truth("compile.enable") else (),
         options=options,
     )
+
+
+def _optimizer(found: Found) -> str | None:
+    name = found.text("optimizer.name").lower()
+    if name == "adamw":
+        return "adamw-fused" if found.text("optimizer.implementation") == "fused" else name
+    return "adam" if name == "adam" else None
 
 
 def _knows(settings: Mapping[str, object]) -> bool:

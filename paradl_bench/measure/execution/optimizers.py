@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from paradl_bench.core.errors import unknown_choice
 from paradl_bench.emulation.twin import GhostTwin
+from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.settings import PlanSettings
 
 # Small enough that losses on random data stay finite; the value does not change what a step costs.
@@ -23,7 +23,7 @@ MOMENTUM = 0.9
 def build_optimizer(
     name: str, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """SGD with momentum, or Adam, as torch builds them by default on the device (foreach or fused where it chooses).
+    """SGD with momentum, Adam or AdamW, as torch builds them by default on the device, or fused where the name says so.
 
     Args:
         group: ranks that share out its state (ZeRO stage 1): each updates some parameters and broadcasts them. None
@@ -32,11 +32,16 @@ def build_optimizer(
     Raises:
         UserError: unknown name.
     """
-    classes: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    if name not in classes:
-        raise unknown_choice("optimizer", name, classes)
+    optimizer_named(name)
+    family, _, fused = name.partition("-")
+    classes: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
     arguments: dict[str, Any] = {"lr": LEARNING_RATE} | ({"momentum": MOMENTUM} if name == "sgd" else {})
-    return make_optimizer(classes[name], parameters, group, **arguments)
+    arguments |= {"fused": True} if fused else {}
+    return make_optimizer(classes[family], parameters, group, **arguments)
 
 
 def optimizer_of(

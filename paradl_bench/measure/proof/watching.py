@@ -106,6 +106,10 @@ class Watch(TorchFunctionMode):
         """A watch from here on, where the same operations run a second time; it notes nothing."""
         return Watch(hold=self._hold, cuts=self._cuts, index=self._index)
 
+    def computes_again(self, layers: range) -> bool:
+        """Whatever is asked for."""
+        return True
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         name = function_name(function)[0]

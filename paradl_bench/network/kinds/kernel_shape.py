@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.network.kernel import KernelShape, KernelStage
 from paradl_bench.network.kinds.kind import BUFFER, Call, LayerKind, Operands, TensorArgument, layer_kinds, per_sample
+from paradl_bench.network.optimizers import optimizer_named
 
 _INDEX_BYTES = 8
-# FLOPs an element, tensors read and written. SGD has momentum: v = mu v + g, p -= lr v.
-_UPDATES = {"sgd": (4, 5), "adam": (12, 7)}
-OPTIMIZERS = tuple(_UPDATES)
-"""Optimizers that can be measured and trained with."""
 
 
 def kernel_shape(layer: Layer, stage: KernelStage, batch: int, dtype: str) -> KernelShape | None:
@@ -58,16 +54,14 @@ def optimizer_shape(function: str, elements: int, tensors: int, dtype: str) -> K
     Raises:
         UserError: an optimizer that is not known.
     """
-    if function not in _UPDATES:
-        raise unknown_choice("optimizer", function, _UPDATES)
-    flops, touched = _UPDATES[function]
+    optimizer = optimizer_named(function)
     return KernelShape(
         kind="optimizer",
         stage="WU",
         sizes={"elements": elements, "tensors": tensors},
         settings={"function": function},
-        flops=flops * elements,
-        bytes=touched * elements * DTYPE_BYTES[dtype],
+        flops=optimizer.flops * elements,
+        bytes=optimizer.touched * elements * DTYPE_BYTES[dtype],
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from paradl_bench.core.errors import unknown_choice
 from paradl_bench.plan.works.work import Sort, Work
 
 ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
@@ -57,21 +55,6 @@ class FrameworkOverhead(Work, frozen=True, kw_only=True, tag="between"):
     def label(self) -> str:
         """With its phase."""
         return f"{self.kind} {self.phase}"
-
-
-STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
-"""Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
-
-
-def state_copies(optimizer: str) -> int:
-    """Tensors of a parameter's size that an optimizer keeps.
-
-    Raises:
-        UserError: an optimizer whose state is not known.
-    """
-    if optimizer not in STATE_COPIES:
-        raise unknown_choice("optimizer", optimizer, STATE_COPIES)
-    return STATE_COPIES[optimizer]
 
 
 class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):

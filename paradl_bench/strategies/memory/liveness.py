@@ -138,6 +138,8 @@ class Liveness(ShardedOperations):
                         ledger.release(wholes.pop(source))
         if self._is_reentrant(layers[-1]) and layers[-1] in made:
             left.handed[which].append(hold(made[layers[-1]]))
+        # Autocast is entered anew, and converts parameters anew.
+        self._casts.end_forward()
         own = [storage for i, storage in made.items() if i not in given]
         self._release_all(own + [storage for i, storage in wholes.items() if i not in gathered])
 

@@ -4,9 +4,9 @@ Held throughout: parameters, buffers, optimizer state (of parameters that get a 
 exchange buckets (DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a
 pipeline's stages receive into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness`
 walks the plan's layers; gradients of parameters stay until the weight update, which releases them (``zero_grad``).
-Adam's update makes tensors of its own: two of the size of the largest parameter on a CPU, where it goes through
-parameters one by one, one of the size of all of them on a GPU. A state that lies in host memory is on the device in
-the update alone; on a CPU, whose memory is the host's, what lies there between updates is counted nowhere.
+Adam's update makes tensors of its own, unless it is fused: two of the size of the largest parameter on a CPU, where it
+goes through parameters one by one, one of the size of all of them on a GPU. A state that lies in host memory is on the
+device in the update alone; on a CPU, whose memory is the host's, what lies there between updates is counted nowhere.
 
 Where ranks differ, the one that needs most is the answer. Pipelines are put together in
 ``pipeline/memory.py``.
@@ -20,13 +20,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.optimizers import optimizer_named, state_copies
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import LayerShard, gradient_order
 from paradl_bench.plan.mesh import degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.works.computing import state_copies
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.rank_operations import RankRun
@@ -153,7 +153,7 @@ def optimizer_state(
     kept = kept_copies(settings) * own
     # What lies in host memory is on the device for the update.
     update = state_copies(settings.optimizer) * own - kept
-    if settings.optimizer == "adam":
+    if optimizer_named(settings.optimizer).own_tensors:
         update += 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
     return OptimizerState(kept, update)
 

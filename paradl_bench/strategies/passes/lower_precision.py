@@ -1,8 +1,8 @@
 """What can be trained by autocast, or compiled.
 
 Gradients that replicas exchange stay fp32. Activations that ranks hand each other go in the dtype that autocast
-computed them in, which axes have planned or not (``Trait.SENDS_AS_COMPUTED``). Segments that are computed again, and
-statistics that are synchronised, convert tensors of their own: neither is in plans or in the memory model. What is
+computed them in, which axes have planned or not (``Trait.SENDS_AS_COMPUTED``). Statistics that are synchronised
+convert tensors of their own, which are not in plans or in the memory model. What is
 compiled is a whole model: rules that run its layers one by one are not followed into it.
 """
 
@@ -36,8 +36,6 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
             f"--dtype {dtype} with {unplanned[0]} parallelism: ranks would hand on activations in {dtype}, which its"
             f" plan does not hold; it goes with serial and data parallelism (d, z), {known}"
         )
-    if settings.recompute:
-        raise UserError(f"--dtype {dtype} with --recompute: what is converted again in backward is not in the plan")
     if settings.batch_norm == "sync":
         raise UserError(f"--dtype {dtype} with --batch-norm sync: normalise over each rank's samples, or train in fp32")
 

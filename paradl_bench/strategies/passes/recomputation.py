@@ -10,7 +10,9 @@ rule reads a network's names, so that a plan knows the segments without the modu
 What runs in several pieces is no segment, nor what changes in place what it is given, nor what reads a tensor that is
 changed in place behind it: what would be computed again from it is something else.
 
-All of a segment is computed again, its communication too, when backward comes to the first of its operations.
+All of a segment is computed again, its communication too, when backward comes to the first of its operations. Where
+stages part a segment, each computes its own part again. ZeRO's units that are gathered are whole while backward is in
+them, so a segment lies in one of them.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", sections 4.1 and 4.3; torch.utils.checkpoint.
 """
@@ -73,6 +75,19 @@ def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, .
     return _LATEST.get(network, chosen, lambda: _find(network, chosen))
 
 
+def parts_within(network: ModelGraph, settings: PlanSettings, layers: range) -> tuple[range, ...]:
+    """What a stage, a range of layers, computes again: its part of every segment, by index in the network.
+
+    A stage changes in place nothing that it receives: such cuts are refused.
+
+    Raises:
+        UserError: what :func:`segments_of` refuses.
+    """
+    of_segments = (segment.layers for segment in segments_of(network, settings))
+    parts = (range(max(own.start, layers.start), min(own.stop, layers.stop)) for own in of_segments)
+    return tuple(part for part in parts if part)
+
+
 def repeated_by_model(network: ModelGraph) -> tuple[range, ...]:
     """Indices of the layers that the model's own ``torch.utils.checkpoint`` runs again, those of each call together."""
     found: dict[str, list[int]] = {}
@@ -86,20 +101,12 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
     """Refuse what cannot run.
 
     Raises:
-        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses or that the model
-            computes again by itself, or a model that does so under a strategy that does not see it.
+        UserError: segments that :func:`segments_of` refuses or that the model computes again by itself, or a model that
+            does so under a strategy that does not see it.
     """
     _check_own(network, strategy)
     if not settings.recompute:
         return
-    if degree_of(strategy, Trait.STAGES) > 1:
-        raise UserError(f"strategy {strategy}: --recompute runs without a pipeline; leave one of them out")
-    stage = zero_stage(strategy)
-    if stage > 1:
-        ranks = strategy.ranks
-        raise UserError(
-            f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
-        )
     for segment in segments_of(network, settings):
         twice = next((network.layers[i].name for i in segment.layers if network.layers[i].repeats), None)
         if twice is not None:
@@ -120,8 +127,10 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
     sharding = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
     if sharding is not None:
-        instead = "" if sharding.has(Trait.STAGES) else ", and give --recompute instead"
-        raise UserError(f"{where}, whose second forward is not {sharding.kind} parallel; leave that out{instead}")
+        raise UserError(
+            f"{where}, whose second forward is not {sharding.kind} parallel; leave that out, and give --recompute"
+            " instead"
+        )
     if degree_of(strategy, Trait.DIVIDES_BATCH) > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
         _check_reentrant(network, strategy, where)
 

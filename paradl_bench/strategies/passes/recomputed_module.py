@@ -39,7 +39,7 @@ def recompute_segments(module: torch.nn.Module, network: ModelGraph, settings: P
         if segment.children is None:
             part = module.get_submodule(segment.module)
             if not isinstance(part.forward, _Recomputed):
-                part.forward = _Recomputed(part.forward, module)
+                part.forward = _Recomputed(part.forward, module, segment.layers)
         else:
             runs.setdefault(segment.module, []).append(segment)
     for name, segments in runs.items():
@@ -51,28 +51,32 @@ def recompute_segments(module: torch.nn.Module, network: ModelGraph, settings: P
 
 
 class _Recomputed:
-    """A forward whose activations are computed again in backward."""
+    """A forward whose activations are computed again in backward, by whoever runs some of its layers."""
 
-    def __init__(self, forward: _Forward, model: torch.nn.Module) -> None:
-        self._forward, self._model = forward, model
+    def __init__(self, forward: _Forward, model: torch.nn.Module, layers: range) -> None:
+        self._forward, self._model, self._layers = forward, model, layers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        repeated = [mode for mode in modes if isinstance(mode, Repeated)]
+        if not torch.is_grad_enabled() or not all(mode.computes_again(self._layers) for mode in repeated):
             return self._forward(*args, **kwargs)
         # A tensor that is kept comes back without what strategies noted on it.
         noted = [dict(vars(value)) if isinstance(value, torch.Tensor) else {} for value in args]
+        # One of another stage has no memory, and its device is none that anything is computed on.
+        elsewhere = [value if isinstance(value, torch.Tensor) and value.is_meta else None for value in args]
         forward, model = self._forward, self._model
 
         def run(*given: Any, **named: Any) -> Any:
             for value, notes in zip(given, noted, strict=True):
                 if isinstance(value, torch.Tensor):
                     vars(value).update(notes)
-            return forward(*given, **named)
+            values = (own if away is None else away for own, away in zip(given, elsewhere, strict=True))
+            return forward(*values, **named)
 
-        modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        repeating = [mode.again() for mode in modes if isinstance(mode, Repeated)]
-        contexts = contextlib.nullcontext(), _again(repeating, model)
-        return checkpoint(run, *args, use_reentrant=False, early_stop=False, context_fn=lambda: contexts, **kwargs)
+        contexts = contextlib.nullcontext(), _again([mode.again() for mode in repeated], model)
+        own = (value if away is None else None for value, away in zip(args, elsewhere, strict=True))
+        return checkpoint(run, *own, use_reentrant=False, early_stop=False, context_fn=lambda: contexts, **kwargs)
 
 
 @contextlib.contextmanager
@@ -117,7 +121,7 @@ class _Runs:
             assert segment.children is not None
             self._steps += children[done : segment.children.start]
             run = torch.nn.Sequential(*children[segment.children.start : segment.children.stop])
-            self._steps.append(_Recomputed(run.forward, model))
+            self._steps.append(_Recomputed(run.forward, model, segment.layers))
             done = segment.children.stop
         self._steps += children[done:]
 

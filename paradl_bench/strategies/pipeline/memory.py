@@ -131,6 +131,7 @@ def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: 
         outputs=stage.outputs if stage.sends else (),
         kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
         input_has_gradient=bool(stage.receives),
+        recomputed=shard.recomputed,
     )
     return PartedLiveness(ledger, shard.network, run)
 

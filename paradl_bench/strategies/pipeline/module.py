@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import is_autocast
 from paradl_bench.plan.axes.kind import Trait
@@ -33,15 +32,20 @@ from paradl_bench.strategies.exchange.replicated_module import exchange_gradient
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
-from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
+from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls
+from paradl_bench.strategies.pipeline.running.held_parameters import Registered, all_registered, hold_only
 from paradl_bench.strategies.pipeline.running.shared_gradients import SharedGradients
+from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk, varies
 from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, places_of_shared
+from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Spans
-from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk, control_flow_varies, sharded_loss
+from paradl_bench.strategies.running.sharded_module import (
+    Loss,
+    Sharding,
+    sharded_loss,
+)
 
 
 class RankPipeline:
@@ -144,53 +148,6 @@ class PipelineRunner:
 RUNNER = PipelineRunner()
 
 
-class Registered(NamedTuple):
-    """A module whose parameters other ranks' stages hold, at least in part, and all of them in the model's order."""
-
-    owner: torch.nn.Module
-    parameters: dict[str, torch.nn.Parameter | None]
-
-
-def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> list[Registered]:
-    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold.
-
-    Networks list trained parameters; frozen ones stay on every rank.
-
-    Returns:
-        what :func:`_all_registered` takes.
-    """
-    names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
-    held = {id(t) for name, t in (*module.named_parameters(), *module.named_buffers()) if name in names}
-    missing: list[Registered] = []
-    for owner in module.modules():
-        whole = dict(owner._parameters)
-        for attribute, parameter in whole.items():
-            if parameter is not None and id(parameter) not in held and parameter.requires_grad:
-                del owner._parameters[attribute]
-                whole[attribute] = torch.nn.Parameter(parameter.detach().to("meta"))
-                object.__setattr__(owner, attribute, whole[attribute])
-        if len(whole) > len(owner._parameters):
-            missing.append(Registered(owner, whole))
-        for attribute, buffer in list(owner._buffers.items()):
-            if buffer is not None and id(buffer) not in held:
-                del owner._buffers[attribute]
-                object.__setattr__(owner, attribute, buffer.detach().to("meta"))
-    return missing
-
-
-@contextlib.contextmanager
-def _all_registered(missing: Sequence[Registered]) -> Iterator[None]:
-    """Let the model's code list all its parameters: it may add up their squares."""
-    held = [item.owner._parameters for item in missing]
-    for item in missing:
-        item.owner.__dict__["_parameters"] = item.parameters
-    try:
-        yield
-    finally:
-        for item, parameters in zip(missing, held, strict=True):
-            item.owner.__dict__["_parameters"] = parameters
-
-
 class StageModule(torch.nn.Module):
     """A range of the model's operations, from the values that the stage receives to those that it sends.
 
@@ -274,15 +231,16 @@ class StageModule(torch.nn.Module):
             # What an axis cuts into blocks are layers that return one tensor.
             whole = {at for at, shape in self.shard.receives.items() if at.output or shape.is_whole}
             values = {at: value if at in whole else receive(at.layer, value) for at, value in values.items()}
-        walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
+        walk = (self._walk or StageWalk)(self._sharding, self._calls, self.shard, values, received[0].device)
+        walk.missing = self._missing
         inputs = walk.first.get(INPUT, self._calls.inputs)
         if not self.stage.receives:
             own = _with_own_version(received[0])
             inputs = self._sharding.enter(own) if self._sharding.enter else own
-        with _all_registered(self._missing), walk, self._entered():
+        with all_registered(self._missing), walk, self._entered():
             outputs = self.module(inputs)
         if walk.index != len(self._calls.operations):
-            raise _varies(self.stage.network.name, walk.index)
+            raise varies(self.stage.network.name, walk.index)
         if not self._ends:
             return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.shard.sends.items()])
         leaves = tree_flatten(outputs)[0]
@@ -314,79 +272,3 @@ def _with_own_version(micro_batch: torch.Tensor) -> torch.Tensor:
     what backward of the micro-batches before it still reads.
     """
     return micro_batch if micro_batch.requires_grad else micro_batch.data
-
-
-def _is_meta(value: Any) -> bool:
-    return isinstance(value, torch.device) and value.type == "meta"
-
-
-def _varies(name: str, index: int) -> WorkError:
-    return control_flow_varies(f"{name} differs from when it was recorded at its operation {index}", "in stages")
-
-
-class StageWalk(Walk):
-    """Runs the stage's operations; of others it returns what they would, or what was received from them.
-
-    Constants are made on every stage, on its own device: the model's code may ask for that of a tensor from elsewhere.
-    Forward runs to its end, so that whoever hooks modules sees every one of them left again.
-
-    Attributes:
-        first: what was received, by which tensor it was first: code may hold it under that name alone.
-        kept: what is sent, once forward has run.
-    """
-
-    def __init__(
-        self,
-        sharding: Sharding,
-        calls: Calls,
-        stage: Stage,
-        received: Mapping[Crossing, torch.Tensor],
-        device: torch.device,
-    ) -> None:
-        super().__init__(sharding)
-        self.kept: dict[Crossing, torch.Tensor] = dict(received)
-        self.first = {calls.first(value): tensor for value, tensor in received.items()}
-        self._constants, self._untouched, self._device = calls.constants, calls.untouched, device
-        self._calls, self._received = calls.operations, received
-        self._given = {value.layer for value in (*received, *self.first)}
-        self._sends: dict[int, list[Crossing]] = {}
-        for value in stage.sends:
-            self._sends.setdefault(value.layer, []).append(value)
-        self._start, self._stop = stage.layers.start, stage.layers.stop
-        self._name = stage.network.name
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        index = self.index
-        elsewhere = not self._start <= index < self._stop and index not in self._constants
-        # Attributes that are views come as functions that are made anew, and are equal.
-        if elsewhere and index < len(self._calls) and self._calls[index].function == function:
-            self.index += 1
-            return self._from_elsewhere(index, args, kwargs or {})
-        args, given = self._on_own_device(args, kwargs or {})
-        result = super().__torch_function__(function, types, args, given)
-        if self.index > index and elsewhere:
-            raise _varies(self._name, index)
-        if self.index > index and index in self._sends:
-            tensors = tensors_of(output_of(function, args, result))
-            self.kept.update((value, tensors[value.output]) for value in self._sends[index])
-        return result
-
-    def _from_elsewhere(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self._calls[index]
-        if index in self._untouched:
-            with torch._C.DisableTorchFunction():
-                return call.function(*args, **kwargs)
-        if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):
-            return call.result
-        own = enumerate(zip(call.tensors, call.made, strict=True))
-        tensors = [
-            self._received.get(Crossing(index, output), self.first.get(made, tensor)) for output, (tensor, made) in own
-        ]
-        return call.result if call.result is None else with_tensors(call.result, tensors)
-
-    def _on_own_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments that name no device of tensors from elsewhere, which have no memory."""
-        if any(map(_is_meta, args)) or any(map(_is_meta, kwargs.values())):
-            args = tuple(self._device if _is_meta(value) else value for value in args)
-            kwargs = {name: self._device if _is_meta(value) else value for name, value in kwargs.items()}
-        return args, kwargs

@@ -79,7 +79,13 @@ class PipelinePlanner:
                 f"strategy {strategy}: batch norm is local to a micro-batch in a pipeline, not synchronised"
             )
         count = micro_batches(settings, ranks)
-        schedule_of(settings.of(PipelineOptions).schedule).check(ranks, count)
+        schedule = schedule_of(settings.of(PipelineOptions).schedule)
+        schedule.check(ranks, count)
+        if settings.recompute and schedule.splits_backward:
+            raise UserError(
+                f"--recompute with --schedule {schedule.name}: torch computes a segment again in each part of backward,"
+                " once for every parameter; take another schedule"
+            )
         local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
         if local % count:
             raise UserError(
@@ -142,6 +148,7 @@ class PipelinePlanner:
             exchange_axes=exchange_axes,
             sharded=sharded_layers(shards),
             micro_batches=count,
+            recomputes=bool(settings.recompute),
         )
 
 
@@ -309,6 +316,7 @@ class _RankPlan:
                 outputs=shard.stage.outputs,
                 input_has_gradient=bool(shard.stage.receives),
                 operations=self._operations,
+                recomputed=shard.recomputed,
             )
         return self._computes[stage]
 

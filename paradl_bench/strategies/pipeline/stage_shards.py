@@ -20,6 +20,7 @@ from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication
+from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 
@@ -54,6 +55,7 @@ class StageShard(NamedTuple):
         shards: by index in the stage's network; layers that are missing run whole.
         widths: per layer, how wide the elements are that it works on.
         receives, sends: per tensor that crosses each cut, what it is on this rank.
+        recomputed: ranges of its layers, by index in the stage's network, that run forward again in backward.
     """
 
     stage: Stage
@@ -62,6 +64,7 @@ class StageShard(NamedTuple):
     widths: tuple[Width, ...]
     receives: CrossingShapes
     sends: CrossingShapes
+    recomputed: tuple[range, ...] = ()
 
 
 def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]:
@@ -90,19 +93,18 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     for index, gathers in _gathered_again(network, stage, sharded).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
-    return StageShard(
-        stage,
-        hold_parameters(stage.network, (stage,), sharded),
-        shards,
-        widths_inside(network, stage, widths),
-        *(
-            {
-                value: _shape(network, value, flow.made_by(value, cut), sharded)._replace(dtype=dtype_of(value))
-                for value in values
-            }
-            for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
-        ),
+    receives, sends = (
+        {
+            value: _shape(network, value, flow.made_by(value, cut), sharded)._replace(dtype=dtype_of(value))
+            for value in values
+        }
+        for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
     )
+    again = tuple(
+        range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)
+    )
+    own = hold_parameters(stage.network, (stage,), sharded)
+    return StageShard(stage, own, shards, widths_inside(network, stage, widths), receives, sends, again)
 
 
 def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) -> tuple[Width, ...]:

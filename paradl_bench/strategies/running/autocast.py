@@ -35,3 +35,23 @@ def as_loss_reads_it(tensor: torch.Tensor) -> torch.Tensor:
     """What autocast, where it is on, makes of the logits that a loss reads; float64 it leaves alone."""
     casts = tensor.dtype != torch.float64 and torch.is_autocast_enabled(tensor.device.type)
     return tensor.float() if casts else tensor
+
+
+_CONVERSIONS = frozenset(("to", "float", "type_as", "bfloat16"))
+
+
+def converts_alone(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call under autocast may do nothing but give a tensor another of the two dtypes.
+
+    A model's code may ask for that where autocast has made a dtype another than it is in fp32 (T5's feed-forward).
+    """
+    if function.__name__ not in _CONVERSIONS or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    return args[0].is_floating_point() and torch.is_autocast_enabled(args[0].device.type)
+
+
+def as_noted(made: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """What a conversion made of a tensor, with what strategies noted on that."""
+    if made is not tensor:
+        vars(made).update(vars(tensor))
+    return made

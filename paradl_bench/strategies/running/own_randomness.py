@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -53,3 +53,20 @@ class OwnRandomness:
         finally:
             self._state = generator.get_state()
             generator.set_state(common)
+
+
+def entered_later(
+    random: OwnRandomness | None, made: Callable[[], contextlib.AbstractContextManager[object]]
+) -> contextlib.AbstractContextManager[None]:
+    """A context that is made and entered later, in which the numbers are drawn that are drawn from now on."""
+    return _entered(random, random.state if random else None, made)
+
+
+@contextlib.contextmanager
+def _entered(
+    random: OwnRandomness | None,
+    state: torch.Tensor | None,
+    made: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Iterator[None]:
+    with random.replayed(state) if random else contextlib.nullcontext(), made():
+        yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,9 +24,10 @@ from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.running.autocast import as_noted, converts_alone
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
-from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.own_randomness import OwnRandomness, entered_later
 
 Call = Callable[..., Any]
 RunLayer = Callable[[int, Call], Call]
@@ -295,6 +296,9 @@ class Repeated(Protocol):
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A mode that is where this one is now."""
 
+    def computes_again(self, layers: range) -> bool:
+        """Whether any layers among these run a second time."""
+
 
 class Walk(TorchFunctionMode):
     """Counts operations, and runs those that have a rule by it.
@@ -310,11 +314,18 @@ class Walk(TorchFunctionMode):
 
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A walk that starts where this one is, to be entered where the same operations run again."""
-        random = self._sharding.randomness
-        return _walk_again(self._sharding, self.index, random, random.state if random else None)
+        index = self.index
+        return entered_later(self._sharding.randomness, lambda: Walk(self._sharding, index))
+
+    def computes_again(self, layers: range) -> bool:
+        """Whatever is asked for: it runs all layers."""
+        return True
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if converts_alone(function, args) and not self._comes_next(function):
+            with torch._C.DisableTorchFunction():
+                return as_noted(function(*args, **given), args[0])
         rule = self._sharding.rules.get(self.index)
         ruled = rule is not None and function_name(function)[0] in rule.functions
         # What a rule calls is no layer: modes that are entered further out do not see it.
@@ -339,18 +350,14 @@ class Walk(TorchFunctionMode):
             self.index += 1
         return result
 
+    def _comes_next(self, function: Any) -> bool:
+        layers = self._sharding.network.layers
+        return self.index < len(layers) and function_name(function)[0] in functions_of(layers[self.index])
+
     def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         of_activation = self._sharding.whole_shape
         shape = getattr(tensor, _WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
         return tensor if shape is None else _stand_in(tensor, shape)
-
-
-@contextlib.contextmanager
-def _walk_again(
-    sharding: Sharding, index: int, random: OwnRandomness | None, state: torch.Tensor | None
-) -> Iterator[None]:
-    with random.replayed(state) if random else contextlib.nullcontext(), Walk(sharding, index):
-        yield
 
 
 def functions_of(layer: Layer) -> frozenset[str]:

@@ -20,7 +20,7 @@ from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
-from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
+from paradl_bench.network.optimizers import OPTIMIZERS
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.host_dispatch import dispatch_of
 from predict.costs.compute.layer_roofline import nearest_count

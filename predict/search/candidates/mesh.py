@@ -40,11 +40,6 @@ class Mesh(NamedTuple):
         """Whether ranks hold the same parameters and exchange their gradients."""
         return self.replicas > 1 or (self.shared is not None and self.shared.has(Trait.REPLICATES))
 
-    @property
-    def computes_again(self) -> bool:
-        """Whether ranks can compute activations again instead of keeping them."""
-        return self.stages == 1 and self.zero < 2
-
 
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:
     """The axis that does what the trait says, with so many ranks."""

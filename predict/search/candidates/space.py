@@ -238,6 +238,7 @@ class _Finder:
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._held, self._impossible = names, caps, held, impossible
         self._schedules = [schedules()[name] for name in names]
+        self._parts_backward = [schedule.splits_backward for schedule in self._schedules]
         self._most_stages = most_stages(network)
 
     def meshes(self) -> Iterator[Mesh]:
@@ -350,15 +351,29 @@ class _Finder:
                 for count in divisors(local)
                 if self._takes_turns(mesh, index, count)
             ]
-        rows = [(*turn, cap, which) for turn in turns for cap in caps for which in again]
+        rows = [
+            (*turn, cap, which)
+            for turn in turns
+            for cap in caps
+            for which in again
+            if not (mesh.stages > 1 and self._parts_backward[turn[1]] and self._held[which]["recompute"])
+        ]
         return np.array(rows, np.int64).reshape(-1, 4)
 
     def _computed_again(self, mesh: Mesh) -> list[int]:
         """What the mesh can have of ``held``; placements that it rules out are counted."""
-        found = [which for which, chosen in enumerate(self._held) if mesh.computes_again or not chosen["recompute"]]
-        if len(found) < len(self._held):
-            other, them = ("ZeRO stages 2 and 3", "them") if mesh.zero > 1 else ("a pipeline", "one")
-            text = f"{other} with --recompute, which runs without {them}"
+        found = []
+        for which, chosen in enumerate(self._held):
+            try:
+                if mesh.zero > 1:
+                    settings = msgspec.structs.replace(self._settings, **chosen)
+                    check_zero(self._network, Strategy(axes=mesh.axes), settings)
+                found.append(which)
+            except UserError as error:
+                self._impossible.add_settings(str(error), mesh, math.factorial(len(mesh.axes)))
+        if mesh.stages > 1 and any(self._parts_backward) and any(chosen["recompute"] for chosen in self._held):
+            names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
+            text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
             self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
         return found
 

@@ -41,7 +41,7 @@ from predict.search.candidates.mesh import Mesh, alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import Group, GroupCosts, group_along
-from predict.search.pricing.layer_seconds import WholeLayers, computed_again
+from predict.search.pricing.layer_seconds import ComputedAgain, WholeLayers, computed_again
 from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Waits
 from predict.simulation.input_tasks import terms_of
@@ -108,9 +108,7 @@ class Estimates:
         self._numbers: dict[Axis | None, int] = {}
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
-        self._again = [
-            computed_again(costs.network, msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held
-        ]
+        self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
 
     def seconds(self) -> Floats:
@@ -235,7 +233,7 @@ class Estimates:
     def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
         """Of shape (rows, bucket sizes)."""
         ranks = cut.key[0]
-        work = self._work(rows, alone=ranks > 1)
+        work = self._work(cut, rows, alone=ranks > 1)
         # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
         forward, backward = (
             np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(rows.turns), -1, ranks)
@@ -259,7 +257,7 @@ class Estimates:
         # Under ZeRO's first stage each rank broadcasts what it changed after the update.
         return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
 
-    def _work(self, rows: _Rows, *, alone: bool) -> _Work:
+    def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
@@ -269,9 +267,16 @@ class Estimates:
         backward = backward * share + sent_backward
         for which in np.unique(rows.again).tolist():
             own = rows.again == which
-            backward[own] = self._again[which].added(forward[own], backward[own])
+            backward[own] = self._computed_again(which, cut).added(forward[own], backward[own])
         parted = np.array([self._ranks if mesh.zero else 1 for mesh in self._space.meshes])
         return _Work(forward, backward, update * straggler * self._updated[rows.shared] / parted[rows.mesh])
+
+    def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:
+        key = which, cut.key
+        if key not in self._again:
+            settings = msgspec.structs.replace(self._space.settings, **self._space.held[which])
+            self._again[key] = computed_again(self._costs.network, settings, cut.bounds.tolist())
+        return self._again[key]
 
     def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
         key = ranks, stages_per_rank
@@ -319,8 +324,7 @@ class Estimates:
 
     def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more."""
-        # What these stages hold is never computed again.
-        work = self._work(rows, alone=False)
+        work = self._work(self._cut(1, 1), rows, alone=False)
         gathers = np.array([mesh.zero - 1 for mesh in self._space.meshes])[rows.mesh]
         computed = rows.turns * (work.forward.sum(axis=1) + work.backward.sum(axis=1))
         _, reduced, gathered = self._parts[rows.strategy].T

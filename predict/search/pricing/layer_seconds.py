@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.strategies.passes.recomputation import segments_of
+from paradl_bench.strategies.passes.recomputation import parts_within
 from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
@@ -59,14 +60,19 @@ class ComputedAgain(NamedTuple):
         return found
 
 
-def computed_again(network: ModelGraph, settings: PlanSettings) -> ComputedAgain:
-    """The segments of ``settings.recompute`` that backward reaches."""
+def computed_again(network: ModelGraph, settings: PlanSettings, bounds: Sequence[int]) -> ComputedAgain:
+    """The segments of ``settings.recompute`` that backward reaches, where stages part them at ``bounds``.
+
+    Args:
+        bounds: index of each stage's first layer, and of the end.
+    """
     order = backward_layers(network, layers_with_gradient(network))
     found = []
-    for segment in segments_of(network, settings):
-        first = next((layer for layer in order if layer in segment.layers), None)
-        if first is not None:
-            found.append((first, segment.layers.start, segment.layers.stop))
+    for start, stop in itertools.pairwise(bounds):
+        for part in parts_within(network, settings, range(start, stop)):
+            first = next((layer for layer in order if layer in part), None)
+            if first is not None:
+                found.append((first, part.start, part.stop))
     return ComputedAgain(*np.array(found, np.int64).reshape(-1, 3).T)
 
 

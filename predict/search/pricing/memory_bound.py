@@ -19,6 +19,7 @@ from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
 from paradl_bench.strategies.memory.rank_operations import RankRun
+from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
@@ -44,8 +45,8 @@ class MemoryBounds:
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
         self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
-        self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
-        self._stages: dict[tuple[Axis | None, int, int], tuple[Floats, float]] = {}
+        self._kept: dict[tuple[int, int, int], tuple[Ints, float]] = {}
+        self._stages: dict[tuple[Axis | None, int, int, int], tuple[Floats, float]] = {}
         self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
@@ -77,7 +78,7 @@ class MemoryBounds:
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.replicas
         parts = mesh.shared.degree if mesh.shared else 1
-        parameters, kept = self._of_stages(mesh, schedule)
+        parameters, kept = self._of_stages(mesh, schedule, again)
         if mesh.stages == 1:
             first, other = self._whole[again]
             active = max(first + (local // count - 1) * other, 0.0) / parts
@@ -94,34 +95,43 @@ class MemoryBounds:
             return (1 + states) / mesh.replicas
         return 1 + states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
 
-    def _of_stages(self, mesh: Mesh, schedule: str) -> tuple[Floats, float]:
+    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> tuple[Floats, float]:
         """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
-        key = mesh.shared, mesh.stages, stages_per_rank
+        key = mesh.shared, mesh.stages, stages_per_rank, again
         if key not in self._stages:
             gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
-            bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank)
+            bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
             of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
             self._stages[key] = of_stages.sum(axis=0).astype(float), kept
         return self._stages[key]
 
-    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int) -> tuple[Ints, float]:
+    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int, again: int) -> tuple[Ints, float]:
         """The first layers of stages, and what the first of them keeps of a sample."""
         if ranks == 1:
             return np.zeros(1, np.int64), 0.0
-        key = ranks, stages_per_rank
+        key = ranks, stages_per_rank, again
         if key not in self._kept:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
+            settings = msgspec.structs.replace(settings, **self._space.held[again])
             stages = cut_into_stages(self._costs.network, ranks, settings)
-            self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
+            recomputed = parts_within(self._costs.network, settings, stages[0].layers)
+            self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0], recomputed)
         return self._kept[key]
 
-    def _kept_by(self, stage: Stage) -> float:
-        """Bytes of activations of one sample after its forward."""
+    def _kept_by(self, stage: Stage, recomputed: tuple[range, ...]) -> float:
+        """Bytes of activations of one sample after its forward through the first stage."""
         ledger = Ledger()
         costs = self._costs
         widths = widths_inside(costs.network, stage, widths_of(costs.network, costs.dtype, costs.device_kind))
-        run = RankRun(samples=1, dtype=costs.dtype, device=costs.device_kind, outputs=stage.outputs, widths=widths)
+        run = RankRun(
+            samples=1,
+            dtype=costs.dtype,
+            device=costs.device_kind,
+            outputs=stage.outputs,
+            widths=widths,
+            recomputed=recomputed,
+        )
         walk = Liveness(ledger, stage.network, run)
         received = ledger.allocate(0)
         walk.forward(received)

@@ -146,6 +146,7 @@ OF_TWO += ["z1d2", "z2d2", "z3d2"]
 OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2", "z3d2")]
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
+OF_TWO += ["d2 optimizer=adamw-fused", "z3d2 optimizer=adamw-fused"]
 OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 accumulate=4", "d2 optimizer=adam")]
 OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
@@ -153,7 +154,12 @@ OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "
 OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
 OF_BLOCKS = {
-    2: ["t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"],
+    2: [
+        *("t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"),
+        *(f"p2 schedule={schedule} micro_batches=4 recompute=all" for schedule in ("gpipe", "1f1b")),
+        *(f"{strategy} recompute=all" for strategy in ("z2d2", "z3d2")),
+        *(f"{strategy} recompute=all dtype=bf16" for strategy in ("d2", "t2", "z3d2", "p2 micro_batches=4")),
+    ],
     4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
 }
 OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
@@ -171,6 +177,9 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb") if ranks == 2]
     cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
+    cases += [f"Tied {case}" for case in ("z2d2", "z3d2", "z3d2 recompute=all", "p2 micro_batches=4 recompute=all")] * (
+        ranks == 2
+    )
     cases += [f"Few {case}" for case in OF_TOKENS[ranks]]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)

@@ -54,6 +54,8 @@ CASES = {
         "Volume:s2:recompute=body.0-2 Volume:t2:recompute=all Woven:d2:recompute=blocks.0+blocks.2 "
         "Blocked:d2:recompute=all Blocked:f2:recompute=all Blocked:c2:recompute=all Blocked:s2:recompute=all "
         "Blocked:s2:recompute=all:sync Blocked:d2:recompute=stem+blocks.1:sync Blocked:z1d2:recompute=all "
+        "Blocked:z3d2:recompute=blocks.1:accumulate=3 Woven:z3d2:recompute=blocks.0+blocks.2 "
+        "transformer_networks.gpt2:z3d2:recompute=all transformer_networks.bert:z2d2:recompute=all:accumulate=3 "
         "Blocked:f2:recompute=all:scatter Blocked:d2:recompute=all:accumulate=3 Blocked:s1x2:recompute=all "
         "Blocked:s2:recompute=all:until=blocks.1.two BlockedDropout:f2:recompute=all:seeded "
         "BlockedDropout:c2:recompute=blocks.*:seeded BlockedDropout:s2:recompute=all:repeated "

@@ -83,6 +83,22 @@ DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
 }
 
+# Stages that compute their parts of segments again, among them parts of a segment that a cut parts.
+AGAIN = {
+    2: [
+        *("Normed:p2:gpipe:2:again=body", "equality_networks.Blocked:p2:1f1b:4:again=all"),
+        *("Residual:p2:1f1b:2:again=convs.1+convs.2+project", "Chain:p2:1f1b:2:features.3:again=features.0-6"),
+        *("transformer_networks.gpt2:p2:interleaved:4:again=all", "transformer_networks.t5:p2:1f1b:4:again=all"),
+        *("transformer_networks.Tied:p2:gpipe:2:again=ups.0+downs.1", "pipeline_idioms.Views:p2:1f1b:2:again=a"),
+        *("transformer_networks.t5:t2:gpipe:1:bf16:again=all", "transformer_networks.gpt2:p2:1f1b:2:bf16:again=all"),
+    ],
+    4: [
+        *("equality_networks.Blocked:p2s2:1f1b:2:again=all", "equality_networks.Blocked:p2f2:interleaved:2:again=all"),
+        *("equality_networks.Blocked:d2p2:1f1b:2:again=all", "transformer_networks.gpt2:p2t2:1f1b:2:again=all"),
+        *("transformer_networks.Split:p2t2:1f1b:3:again=up+down", "transformer_networks.t5:p4:1f1b:4:again=all"),
+    ],
+}
+
 # Tensor and pipeline parallelism by autocast: as far from fp64 as serial training in bf16, and sent as planned.
 LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3")
 MORE_LOWERED = {
@@ -158,6 +174,11 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", MORE_NESTED)
 def test_more_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, MORE_NESTED[ranks])
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_stages_that_compute_again_are_serial(ranks: int) -> None:
+    run(ranks, AGAIN[ranks])
 
 
 def test_gradients_in_bf16_are_as_exact_as_serial_ones() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.network.graph import ModelGraph, Tensor
-from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
@@ -65,10 +65,18 @@ class ShardedLiveness(Liveness):
         self._in_forward, self._entering = self._units.in_forward()
         self._in_backward, self._in_reduction = self._units.in_backward()
         self._held = 0
+        self._again: int | None = None
+
+    def _compute_again(self, layers: range, left: Pass, which: int) -> None:
+        # Backward has gathered the unit, and holds gradients.
+        self._again = self._in_backward[layers[-1]]
+        super()._compute_again(layers, left, which)
+        self._again = None
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
-        self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
-        self._ledger.gradients = self._held + self._in_forward[i]
+        if self._again is None:
+            self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
+        self._ledger.gradients = self._held + self._in_forward[i] if self._again is None else self._again
         return super()._run(i, read, saved)
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
@@ -87,12 +95,12 @@ class ShardedLiveness(Liveness):
         return found
 
 
-def _complete_with(network: ModelGraph) -> list[list[Tensor]]:
-    """Per layer, the parameters whose gradient is complete with its backward."""
+def _made_with(network: ModelGraph) -> list[list[Tensor]]:
+    """Per layer, the parameters whose gradient its backward makes; of one that several layers read, the last does."""
     parameters = {parameter.name: parameter for parameter in network.parameters}
-    first = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
+    last = {name: layer for layer in network.layers for name in layer.parameters}
     return [
-        [parameters[name] for name in dict.fromkeys(layer.parameters) if name in parameters and first[name] is layer]
+        [parameters[name] for name in dict.fromkeys(layer.parameters) if name in parameters and last[name] is layer]
         for layer in network.layers
     ]
 
@@ -141,13 +149,13 @@ class _ShardedUnits:
         layers = len(self._network.layers)
         backward, reduction = [0] * layers, [0] * layers
         root = self._units[-1]
-        complete = _complete_with(self._network)
+        made = _made_with(self._network)
         of_root = {parameter.name for parameter in root.parameters}
         scattered, sent, unreduced, unreduced_of_root = held, 0, 0, 0
         for layer in reversed(range(layers)):
             unit = self._unit_of.get(layer)
-            unreduced_of_root += total_bytes(p for p in complete[layer] if p.name in of_root)
-            unreduced += total_bytes(p for p in complete[layer] if p.name not in of_root)
+            unreduced_of_root += total_bytes(p for p in made[layer] if p.name in of_root)
+            unreduced += total_bytes(p for p in made[layer] if p.name not in of_root)
             gradients = scattered + sent + unreduced + unreduced_of_root
             backward[layer] = self._gathered_in_backward(layer, unit) + gradients
             if unit is not None and layer == unit.layers[0]:
@@ -165,5 +173,8 @@ class _ShardedUnits:
         root = self._whole(self._units[-1])
         if not self._reshard:
             return root + sum(self._whole(called) for called in self._called if called.layers[0] <= layer)
+        if layer >= operations_of_forward(self._network):
+            # Backward has not come to the model.
+            return root
         in_front = [called for called in self._called if called.layers[-1] < (unit.layers[0] if unit else layer)]
         return root + (self._whole(unit) if unit else 0) + (self._whole(in_front[-1]) if in_front else 0)

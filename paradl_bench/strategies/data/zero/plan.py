@@ -49,6 +49,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Setup, Stream, WeightUpdate
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.passes.recomputation import segments_of
 
 _EMPTY_BUCKET_BYTES = 4
 """What torch broadcasts for a rank that has no parameter to update: one number."""
@@ -59,7 +60,8 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
 
     Raises:
         UserError: a nesting; one rank; under stages 2 and 3 synchronised batch norm, a parameter that is frozen, has no
-            dims, or is changed in forward, and work in place on a view that a unit returns.
+            dims, or is changed in forward, work in place on a view that a unit returns, and segments computed again
+            that lie in several units.
     """
     stage, ranks = zero_stage(strategy), strategy.ranks
     if len(strategy.axes) > 1:
@@ -89,6 +91,19 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
             )
     if stage == 3:
         _check_views(network, strategy)
+    _check_segments(network, strategy, settings)
+
+
+def _check_segments(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
+    """Refuse segments that are computed again and run a unit's hooks once more."""
+    for segment in segments_of(network, settings):
+        inside = {unit.name: unit for unit in units_of(network)[:-1] if not set(unit.layers).isdisjoint(segment.layers)}
+        parted = next((name for name, unit in inside.items() if not set(segment.layers) <= set(unit.layers)), None)
+        if parted is not None:
+            raise UserError(
+                f"strategy {strategy}: --recompute {segment.name} runs {parted} again, whose parameters are gathered by"
+                f" themselves; name {parted} or modules inside of it, or take z1d{strategy.ranks}"
+            )
 
 
 def _check_views(network: ModelGraph, strategy: Strategy) -> None:
@@ -135,7 +150,8 @@ def add_optimizer_broadcasts(
 
 def build_sharded_role(network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder) -> Role:
     """An iteration of every rank under stages 2 and 3."""
-    compute = NetworkCompute(builder, network)
+    again = [segment.layers for segment in segments_of(network, settings)]
+    compute = NetworkCompute(builder, network, recomputed=again)
     done: tuple[int, ...] = ()
     scattered_bytes: list[int] = []
     for _ in range(settings.accumulate):

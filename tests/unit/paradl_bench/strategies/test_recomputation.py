@@ -123,11 +123,34 @@ def test_what_somebody_else_changes_in_place_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "message"), [("p2", "without a pipeline"), ("z3d2", "d2 and z1d2, not with ZeRO")]
+    ("strategy", "settings", "message"),
+    [
+        ("p2", {"schedule": "zb", "recompute": ("all",)}, "--recompute with --schedule zb: torch computes"),
+        ("z3d2", {"recompute": ("body",)}, "--recompute body runs body.0 again, whose parameters are gathered"),
+    ],
 )
-def test_what_cannot_run_is_refused(strategy: str, message: str) -> None:
+def test_what_cannot_run_is_refused(strategy: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        planned(strategy, recompute=("all",))
+        planned(strategy, **settings)
+
+
+def again_by_rank(network: ModelGraph, **settings: Any) -> list[Counter[str]]:
+    """Per role, how often forward of each layer runs in backward."""
+    plan = planned("p2", network, micro_batches=2, **settings)
+    found = []
+    for role in plan.roles:
+        works = ((plan.works[work], phase) for work, phase in zip(role.work, role.phase, strict=True))
+        found.append(Counter(w.layer for w, p in works if isinstance(w, Compute) and w.phase == "FW" and p == Phase.BW))
+    return found
+
+
+def test_each_stage_computes_its_part_of_a_segment_again() -> None:
+    parted = again_by_rank(BLOCKS, recompute=("body.0", "body.1"), stages=("body.1.two",))
+    assert parted == [{"body.0.one": 2, "body.0.two": 2, "body.1.one": 2}, {"body.1.two": 2, "body.1.three": 2}]
+    assert again_by_rank(BLOCKS, recompute=("body.0",), stages=("body.1.two",)) == [
+        {"body.0.one": 2, "body.0.two": 2},
+        {},
+    ]
 
 
 def test_text_of_the_option() -> None:
@@ -145,7 +168,7 @@ def computed(plan: Plan) -> list[tuple[str, str, str]]:
     return [(work.layer, work.phase, phase) for work, phase in works if isinstance(work, Compute)]
 
 
-@pytest.mark.parametrize("strategy", ["serial", "d2", "f2", "s2"])
+@pytest.mark.parametrize("strategy", ["serial", "d2", "f2", "s2", "z2d2", "z3d2"])
 def test_a_segment_runs_again_when_backward_comes_to_it(strategy: str) -> None:
     kept, again = computed(planned(strategy)), computed(planned(strategy, recompute=("body.1", "stem")))
     names = ["body.1.one", "body.1.two", "body.1.three"]
