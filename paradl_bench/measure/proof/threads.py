@@ -62,6 +62,14 @@ class ThreadGroup(Group):
         parts = self.meeting.exchange(self.rank, sent.detach().clone())
         received.copy_(torch.stack(parts).sum(0).view(self.size, -1)[self.rank].view_as(received))
 
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> None:
+        """Parts by rank."""
+        own = sent.detach().clone()
+        parts = self.meeting.exchange(self.rank, own.chunk(self.size) if sizes is None else own.split(list(sizes[1])))
+        received.copy_(torch.cat([of_rank[self.rank] for of_rank in parts]))
+
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
-from paradl_bench.plan.mesh import group_axes, zero_stage
+from paradl_bench.plan.mesh import axes_apart, group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
@@ -86,9 +86,11 @@ class ParallelModule:
 
     def without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
-        if isinstance(self.module, DistributedDataParallel | FusedModule):
-            return self.module.no_sync()
-        return contextlib.nullcontext()
+        held, module = contextlib.ExitStack(), self.module
+        while isinstance(module, DistributedDataParallel | FusedModule):
+            held.enter_context(module.no_sync())
+            module = module.module
+        return held
 
 
 def build_parallel(
@@ -141,7 +143,12 @@ def build_parallel(
         elif stage <= 1:
             nodes = node_groups(strategy, settings)
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
-            module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)
+            held, apart, everyone = sharding.network, sharding.apart, group.process_group
+            given = {"model": model, "apart": apart}
+            module = exchange_gradients(module, held, settings, device, everyone, over_nodes, **given)
+            if apart and axes_apart(strategy):
+                some = mesh.group(axes_apart(strategy)).process_group
+                module = exchange_gradients(module, held, settings, device, some, of_apart=True, **given)
             optimizer_group = group.process_group if stage else None
     return ParallelModule(
         module,

@@ -386,7 +386,7 @@ class _RankPlan:
         counts: Counter[tuple[str, str, int]] = Counter()
         for index, shard in self._own.items():
             buckets = self._buckets[index]
-            for *key, times in issued_before_steady_state(shard.network, buckets, buffers_in_second=False):
+            for *key, times in issued_before_steady_state(buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 
