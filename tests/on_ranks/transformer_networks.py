@@ -298,8 +298,8 @@ class Sorted(nn.Module):
         self.token_task = NextToken(vocabulary=17, sequence=READ)
         self.embedding = nn.Embedding(17, WIDTH)
         self.router = nn.Linear(WIDTH, self.experts)
-        self.gate, self.up = (nn.Parameter(torch.randn(self.experts, WIDTH, 10) / 4) for _ in range(2))
-        self.down = nn.Parameter(torch.randn(self.experts, 10, WIDTH) / 4)
+        self.gate, self.up = (nn.Parameter(torch.randn(self.experts, WIDTH, 8) / 4) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(self.experts, 8, WIDTH) / 4)
         self.head = nn.Linear(WIDTH, 17)
 
     def product(self, rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
