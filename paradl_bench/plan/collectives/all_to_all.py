@@ -1,4 +1,7 @@
-"""All-to-all: every rank sends each rank, itself included, a part of its own; what it ends with has one part of each."""
+"""All-to-all: every rank sends a part of its buffer to each rank, and ends with those for it, in the order of ranks.
+
+Parts may be of unlike sizes, as of rows that a router shares out: a message is then their mean.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +9,44 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.routine import Buffers, Routine
-from paradl_bench.plan.cost_terms.pipelining import moving
+from paradl_bench.plan.cost_terms.pipelining import moving, ring_of_parts
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
-def _pairs(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
-    """(steps, bytes): a part of the message to each other rank, one after the other."""
-    return ranks - 1, (ranks - 1) / ranks * message_bytes
-
-
-def _pairs_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
-    part = message_bytes / ranks
+def _pairwise_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
     inside, between = ranks_per_node - 1, ranks - ranks_per_node
     return LevelTerms(
-        CostTerms(inside, inside * part, 0 * part),
-        CostTerms(between, between * part, 0 * part),
+        CostTerms(inside, inside * message_bytes, 0 * message_bytes),
+        CostTerms(between, between * message_bytes, 0 * message_bytes),
     )
 
 
 OPERATION = CollectiveOperation(
     name="all_to_all",
-    message_bytes_is="what each rank sends to all, itself included",
+    message_bytes_is="the part for each rank",
     bus_factor=lambda ranks: (ranks - 1) / ranks,
+    size_factor=float,
     algorithms=(
         Algorithm(
-            name="pairs",
-            source="p - 1 messages of m/p (Thakur, Rabenseifner, Gropp 2005, section 4.3: pairwise exchange)",
-            terms=moving(_pairs),
-            parts=lambda p: p,
+            name="pairwise",
+            source="p - 1 messages, one after the other (Thakur, Rabenseifner, Gropp 2005, section 4.3: pairwise exchange)",
+            # As many messages of as many bytes as a ring on which parts pass, each to another rank.
+            terms=moving(ring_of_parts),
         ),
         Algorithm(
-            name="pairs_of_nodes",
+            name="pairwise_of_nodes",
             source="the same, with messages inside a node and those between nodes apart",
-            level_terms=_pairs_of_nodes,
-            parts=lambda p: p,
+            level_terms=_pairwise_of_nodes,
         ),
     ),
 )
 
 
 def _elements(message: int, ranks: int) -> tuple[int, int]:
-    whole = message - message % ranks
-    return whole, whole
+    return message * ranks, message * ranks
 
 
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
@@ -61,12 +57,9 @@ def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -
 
 
 def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
-    size = buffers.output.numel() // ranks
     parts = buffers.output.view(ranks, -1)
-    starts = rank * size
-    return all(
-        contents.holds_period(parts[source], contents.rank_period(source, start=starts)) for source in range(ranks)
-    )
+    start = rank * parts.shape[1]
+    return all(contents.holds_period(part, contents.rank_period(at, start=start)) for at, part in enumerate(parts))
 
 
 ROUTINE = Routine(name=OPERATION.name, elements=_elements, call=_call, correct=_correct)

@@ -17,7 +17,7 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
             all_gather and reduce_scatter.
         scope: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
         per_node: ranks along the axes on a node, where ``scope`` is not the whole group.
-        known_bytes: of an all-to-all, what each rank sends or receives for certain, where others may send it more; 0
+        known_bytes: of an all-to-all, the message that does not depend on other ranks, where others may send more; 0
             where that is the message.
     """
 

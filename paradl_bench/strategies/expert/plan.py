@@ -152,7 +152,8 @@ class _Messages:
         if index in self._routes.counted:
             experts = self._routes.products[index].experts
             size = DTYPE_BYTES["int64"]
-            forward.append(self._place.collective("all_to_all", experts, batchless=True, element_bytes=size))
+            numbers = self._place.collective("all_to_all", experts, batchless=True, element_bytes=size)
+            forward.append(self._parted(numbers))
         if index in self._routes.sent:
             rows = self._rows(math.prod(self._network.layers[index].input_shapes[0]), index)
             forward.append(rows)
@@ -169,11 +170,15 @@ class _Messages:
     def _rows(self, elements: int, index: int) -> Collective:
         """The rows of all of a rank's tokens: what the busiest rank sends, and of that what every rank knows."""
         width = self._widths[index].runs
-        known = self._place.collective("all_to_all", elements, batchless=False, element_bytes=width)
+        known = self._parted(self._place.collective("all_to_all", elements, batchless=False, element_bytes=width))
         if self._imbalance == 1:
             return known
         busiest = math.ceil(known.message_bytes * self._imbalance)
         return msgspec.structs.replace(known, message_bytes=busiest, known_bytes=known.message_bytes)
+
+    def _parted(self, whole: Collective) -> Collective:
+        """With the bytes for each rank, on average."""
+        return msgspec.structs.replace(whole, message_bytes=whole.message_bytes // self._place.axis.degree)
 
 
 def _on_own_experts(layer: Layer, routes: Routes, index: int, ranks: int, imbalance: float) -> Layer:

@@ -44,16 +44,16 @@ class ShardedOperations(RankOperations):
     def _move_rows(self, i: int, sources: Sequence[int], wholes: dict[int, Storage]) -> None:
         """Rows that an all-to-all brings, beside those that were sent, and for a while in the order of their coming."""
         for move in of_operation(self._shards[i].before_fw, "all_to_all"):
-            moved = (s for s in sources if s >= 0 and self._output_bytes(self._layers[s]) == _known(move))
+            moved = (s for s in sources if s >= 0 and _moves(move, self._output_bytes(self._layers[s])))
             source = next(moved, None)
             if source is None:
                 # Numbers, not rows.
                 continue
             if self._shards[i].shard:
-                wholes[source] = self._ledger.allocate(move.message_bytes)
-                self._ledger.mark(move.message_bytes)
+                wholes[source] = self._ledger.allocate(move.ranks * move.message_bytes)
+                self._ledger.mark(move.ranks * move.message_bytes)
             else:
-                self._ledger.mark(move.message_bytes + _known(move))
+                self._ledger.mark(move.ranks * move.message_bytes + self._output_bytes(self._layers[source]))
 
     def _make_once(self, i: int) -> None:
         """What the rank's part reads beside the layer's own inputs: made once for all layers, and held from then on."""
@@ -173,7 +173,7 @@ class ShardedOperations(RankOperations):
     def _after_backward(self, i: int, source: int, gradient: Gradient) -> Gradient:
         """The gradient of a layer's input after the rank's own was communicated."""
         layer, shard = self._layers[i], self._shards[i]
-        if any(_known(move) == gradient.size for move in of_operation(shard.after_bw, "all_to_all")):
+        if any(_moves(move, gradient.size) for move in of_operation(shard.after_bw, "all_to_all")):
             return self._replaced(gradient, gradient.size, gradient.size)
         if not shard.shard:
             return gradient
@@ -200,9 +200,9 @@ class ShardedOperations(RankOperations):
         return gradient
 
 
-def _known(move: Collective) -> int:
-    """Bytes of a rank's own rows that an all-to-all sends, or brings back."""
-    return move.known_bytes or move.message_bytes
+def _moves(move: Collective, size: int) -> bool:
+    """Whether so many bytes are a rank's own rows that an all-to-all sends, or brings back."""
+    return (move.known_bytes or move.message_bytes) == size // move.ranks
 
 
 def _messages(works: Sequence[Communication]) -> int:

@@ -23,7 +23,8 @@ from paradl_bench.records.training.training_record import IssuedCollective
 When = Literal["setup", "first", "rebuild", "iteration"]
 
 # Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
-# contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
+# contributes or keeps for all-gather and reduce-scatter, the part for each rank of an all-to-all, the whole buffer for
+# the others).
 OPERATORS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -122,8 +123,12 @@ class OperatorReader:
         """What a call with these arguments does."""
         message_bytes = _bytes(args[self._position]) if len(args) > self._position else 0
         peer = None if self._peer is None else int(args[self._peer])
-        received = _bytes(args[0]) if self._operation == _TWO_SIDED else None
-        return IssuedCall(self._operation, message_bytes, _group((*args, *kwargs.values())), peer, received)
+        group = _group((*args, *kwargs.values()))
+        if self._operation == _TWO_SIDED:
+            # The part for each rank, as the operation counts, and that of each.
+            received = _bytes(args[0]) // len(group)
+            return IssuedCall(self._operation, message_bytes // len(group), group, peer, received)
+        return IssuedCall(self._operation, message_bytes, group, peer)
 
 
 def _bytes(value: Any) -> int:
