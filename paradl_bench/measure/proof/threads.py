@@ -67,7 +67,8 @@ class ThreadGroup(Group):
     ) -> None:
         """Parts by rank."""
         own = sent.detach().clone()
-        parts = self.meeting.exchange(self.rank, own.chunk(self.size) if sizes is None else own.split(list(sizes[1])))
+        sent_sizes = [len(own) // self.size] * self.size if sizes is None else list(sizes[1])
+        parts = self.meeting.exchange(self.rank, torch.split(own, sent_sizes))
         received.copy_(torch.cat([of_rank[self.rank] for of_rank in parts]))
 
     def send_and_receive(

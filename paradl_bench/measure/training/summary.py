@@ -165,10 +165,7 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     if run.losses:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
     if run.issued:
-        console.print(_collective_table(as_planned(run.issued, run.planned), run.planned))
-        if (shares := unevenness(run.issued, run.planned)) is not None and shares != (1.0, 1.0):
-            least, most = (f"{share:.2f}" for share in shares)
-            console.print(f"rank 0 got {least} to {most} times an even share of what ranks send each other")
+        _print_collectives(console, run)
     if run.verified is not None:
         style = "yellow" if run.verified.mixes_samples else ""
         console.print(run.verified.line(), style=style, soft_wrap=True, markup=False)
@@ -242,6 +239,15 @@ def _spent_table(spent: Sequence[RankSpent]) -> Table:
     rows = [(str(one.rank), *(format_seconds(getattr(one, part)) for part in PARTS)) for one in spent]
     columns = ("rank", *(part.removesuffix("_s") for part in PARTS))
     return table(columns, rows, title="what ranks spent these iterations with")
+
+
+def _print_collectives(console: Console, run: TrainingRun) -> None:
+    console.print(_collective_table(as_planned(run.issued, run.planned), run.planned))
+    shares = unevenness(run.issued, run.planned)
+    if shares is not None and shares != (1.0, 1.0):
+        console.print(
+            f"rank 0 got {shares[0]:.2f} to {shares[1]:.2f} times an even share of what ranks send each other"
+        )
 
 
 def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:

@@ -32,7 +32,7 @@ OPERATION = CollectiveOperation(
     algorithms=(
         Algorithm(
             name="pairwise",
-            source="p - 1 messages, one after the other (Thakur, Rabenseifner, Gropp 2005, section 4.3: pairwise exchange)",
+            source="p - 1 messages in turn (Thakur, Rabenseifner, Gropp 2005, section 4.3: pairwise exchange)",
             # As many messages of as many bytes as a ring on which parts pass, each to another rank.
             terms=moving(ring_of_parts),
         ),

@@ -236,9 +236,7 @@ def _ready_with(
     return ready
 
 
-def issued_before_steady_state(
-    buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
-) -> Setup:
+def issued_before_steady_state(buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True) -> Setup:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -36,8 +38,8 @@ def exchange_gradients(
     Args:
         network: with the parameters that this rank holds of it.
         over_nodes: what sends the buckets, where the exchange knows nodes.
-        model: the user's, which ``module`` runs. apart, of_apart: which of its parameters, as of :class:`~paradl_bench.strategies.exchange.gradients.GradientBuckets`;
-            the others are left as they are.
+        model: the user's, which ``module`` runs. apart, of_apart: which of its parameters, as of
+            :class:`~paradl_bench.strategies.exchange.gradients.GradientBuckets`; the others are left as they are.
 
     Raises:
         UserError: bucket limits that torch cannot be given.
@@ -66,7 +68,8 @@ def _leave_out(module: torch.nn.Module, model: torch.nn.Module, names: set[str],
     given = module.named_parameters(remove_duplicate=False)
     left_out = [name for name, parameter in given if id(parameter) not in kept]
     left_out += [] if buffers else [name for name, _ in module.named_buffers(remove_duplicate=False)]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, left_out)
+    leave_out: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    leave_out(module, left_out)
 
 
 def _as_it_is(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -124,7 +124,9 @@ class _Counts:
     def _send(self, rows: torch.Tensor) -> torch.Tensor:
         group, sizes = self.group, self._known()
         return move_rows(
-            rows, lambda tensor: _there(tensor, sizes, group), lambda gradient: _back(gradient, sizes, group, group.size)
+            rows,
+            lambda tensor: _there(tensor, sizes, group),
+            lambda gradient: _back(gradient, sizes, group, group.size),
         )
 
     def take_back(self, rows: torch.Tensor) -> torch.Tensor:
@@ -159,7 +161,7 @@ def _back(rows: torch.Tensor, sizes: _Sizes, group: Group, scale: float = 1.0) -
 
 def _transposed(rows: torch.Tensor, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
     """Blocks of so many rows each, which stand one line after the other, column after column; other memory."""
-    blocks = rows.split([size for line in sizes for size in line])
+    blocks = torch.split(rows, [size for line in sizes for size in line])
     columns = len(sizes[0])
     return torch.cat([blocks[line * columns + column] for column in range(columns) for line in range(len(sizes))])
 
@@ -189,7 +191,7 @@ class _Takes(NamedTuple):
             rows = self.of.send(self.product.rows, rows, again=self.again)
         assert self.of.sizes is not None
         own = self.of.sizes.ends
-        changed = {name: own for name in ("offs", "offsets") if name in kwargs}
+        changed: dict[str, Any] = {name: own for name in ("offs", "offsets") if name in kwargs}
         changed |= {} if named is None else {named: rows}
         given = (rows, *args[1:]) if named is None else args
         return (*given[:2], own, *given[3:]) if len(args) > 2 else given, kwargs | changed

@@ -55,9 +55,14 @@ class ExpertPlanner:
         UserError: a batch or experts that do not split evenly, no experts, or an exchange that knows nodes.
         """
         ranks, replicas = strategy.axes[axis].degree, degree_of(strategy, Trait.DIVIDES_BATCH)
+        if ranks > 1 and network.layers:
+            check_extent(network, strategy, axis, self.limit(network, settings))
+            _check_even(network, strategy, ranks)
         if settings.batch % replicas:
             lower = settings.batch - settings.batch % replicas
-            nearest = f"the nearest that do are {lower} and {lower + replicas}" if lower else f"give at least {replicas}"
+            nearest = (
+                f"the nearest that do are {lower} and {lower + replicas}" if lower else f"give at least {replicas}"
+            )
             raise UserError(
                 f"strategy {strategy}: batch {settings.batch} does not split evenly over {replicas} ranks that each see"
                 f" samples of their own; {nearest}"
@@ -74,15 +79,14 @@ class ExpertPlanner:
                 f"strategy {strategy}: --expert-imbalance {imbalance:g} is more than the {ranks} ranks that share"
                 " tokens out; one rank can't get more than all"
             )
-        if ranks > 1 and network.layers:
-            check_extent(network, strategy, axis, self.limit(network, settings))
-            _check_even(network, strategy, ranks)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """An expert a rank, of the layer with the fewest."""
         routes = routes_of(network)
         if routes.refused:
-            return Limit(axis="expert", ranks=1, reason=f"experts of {network.name} can't be shared out: {routes.refused}")
+            return Limit(
+                axis="expert", ranks=1, reason=f"experts of {network.name} can't be shared out: {routes.refused}"
+            )
         fewest = routes.fewest
         if fewest is None:
             return Limit(axis="expert", ranks=1, reason=f"{network.name} has no expert layers (grouped products)")
@@ -123,14 +127,13 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
     shards = {}
     for index in sorted({*routes.routed, *routes.views, *routes.returned}):
         layer = network.layers[index]
-        communicated = messages.of(index)
+        shard = LayerShard(layer)
         if index in routes.views:
-            part = msgspec.structs.replace(layer, output_shape=_fewer(layer.output_shape, ranks))
-            shards[index] = LayerShard(part, label)
+            shard = LayerShard(msgspec.structs.replace(layer, output_shape=_fewer(layer.output_shape, ranks)), label)
         elif index in routes.routed:
-            shards[index] = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label, **communicated)
-        else:
-            shards[index] = LayerShard(layer, **communicated)
+            shard = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label)
+        before, behind = messages.of(index)
+        shards[index] = shard._replace(before_fw=before, after_bw=behind)
     weights = frozenset(product.weight for product in routes.products.values())
     held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in network.parameters)
     return ShardedLayers(shards, msgspec.structs.replace(network, parameters=held), apart=weights)
@@ -146,7 +149,7 @@ class _Messages:
         names = (layer.name for layer in network.layers)
         self._differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
 
-    def of(self, index: int) -> dict[str, tuple[Collective, ...]]:
+    def of(self, index: int) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """Before forward of a layer, and behind its backward."""
         forward, backward = [], []
         if index in self._routes.counted:
@@ -165,7 +168,7 @@ class _Messages:
             forward.append(rows)
             if self._differentiated[layer.name]:
                 backward.insert(0, rows)
-        return {"before_fw": tuple(forward), "after_bw": tuple(backward)}
+        return tuple(forward), tuple(backward)
 
     def _rows(self, elements: int, index: int) -> Collective:
         """The rows of all of a rank's tokens: what the busiest rank sends, and of that what every rank knows."""

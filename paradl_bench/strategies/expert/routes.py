@@ -8,7 +8,8 @@ rank. The first layer that reads a routed tensor in another way takes the rows b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
@@ -49,7 +50,7 @@ class Routes(NamedTuple):
     counted: frozenset[int] = frozenset()
     sent: frozenset[int] = frozenset()
     routed: frozenset[int] = frozenset()
-    returned: dict[int, tuple[int, ...]] = {}
+    returned: Mapping[int, tuple[int, ...]] = MappingProxyType({})
     views: frozenset[int] = frozenset()
     refused: str = ""
 
@@ -184,7 +185,7 @@ class _Walk:
             yield from (name for name in dict.fromkeys(layer.inputs) if name in self.ends_of and name not in reads)
 
     def _by_row(self, layer: Layer) -> bool:
-        """Whether all that the layer reads is routed alike, and each row of its output is made of those in its place."""
+        """Whether all that the layer reads is routed alike, and each row that it makes is of those in its place."""
         if layer.parameters or {self.ends_of.get(name) for name in layer.inputs} != {self.ends_of[layer.inputs[0]]}:
             return False
         if layer.attributes.get(RETURNS_INPUT):

@@ -222,9 +222,9 @@ class NestedPlanner:
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:
             found = once.exchanged(sharded, of_apart=True)
-            group = {"ranks": math.prod(strategy.axes[index].degree for index in of_apart), "axes": of_apart}
-            exchanges.append(GradientExchange(builder, network, found.buckets, steps.backward_layers, **group))
-            before += exchanged_along(found.setup, **group)
+            alike = math.prod(strategy.axes[index].degree for index in of_apart)
+            exchanges.append(GradientExchange(builder, network, found.buckets, steps.backward_layers, alike, of_apart))
+            before += exchanged_along(found.setup, alike, of_apart)
         last_task = -1
         for layer, last_task in steps.add_last(received):
             for exchange in exchanges:

@@ -10,6 +10,7 @@ are loaded, for a default, and would keep it after the ranks left.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -84,13 +85,15 @@ class ParallelModule:
         """The loss as this rank computes it: of outputs that ranks hold parts of, that of the whole."""
         return sharded_loss(loss, self.sharding) if self.sharding else loss
 
-    def without_exchange(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def without_exchange(self) -> Iterator[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
-        held, module = contextlib.ExitStack(), self.module
-        while isinstance(module, DistributedDataParallel | FusedModule):
-            held.enter_context(module.no_sync())
-            module = module.module
-        return held
+        module = self.module
+        with contextlib.ExitStack() as held:
+            while isinstance(module, DistributedDataParallel | FusedModule):
+                held.enter_context(module.no_sync())
+                module = module.module
+            yield
 
 
 def build_parallel(
@@ -144,11 +147,12 @@ def build_parallel(
             nodes = node_groups(strategy, settings)
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
             held, apart, everyone = sharding.network, sharding.apart, group.process_group
-            given = {"model": model, "apart": apart}
-            module = exchange_gradients(module, held, settings, device, everyone, over_nodes, **given)
+            module = exchange_gradients(module, held, settings, device, everyone, over_nodes, model=model, apart=apart)
             if apart and axes_apart(strategy):
                 some = mesh.group(axes_apart(strategy)).process_group
-                module = exchange_gradients(module, held, settings, device, some, of_apart=True, **given)
+                module = exchange_gradients(
+                    module, held, settings, device, some, model=model, apart=apart, of_apart=True
+                )
             optimizer_group = group.process_group if stage else None
     return ParallelModule(
         module,

@@ -125,7 +125,10 @@ class Estimates:
         works = [self._shared.of(axis) for axis, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
-        sent = [work.bytes_alike if alone else work.gradient_bytes for work, (_, alone) in zip(works, self._numbers, strict=True)]
+        sent = [
+            work.bytes_alike if alone else work.gradient_bytes
+            for work, (_, alone) in zip(works, self._numbers, strict=True)
+        ]
         self._buckets = Buckets(self._groups, np.array(sent, np.int64).reshape(self._share.shape), space.caps_mb)
         self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
