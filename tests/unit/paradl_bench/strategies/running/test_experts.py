@@ -1,4 +1,4 @@
-"""Experts shared out over threads: equal to serial, and not where it is broken; what is refused, planned and recorded."""
+"""Experts shared out over threads: equal to serial, not where broken; what is refused, planned and recorded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import nn
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.layers import shards_proof
-from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings, plan_settings
