@@ -30,12 +30,15 @@ class ShardedLayers(NamedTuple):
         notes: what a report has to say, as which layers could not be split.
         gathers: by name of a layer whose output each rank holds a part of and others read whole, what gathers it. It
             stands in ``shards`` where the output is first read so; a stage of a pipeline that receives it gathers anew.
+        apart: parameters that ranks along the axis hold parts of, where they hold all others alike and exchange their
+            gradients.
     """
 
     shards: dict[int, LayerShard]
     network: ModelGraph
     notes: tuple[str, ...] = ()
     gathers: Mapping[str, Communication] = {}
+    apart: frozenset[str] = frozenset()
 
 
 class ReplicaShards(NamedTuple):

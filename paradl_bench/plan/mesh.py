@@ -76,7 +76,14 @@ def degree_of(strategy: Strategy, *traits: Trait) -> int:
 
 def divides_batch_alone(strategy: Strategy) -> bool:
     """Whether ranks each compute the whole model, on samples of their own; so of serial."""
-    return all(axis.has(Trait.DIVIDES_BATCH) for axis in strategy.axes)
+    return all(axis.has(Trait.DIVIDES_BATCH) and not axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes)
+
+
+def axes_apart(strategy: Strategy) -> tuple[int, ...]:
+    """Axes along which ranks hold the same part of a parameter that others hold other parts of; none where one does."""
+    axes = group_axes(strategy, Trait.REPLICATES)
+    alike = tuple(index for index in axes if not strategy.axes[index].has(Trait.SHARDS_LAYERS))
+    return alike if math.prod(strategy.axes[index].degree for index in alike) > 1 else ()
 
 
 def zero_stage(strategy: Strategy) -> int:

@@ -269,3 +269,63 @@ def bert_tokens() -> nn.Module:
         "bert", hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=22,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=READ,
     )  # fmt: skip
+
+
+_TO_EXPERTS = {
+    "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": READ, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def mixtral_tokens() -> nn.Module:
+    return _language_model("mixtral", num_local_experts=4, **_TO_EXPERTS)
+
+
+def qwen_tokens() -> nn.Module:
+    """An expert that all tokens go to beside those that they are sent to."""
+    return _language_model(
+        "qwen2_moe", **_TO_EXPERTS, moe_intermediate_size=6, shared_expert_intermediate_size=10, num_experts=8
+    )
+
+
+class Sorted(nn.Module):
+    """Token ids to logits: rows sorted by expert by hand, two products of the same rows, one expert a token."""
+
+    experts = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_task = NextToken(vocabulary=17, sequence=READ)
+        self.embedding = nn.Embedding(17, WIDTH)
+        self.router = nn.Linear(WIDTH, self.experts)
+        self.gate, self.up = (nn.Parameter(torch.randn(self.experts, WIDTH, 8) / 4) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(self.experts, 8, WIDTH) / 4)
+        self.head = nn.Linear(WIDTH, 17)
+
+    def product(self, rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        # torch's own takes no double precision.
+        if rows.dtype == torch.float64:
+            import transformers.integrations.moe  # noqa: F401
+
+            return torch.ops.transformers.grouped_mm_fallback(rows, matrices, ends)
+        return F.grouped_mm(rows, matrices, offs=ends)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        rows = x.flatten(0, 1)
+        weight, chosen = F.softmax(self.router(rows), -1).max(-1)
+        order = chosen.argsort()
+        ends = F.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
+        sent = rows[order]
+        inner = F.silu(self.product(sent, self.gate, ends)) * self.product(sent, self.up, ends)
+        made = self.product(inner, self.down, ends)[order.argsort()] * weight.unsqueeze(-1)
+        return self.head(x + made.view_as(x))
+
+
+class Skewed(Sorted):
+    """All tokens go to one expert: some ranks get no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.router.bias[1] = 100.0

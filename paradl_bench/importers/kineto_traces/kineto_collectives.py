@@ -140,7 +140,7 @@ def _key_of_kernel(values: dict[str, Any]) -> Key | str:
 
 def _defined(operation: str, dtype: str, sent_bytes: int, ranks: int) -> Key:
     """Bytes as the operation counts them, from what a rank puts in: a reduce-scatter keeps a part."""
-    return operation, dtype, sent_bytes // ranks if operation == "reduce_scatter" else sent_bytes, ranks
+    return operation, dtype, sent_bytes // ranks if operation in ("reduce_scatter", "all_to_all") else sent_bytes, ranks
 
 
 def _sizes(values: dict[str, Any]) -> tuple[str, int] | str:

@@ -84,6 +84,17 @@ class _Rehearsal(Group):
         with self.pause():
             received.copy_(sent.view(self.size, -1)[self.rank])
 
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> None:
+        with self.pause():
+            if sizes is None:
+                received.view(self.size, -1).copy_(sent.view(self.size, -1)[self.rank])
+            elif len(sent):
+                received.copy_(sent[torch.arange(len(received), device=sent.device) % len(sent)])
+            else:
+                received.zero_()
+
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:

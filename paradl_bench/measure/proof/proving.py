@@ -241,8 +241,8 @@ class StrategyProof:
         if self._built.loss is not None:
             loss = self._built.loss.mean(loss)
         if self._averages:
-            gradients = [parameter.grad for parameter in self._module.parameters() if parameter.grad is not None]
-            self._ranks.mean(gradients)
+            whole_ones = (own for name, own in self._module.named_parameters() if name not in self._parts)
+            self._ranks.mean([parameter.grad for parameter in whole_ones if parameter.grad is not None])
         return loss, leaf.grad
 
     def _held(
@@ -252,8 +252,8 @@ class StrategyProof:
         if exact is None:
             return None
         own_part = self._built.own_part
-        part, scale = (exact, 1.0) if own_part is None else own_part(parallel if marks is None else marks, exact)
-        return self._reference.own_rows(part, parallel.shape, step), scale
+        found = (exact, 1.0) if own_part is None else own_part(parallel if marks is None else marks, exact)
+        return None if found is None else (self._reference.own_rows(found[0], parallel.shape, step), found[1])
 
     def _compare_outputs(self, comparison: _Comparison, exact: SerialStep) -> None:
         # Where stages run in turns, only the last one's output is real.

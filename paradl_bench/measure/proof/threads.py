@@ -62,6 +62,15 @@ class ThreadGroup(Group):
         parts = self.meeting.exchange(self.rank, sent.detach().clone())
         received.copy_(torch.stack(parts).sum(0).view(self.size, -1)[self.rank].view_as(received))
 
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> None:
+        """Parts by rank."""
+        own = sent.detach().clone()
+        sent_sizes = [len(own) // self.size] * self.size if sizes is None else list(sizes[1])
+        parts = self.meeting.exchange(self.rank, torch.split(own, sent_sizes))
+        received.copy_(torch.cat([of_rank[self.rank] for of_rank in parts]))
+
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:

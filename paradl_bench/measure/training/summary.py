@@ -23,6 +23,7 @@ from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.call_times import PARTS, CallTimes, RankSpent, call_times, spent_by_rank
 from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.issued import as_planned, key_of, unevenness
 from paradl_bench.records.training.training_record import (
     TRAINING_FILE,
     IssuedCollective,
@@ -33,6 +34,7 @@ from paradl_bench.records.training.training_record import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 PHASES = {"iteration": "iteration_s", "FW": "fw_s", "BW": "bw_s", "exposed GE": "exposed_ge_s", "WU": "wu_s"}
@@ -164,7 +166,7 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     if run.losses:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
     if run.issued:
-        console.print(_collective_table(run.issued, run.planned))
+        _print_collectives(console, run)
     if run.verified is not None:
         style = "yellow" if run.verified.mixes_samples else ""
         console.print(run.verified.line(), style=style, soft_wrap=True, markup=False)
@@ -240,6 +242,15 @@ def _spent_table(spent: Sequence[RankSpent]) -> Table:
     return table(columns, rows, title="what ranks spent these iterations with")
 
 
+def _print_collectives(console: Console, run: TrainingRun) -> None:
+    console.print(_collective_table(as_planned(run.issued, run.planned), run.planned))
+    shares = unevenness(run.issued, run.planned)
+    if shares is not None and shares != (1.0, 1.0):
+        console.print(
+            f"rank 0 got {shares[0]:.2f} to {shares[1]:.2f} times an even share of what ranks send each other"
+        )
+
+
 def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:
     from rich.text import Text
 
@@ -247,8 +258,7 @@ def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[Issu
     counts: dict[tuple[str, str, int, tuple[int, ...]], list[int]] = {}
     for side, items in enumerate((issued, planned)):
         for item in items:
-            key = (item.when, item.operation, item.message_bytes, item.group)
-            counts.setdefault(key, [0, 0])[side] += item.count
+            counts.setdefault(key_of(item), [0, 0])[side] += item.count
     for (when, operation, size, group), (have, want) in counts.items():
         style = "" if have == want else "bold red"
         row = (when, operation, f"{size:,}", format_bytes(size), str(len(group)), str(have), str(want))

@@ -17,6 +17,8 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
             all_gather and reduce_scatter.
         scope: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
         per_node: ranks along the axes on a node, where ``scope`` is not the whole group.
+        known_bytes: of an all-to-all, the message that does not depend on other ranks, where others may send more; 0
+            where that is the message.
     """
 
     kind: ClassVar[str] = "collective"
@@ -27,6 +29,7 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
     ranks: int
     scope: Scope = "group"
     per_node: int = 0
+    known_bytes: int = 0
 
     @property
     def label(self) -> str:
@@ -62,7 +65,7 @@ class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
     @property
     def messages(self) -> tuple[tuple[str, int], ...]:
         """One call."""
-        return ((self.operation, self.message_bytes),)
+        return ((self.operation, self.known_bytes or self.message_bytes),)
 
 
 class HaloExchange(Communication, frozen=True, kw_only=True, tag="halo_exchange"):

@@ -40,13 +40,14 @@ TRAINING_FILE = "training.jsonl"
 RUN_NAME = "run.json"
 
 
-class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A collective that a run issued, or that a plan holds: operation, bytes, group and how many of them.
 
     Attributes:
         when: ``setup`` (once, before the first iteration), ``first`` (the first iteration), ``rebuild`` (the second, in
             which DDP rebuilds its buckets), ``iteration`` (every later one).
         group: ranks of the group, in order.
+        received_bytes: of an all-to-all that was issued, whose ``message_bytes`` are what the rank sent; else None.
     """
 
     when: Literal["setup", "first", "rebuild", "iteration"]
@@ -54,6 +55,7 @@ class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     message_bytes: Bytes
     group: tuple[RankIndex, ...]
     count: PositiveCount
+    received_bytes: Bytes | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -51,7 +51,12 @@ _BROADCASTS_IN_FLIGHT = 2
 class GradientBuckets:
     """The buckets of a network's gradients.
 
+    Args:
+        apart: parameters that fewer ranks hold alike than the others, whose gradients are exchanged by themselves.
+        of_apart: whether these are the buckets of those, or of the others.
+
     Attributes:
+        registered: the parameters. held: with those that are not trained. buffers: that are sent with them.
         arrival: parameters in the order in which their gradients arrive.
         unused: parameters that get no gradient, for which DDP sends something; none where messages are given.
         fused: whether the settings give messages, which are then the buckets, from the first iteration on.
@@ -61,17 +66,26 @@ class GradientBuckets:
         UserError: messages that are not of this network.
     """
 
-    def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
-        parameters = {parameter.name: parameter for parameter in network.parameters}
-        self.arrival = [parameters[name] for name in gradient_order(network)]
+    def __init__(
+        self,
+        network: ModelGraph,
+        settings: PlanSettings,
+        apart: frozenset[str] = frozenset(),
+        *,
+        of_apart: bool = False,
+    ) -> None:
+        self.registered = tuple(tensor for tensor in network.parameters if (tensor.name in apart) == of_apart)
+        self.held = [tensor for tensor in network.held_parameters if (tensor.name in apart) == of_apart]
+        self.buffers = () if of_apart else network.buffers
+        parameters = {parameter.name: parameter for parameter in self.registered}
+        self.arrival = [parameters[name] for name in gradient_order(network) if name in parameters]
         arriving = {parameter.name for parameter in self.arrival}
         options = settings.of(ExchangeOptions)
         self.fused = bool(options.fused_bytes)
         self.after_backward = options.after_backward
         self._messages = messages_of(network, options.fused_bytes) if self.fused else []
-        without = [parameter for parameter in network.parameters if parameter.name not in arriving]
+        without = [parameter for parameter in self.registered if parameter.name not in arriving]
         self.unused = [] if self.fused else without
-        self._registered = network.parameters
         self._limits = [options.first_bucket_bytes, options.bucket_cap_bytes]
 
     @cached_property
@@ -79,9 +93,9 @@ class GradientBuckets:
         """Buckets of the first iteration."""
         if self.fused:
             return self._messages
-        limits = self._limits if self.unused else [total_bytes(self._registered) + 1]
-        initial = assign_buckets(self._registered, limits, in_order_of_arrival=False)
-        return [[self._registered[i] for i in bucket] for bucket in reversed(initial)]
+        limits = self._limits if self.unused else [total_bytes(self.registered) + 1]
+        initial = assign_buckets(self.registered, limits, in_order_of_arrival=False)
+        return [[self.registered[i] for i in bucket] for bucket in reversed(initial)]
 
     @cached_property
     def rebuilt(self) -> list[list[Tensor]]:
@@ -213,17 +227,16 @@ def _ready_with(
     One without gradient is marked ready when the first gradient arrives.
     """
     ready: dict[int, list[Tensor]] = {}
-    for parameter, layer in zip(buckets.arrival, gradient_layers(network, backward_layers).values(), strict=False):
-        ready.setdefault(layer, []).append(parameter)
+    layers = gradient_layers(network, backward_layers)
+    for parameter in buckets.arrival if layers else ():
+        ready.setdefault(layers[parameter.name], []).append(parameter)
     if ready and buckets.unused:
         first = next(layer for layer in backward_layers if layer in ready)
         ready[first] = buckets.unused + ready[first]
     return ready
 
 
-def issued_before_steady_state(
-    network: ModelGraph, buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
-) -> Setup:
+def issued_before_steady_state(buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True) -> Setup:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and
@@ -235,13 +248,13 @@ def issued_before_steady_state(
         flat: whether buckets are all-reduced among all ranks; else :func:`exchanged_over_nodes` says how they are sent.
     """
     counts: Counter[tuple[str, str, int]] = Counter()
-    dims = sum(len(parameter.shape) for parameter in network.parameters)
+    dims = sum(len(parameter.shape) for parameter in buckets.registered)
     if not buckets.fused:
         counts["setup", "all_gather", _INT64_BYTES] += 1
         counts["setup", "broadcast", 2 * dims * _INT64_BYTES] += 1
-    for size, _ in broadcast_buckets([*network.held_parameters, *network.buffers]):
+    for size, _ in broadcast_buckets([*buckets.held, *buckets.buffers]):
         counts["setup", "broadcast", size] += 1
-    of_buffers = broadcast_buckets(network.buffers)
+    of_buffers = broadcast_buckets(buckets.buffers)
     for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt)):
         for size, _ in of_buffers if when == "first" or buffers_in_second else ():
             counts[when, "broadcast", size] += 1
@@ -253,6 +266,15 @@ def issued_before_steady_state(
         counts["rebuild", "broadcast", _INT32_BYTES * (len(buckets.arrival) + 1)] += 1
         counts["rebuild", "broadcast", _INT32_BYTES * len(buckets.rebuilt)] += 1
     return tuple((*key, count) for key, count in counts.items())
+
+
+def exchanged_along(setup: Setup, ranks: int, axes: tuple[int, ...]) -> tuple[tuple[str, Collective], ...]:
+    """What is issued before the steady state along other axes than all that exchange, as (when, collective)."""
+    return tuple(
+        (when, Collective(operation=operation, message_bytes=size, ranks=ranks, axes=axes))
+        for when, operation, size, count in setup
+        for _ in range(count)
+    )
 
 
 def exchanged_over_nodes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +26,10 @@ def exchange_gradients(
     device: torch.device,
     process_group: dist.ProcessGroup,
     over_nodes: NodeExchange | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    apart: frozenset[str] = frozenset(),
+    of_apart: bool = False,
 ) -> torch.nn.Module:
     """The module with its gradients averaged over the group; collective over it.
 
@@ -32,16 +38,21 @@ def exchange_gradients(
     Args:
         network: with the parameters that this rank holds of it.
         over_nodes: what sends the buckets, where the exchange knows nodes.
+        model: the user's, which ``module`` runs. apart, of_apart: which of its parameters, as of
+            :class:`~paradl_bench.strategies.exchange.gradients.GradientBuckets`; the others are left as they are.
 
     Raises:
         UserError: bucket limits that torch cannot be given.
     """
+    buckets = GradientBuckets(network, settings, apart, of_apart=of_apart)
+    if model is not None and apart:
+        _leave_out(module, model, {tensor.name for tensor in buckets.held}, buffers=not of_apart)
     exchanging = DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=process_group,
         bucket_cap_mb=_bucket_cap_mb(settings),
-        find_unused_parameters=bool(GradientBuckets(network, settings).unused),
+        find_unused_parameters=bool(buckets.unused),
     )
     if over_nodes is not None:
         over_nodes.register(exchanging)
@@ -49,6 +60,16 @@ def exchange_gradients(
         # torch's own exchange reads what the group's call gives back, and such a call gives nothing back.
         exchanging.register_comm_hook(None, lambda _, bucket: _as_it_is(bucket.buffer()))
     return exchanging
+
+
+def _leave_out(module: torch.nn.Module, model: torch.nn.Module, names: set[str], *, buffers: bool) -> None:
+    """Have DistributedDataParallel pass over all of the model's parameters but some, and over buffers unless sent."""
+    kept = {id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name in names}
+    given = module.named_parameters(remove_duplicate=False)
+    left_out = [name for name, parameter in given if id(parameter) not in kept]
+    left_out += [] if buffers else [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    leave_out: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    leave_out(module, left_out)
 
 
 def _as_it_is(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

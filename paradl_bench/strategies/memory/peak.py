@@ -24,7 +24,7 @@ from paradl_bench.network.optimizers import optimizer_named, state_copies
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import LayerShard, gradient_order
-from paradl_bench.plan.mesh import degree_of, group_axes
+from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.memory.ledger import Ledger
@@ -73,6 +73,7 @@ def per_phase_memory(
     settings: PlanSettings,
     *,
     exchanged: bool,
+    alone: frozenset[str] = frozenset(),
     dtype: str = "fp32",
     device: str = "cpu",
     shards: Mapping[int, LayerShard] = MappingProxyType({}),
@@ -85,7 +86,8 @@ def per_phase_memory(
 
     Args:
         network: with the shapes that parameters have on the rank.
-        exchanged: whether gradients are exchanged, which holds them a second time.
+        exchanged: whether gradients are exchanged, which holds them a second time. alone: parameters whose are not,
+            since no other rank holds them.
         device, shards, recomputed: as :class:`~paradl_bench.strategies.memory.rank_operations.RankRun` has them.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
         parted: what is held in parts.
@@ -112,7 +114,7 @@ def per_phase_memory(
     state = optimizer_state(held, settings, device, parted.updated_bytes(network) if parted else None)
     return memory_use(
         {
-            **fixed_parts(held, state, exchanged=exchanged),
+            **fixed_parts(held, state, exchanged=exchanged, alone=alone),
             "input": network.input_bytes(local_batch, kept_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
@@ -158,13 +160,15 @@ def optimizer_state(
     return OptimizerState(kept, update)
 
 
-def fixed_parts(network: ModelGraph, state: OptimizerState, *, exchanged: bool) -> dict[str, int]:
+def fixed_parts(
+    network: ModelGraph, state: OptimizerState, *, exchanged: bool, alone: frozenset[str] = frozenset()
+) -> dict[str, int]:
     """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration."""
-    parameters = network.parameter_bytes
+    others = sum(parameter.bytes for parameter in network.parameters if parameter.name not in alone)
     return {
-        "parameters": parameters,
+        "parameters": network.parameter_bytes,
         "optimizer": state.kept_bytes,
-        "buckets": parameters if exchanged else 0,
+        "buckets": others if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
     }
 
@@ -190,6 +194,7 @@ def planned_memory(
             settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
             settings,
             exchanged=degree_of(strategy, Trait.REPLICATES) > 1,
+            alone=frozenset() if axes_apart(strategy) else sharded.apart,
             dtype=dtype,
             device=device,
             shards=sharded.shards,

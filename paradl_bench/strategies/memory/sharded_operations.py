@@ -34,11 +34,26 @@ class ShardedOperations(RankOperations):
         for source, gather in zip(blocks, gathers, strict=False):
             wholes[source] = self._ledger.allocate(self._output_bytes(self._layers[source]))
             self._ledger.mark(gather.ranks * gather.message_bytes + self._padding(made[source].size, gather))
+        self._move_rows(i, sources, wholes)
         self._make_once(i)
         for gather in gathers[len(blocks) :]:
             # What a stage has received as a block.
             wholes[RECEIVED] = self._ledger.allocate(gather.ranks * gather.message_bytes)
             self._ledger.mark(gather.ranks * gather.message_bytes)
+
+    def _move_rows(self, i: int, sources: Sequence[int], wholes: dict[int, Storage]) -> None:
+        """Rows that an all-to-all brings, beside those that were sent, and for a while in the order of their coming."""
+        for move in of_operation(self._shards[i].before_fw, "all_to_all"):
+            moved = (s for s in sources if s >= 0 and _moves(move, self._output_bytes(self._layers[s])))
+            source = next(moved, None)
+            if source is None:
+                # Numbers, not rows.
+                continue
+            if self._shards[i].shard:
+                wholes[source] = self._ledger.allocate(move.ranks * move.message_bytes)
+                self._ledger.mark(move.ranks * move.message_bytes)
+            else:
+                self._ledger.mark(move.ranks * move.message_bytes + self._output_bytes(self._layers[source]))
 
     def _make_once(self, i: int) -> None:
         """What the rank's part reads beside the layer's own inputs: made once for all layers, and held from then on."""
@@ -158,6 +173,8 @@ class ShardedOperations(RankOperations):
     def _after_backward(self, i: int, source: int, gradient: Gradient) -> Gradient:
         """The gradient of a layer's input after the rank's own was communicated."""
         layer, shard = self._layers[i], self._shards[i]
+        if any(_moves(move, gradient.size) for move in of_operation(shard.after_bw, "all_to_all")):
+            return self._replaced(gradient, gradient.size, gradient.size)
         if not shard.shard:
             return gradient
         if self._is_cut(i) and of_operation(shard.before_fw, "all_gather"):
@@ -173,13 +190,19 @@ class ShardedOperations(RankOperations):
         for gather in of_operation(shard.after_bw, "all_gather"):
             more = gather.ranks * gather.message_bytes + self._padding(gradient.size, gather)
             gradient = self._replaced(gradient, whole, more)
-        if gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
+        one = len(layer.input_shapes) == 1
+        if one and gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
             gradient = self._replaced(gradient, whole)
         for _ in of_operation(shard.after_bw, "all_reduce"):
             gradient = self._replaced(gradient, whole)
         for scatter in of_operation(shard.after_bw, "reduce_scatter"):
             gradient = self._replaced(gradient, whole, (scatter.ranks + 1) * scatter.message_bytes)
         return gradient
+
+
+def _moves(move: Collective, size: int) -> bool:
+    """Whether so many bytes are a rank's own rows that an all-to-all sends, or brings back."""
+    return (move.known_bytes or move.message_bytes) == size // move.ranks
 
 
 def _messages(works: Sequence[Communication]) -> int:

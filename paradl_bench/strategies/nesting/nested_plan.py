@@ -28,7 +28,7 @@ from paradl_bench.plan.axis_planner import (
     staging_planner,
 )
 from paradl_bench.plan.compute import add_weight_update, weight_update
-from paradl_bench.plan.mesh import degree_of, group_axes, place_of, positions, zero_stage
+from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, place_of, positions, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
@@ -36,6 +36,7 @@ from paradl_bench.strategies.exchange.gradients import (
     GradientBuckets,
     GradientExchange,
     add_buffer_broadcasts,
+    exchanged_along,
     exchanged_over_nodes,
     issued_before_steady_state,
 )
@@ -59,8 +60,8 @@ def check_nesting(strategy: Strategy) -> None:
     whole = [axis.kind for axis in strategy.axes if axis.has(Trait.NEEDS_LOSS) and axis.degree > 1]
     if whole and staging_axis(strategy) is not None:
         raise UserError(
-            f"strategy {strategy}: {whole[0]} parallelism takes the loss of each rank's part, and runs in no stages of"
-            " a pipeline; nest it with data"
+            f"strategy {strategy}: {whole[0]} parallelism runs the model from its input to the loss on each rank, and"
+            " so in no stages of a pipeline; nest it with data"
         )
     sharding = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
     if len(sharding) > 1:
@@ -104,7 +105,7 @@ class NestedPlanner:
         for (index, leader_index), multiplicity in placed.roles.items():
             sharded = shards.distinct[index]
             buckets = exchange_axes and zero_stage(strategy) < 2
-            exchanged = once.exchanged(sharded.network).buckets.notes if buckets else ()
+            exchanged = once.exchanged(sharded).buckets.notes if buckets else ()
             notes |= dict.fromkeys((*sharded.notes, *exchanged))
             number = f" {index}" if len(shards.distinct) > 1 else ""
             if nodes is not None and nodes.leaders:
@@ -212,20 +213,27 @@ class NestedPlanner:
             add_weight_update(builder, weight_update(network, settings), settings, last)
             return builder.build(f"device{number}", multiplicity)
         ranks = math.prod(strategy.axes[index].degree for index in axes)
-        buckets, setup = once.exchanged(network)
+        buckets, setup = once.exchanged(sharded)
         received = add_buffer_broadcasts(builder, network, ranks, axes)
         steps.add_but_last(received)
         nodes = None if once.nodes is None else (once.nodes, leader_index)
-        exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
+        exchanges = [GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)]
+        before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
+        of_apart = axes_apart(strategy) if sharded.apart else ()
+        if of_apart:
+            found = once.exchanged(sharded, of_apart=True)
+            alike = math.prod(strategy.axes[index].degree for index in of_apart)
+            exchanges.append(GradientExchange(builder, network, found.buckets, steps.backward_layers, alike, of_apart))
+            before += exchanged_along(found.setup, alike, of_apart)
         last_task = -1
         for layer, last_task in steps.add_last(received):
-            exchange.add_ready(layer, last_task)
-        done = exchange.add_finish(last_task)
+            for exchange in exchanges:
+                exchange.add_ready(layer, last_task)
+        done = tuple(task for exchange in exchanges for task in exchange.add_finish(last_task))
         updates = (planner.add_update(builder, network, strategy, settings, done) for planner in updating)
         update = next((added for added in updates if added is not None), None)
         if update is None:
             add_weight_update(builder, weight_update(network, settings), settings, done)
-        before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
         return builder.build(f"replica{number}", multiplicity, setup + (update or ()), exchanged_before=before)
 
     def limits(self, network: ModelGraph, settings: PlanSettings) -> tuple[Limit, ...]:
@@ -250,9 +258,9 @@ class _Once:
         self.operations: dict[int, str] = {}
         self._latest: Latest[_Exchanged] = Latest()
 
-    def exchanged(self, network: ModelGraph) -> _Exchanged:
+    def exchanged(self, sharded: ShardedLayers, *, of_apart: bool = False) -> _Exchanged:
         def find() -> _Exchanged:
-            buckets = GradientBuckets(network, self.settings)
-            return _Exchanged(buckets, issued_before_steady_state(network, buckets, flat=self.nodes is None))
+            buckets = GradientBuckets(sharded.network, self.settings, sharded.apart, of_apart=of_apart)
+            return _Exchanged(buckets, issued_before_steady_state(buckets, flat=self.nodes is None))
 
-        return self._latest.get(network, None, find)
+        return self._latest.get(sharded.network, of_apart, find)

@@ -10,6 +10,7 @@ are loaded, for a default, and would keep it after the ranks left.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
-from paradl_bench.plan.mesh import group_axes, zero_stage
+from paradl_bench.plan.mesh import axes_apart, group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
@@ -84,11 +85,15 @@ class ParallelModule:
         """The loss as this rank computes it: of outputs that ranks hold parts of, that of the whole."""
         return sharded_loss(loss, self.sharding) if self.sharding else loss
 
-    def without_exchange(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def without_exchange(self) -> Iterator[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
-        if isinstance(self.module, DistributedDataParallel | FusedModule):
-            return self.module.no_sync()
-        return contextlib.nullcontext()
+        module = self.module
+        with contextlib.ExitStack() as held:
+            while isinstance(module, DistributedDataParallel | FusedModule):
+                held.enter_context(module.no_sync())
+                module = module.module
+            yield
 
 
 def build_parallel(
@@ -141,7 +146,13 @@ def build_parallel(
         elif stage <= 1:
             nodes = node_groups(strategy, settings)
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
-            module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)
+            held, apart, everyone = sharding.network, sharding.apart, group.process_group
+            module = exchange_gradients(module, held, settings, device, everyone, over_nodes, model=model, apart=apart)
+            if apart and axes_apart(strategy):
+                some = mesh.group(axes_apart(strategy)).process_group
+                module = exchange_gradients(
+                    module, held, settings, device, some, model=model, apart=apart, of_apart=True
+                )
             optimizer_group = group.process_group if stage else None
     return ParallelModule(
         module,

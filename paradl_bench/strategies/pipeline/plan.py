@@ -392,9 +392,9 @@ class _RankPlan:
         if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()
-        for index, shard in self._own.items():
+        for index in self._own:
             buckets = self._buckets[index]
-            for *key, times in issued_before_steady_state(shard.network, buckets, buffers_in_second=False):
+            for *key, times in issued_before_steady_state(buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 

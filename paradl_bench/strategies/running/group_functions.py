@@ -99,6 +99,18 @@ class Group:
         with self.spans.span("reduce_scatter"):
             reduce_scatter_into(received, sent, op=op, group=self.process_group)
 
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> None:
+        """A part of ``sent`` to each rank, and one of each, in the order of ranks, along the first dim.
+
+        Args:
+            sizes: of the parts that are received, and of those that are sent; None where all are equal.
+        """
+        out, given = ([], []) if sizes is None else map(list, sizes)
+        with self.spans.span("all_to_all"):
+            dist.all_to_all_single(received, sent, out, given, group=self.process_group)
+
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
@@ -215,6 +227,15 @@ def reduce_scatter_gradient(whole: torch.Tensor, slices: Sequence[Slices], group
         return total
 
     return _conjugate(whole, _unchanged, back)
+
+
+def move_rows(
+    rows: torch.Tensor,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    back: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Rows at other places, which ``run`` brings them to, and ``back`` their gradients from. Neither holds a tensor."""
+    return _conjugate(rows, run, back)
 
 
 def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:

@@ -35,7 +35,7 @@ RunLayer = Callable[[int, Call], Call]
 the function itself where the call is no layer's."""
 
 
-OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float]]
+OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float] | None]
 
 Whole = Callable[[Any], Any]
 """From arguments of a call, the same with all of a tensor in the place of this rank's part of it."""
@@ -109,9 +109,11 @@ class Sharding(NamedTuple):
             earlier stage of a pipeline made it.
         randomness: of layers that draw other numbers on each rank.
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
-            the tensor's gradient is here; called with this rank's tensor and the serial model's.
+            the tensor's gradient is here; called with this rank's tensor and the serial model's. None where this rank
+            has other rows.
         run_layer: what runs layers, below all rules; None for torch's own functions.
         loss: what the loss is taken by; None where every rank has all of the output.
+        apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
     """
 
     rules: Mapping[int, Rule]
@@ -125,6 +127,7 @@ class Sharding(NamedTuple):
     own_part: OwnPart | None = None
     run_layer: RunLayer | None = None
     loss: LossOfParts | None = None
+    apart: frozenset[str] = frozenset()
 
 
 @runtime_checkable

@@ -36,6 +36,16 @@ class Mesh(NamedTuple):
         return (*found, *([self.shared] if self.shared else []))
 
     @property
+    def samplers(self) -> int:
+        """Parts of the mini-batch that ranks see one each of."""
+        return self.replicas * (self.shared.degree if self.shared and self.shared.has(Trait.DIVIDES_BATCH) else 1)
+
+    @property
+    def holds_alone(self) -> bool:
+        """Whether no other rank holds what this one holds of parameters that the shared axis parts."""
+        return self.replicas == 1 and self.samplers > 1
+
+    @property
     def exchanges(self) -> bool:
         """Whether ranks hold the same parameters and exchange their gradients."""
         return self.replicas > 1 or (self.shared is not None and self.shared.has(Trait.REPLICATES))

@@ -186,7 +186,7 @@ def find_space(
 
 def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Held]) -> Iterator[str]:
     """What could be asked for of the meshes and has no candidates."""
-    locally = {settings.batch // mesh.replicas for mesh in meshes}
+    locally = {settings.batch // mesh.samplers for mesh in meshes}
     if any(divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
         yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
@@ -247,22 +247,24 @@ class _Finder:
             rest = self._ranks // (shared.degree if shared else 1)
             for stages in divisors(rest):
                 replicas = rest // stages
-                if self._possible(stages, replicas, 1 + (shared is not None)):
-                    yield Mesh(shared, stages, replicas)
+                mesh = Mesh(shared, stages, replicas)
+                if self._possible(mesh):
+                    yield mesh
         if self._ranks > 1 and not self._settings.batch % self._ranks:
             yield from (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages() if self._can_shard(stage))
 
-    def _possible(self, stages: int, replicas: int, axes: int) -> bool:
+    def _possible(self, mesh: Mesh) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
-        orders = placements(stages, replicas, axes - 1)
+        stages = mesh.stages
+        orders = placements(stages, mesh.replicas, mesh.shared is not None)
         if stages > 1 and self._settings.batch_norm == "sync":
             self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", orders)
         elif stages > self._most_stages:
             name = self._network.name
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
             self._impossible.add(f"pipeline: {text}", orders)
-        elif self._settings.batch % replicas:
-            self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), orders)
+        elif self._settings.batch % mesh.samplers:
+            self._impossible.add(batch_refusal(self._settings.batch, f"{mesh.samplers} replicas"), orders)
         else:
             return True
         return False
@@ -341,7 +343,7 @@ class _Finder:
         """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
         caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
         again = self._computed_again(mesh)
-        local = self._settings.batch // mesh.replicas
+        local = self._settings.batch // mesh.samplers
         if mesh.stages == 1:
             turns = [(count, 0) for count in divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
         else:

@@ -105,7 +105,8 @@ class Estimates:
         self._ranks = space.strategies[0].ranks
         self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
-        self._numbers: dict[Axis | None, int] = {}
+        # By the shared axis, and whether a rank holds its part alone, and so exchanges no gradients of that.
+        self._numbers: dict[tuple[Axis | None, bool], int] = {}
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
@@ -119,10 +120,14 @@ class Estimates:
         space = self._space
         rows, row = self._rows()
         found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
-        works = [self._shared.of(axis) for axis in self._numbers]
+        works = [self._shared.of(axis) for axis, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
-        self._buckets = Buckets(self._groups, gradient_bytes, space.caps_mb)
+        sent = [
+            work.bytes_alike if alone else work.gradient_bytes
+            for work, (_, alone) in zip(works, self._numbers, strict=True)
+        ]
+        self._buckets = Buckets(self._groups, np.array(sent, np.int64).reshape(self._share.shape), space.caps_mb)
         self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
@@ -142,7 +147,7 @@ class Estimates:
         ranks_on_host = costs.place(space.strategies[0], 1).ranks_on_host
         of_strategies = []
         for strategy, mesh in zip(space.strategies, space.mesh_of, strict=True):
-            terms = terms_of(costs, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
+            terms = terms_of(costs, strategy, space.settings.batch // space.meshes[mesh].samplers, ranks_on_host)
             if not terms.known:
                 refuse_unknown(costs.input_options)
                 return seconds
@@ -164,10 +169,10 @@ class Estimates:
         in_parts = piped & np.array([each.splits_backward for each in schedules])[space.schedule]
         first, row = alike(space.strategy, space.micro_batches, per_rank, in_parts, space.again)
         strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
-        local = space.settings.batch // np.array([each.replicas for each in space.meshes])[mesh]
+        local = space.settings.batch // np.array([each.samplers for each in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]
         links = self._links(strategy, samples, per_rank)
-        numbers = np.array([self._numbers.get(each.shared, 0) for each in space.meshes])
+        numbers = np.array([self._numbers.get((each.shared, each.holds_alone), 0) for each in space.meshes])
         of_strategies = np.array(links, np.int64).T[:, strategy]
         found = _Rows(
             strategy,
@@ -208,7 +213,7 @@ class Estimates:
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
         """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
-        self._numbers.setdefault(mesh.shared, len(self._numbers))
+        self._numbers.setdefault((mesh.shared, mesh.holds_alone), len(self._numbers))
         group = group_along(strategy, *group_axes(strategy, Trait.SHARDS_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
         sent = reduced = 0

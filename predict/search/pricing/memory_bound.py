@@ -76,8 +76,8 @@ class MemoryBounds:
         return peaks[0], max(peaks[1] - peaks[0], 0.0)
 
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
-        local = self._space.settings.batch // mesh.replicas
-        parts = mesh.shared.degree if mesh.shared else 1
+        local = self._space.settings.batch // mesh.samplers
+        parts = mesh.shared.degree * mesh.replicas // mesh.samplers if mesh.shared else 1
         parameters, kept = self._of_stages(mesh, schedule, again)
         if mesh.stages == 1:
             first, other = self._whole[again]
@@ -93,7 +93,8 @@ class MemoryBounds:
         """Of parameters, with the optimizer's state and exchange buckets."""
         if mesh.zero > 1:
             return (1 + states) / mesh.replicas
-        return 1 + states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
+        # A bound from below: who holds some parameters alone exchanges the others only.
+        return 1 + states / (mesh.replicas if mesh.zero else 1) + (mesh.exchanges and not mesh.holds_alone)
 
     def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> tuple[Floats, float]:
         """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""

@@ -7,7 +7,7 @@ since it cuts the halos of every rank: shares and halos follow from extents, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -40,10 +40,15 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWork:
-    """A rank's part of a network, by layer: of its seconds, and bytes of the gradients that its backward completes."""
+    """A rank's part of a network, by layer: of its seconds, and bytes of the gradients that its backward completes.
+
+    Attributes:
+        bytes_alike: of those gradients whose parameters all ranks along the axis hold alike, where some they do not.
+    """
 
     share: Floats
     gradient_bytes: Ints
+    bytes_alike: Ints
     messages: tuple[Message, ...]
 
 
@@ -51,7 +56,10 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     """The part of the rank at the first position of the axis; all of the network without one."""
     if axis is None:
         return SharedWork(
-            share=np.ones(len(network.layers)), gradient_bytes=_gradient_bytes(network, network), messages=()
+            share=np.ones(len(network.layers)),
+            gradient_bytes=_gradient_bytes(network, network),
+            bytes_alike=_gradient_bytes(network, network),
+            messages=(),
         )
     if axis.has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axis.extents, settings).work()
@@ -64,8 +72,8 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
         share[index] = _share_of(shard.layer, network.layers[index])
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
         messages += _messages(index, "BW", shard.after_bw)
-    gradient_bytes = _gradient_bytes(network, shared.network)
-    return SharedWork(share=share, gradient_bytes=gradient_bytes, messages=tuple(messages))
+    gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
+    return SharedWork(share=share, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages))
 
 
 def _share_of(shard: Layer, whole: Layer) -> float:
@@ -80,9 +88,9 @@ def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communicat
             yield Message(index, phase, work.operation, float(work.message_bytes))
 
 
-def _gradient_bytes(network: ModelGraph, held: ModelGraph) -> Ints:
+def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:
     """Bytes of gradients by the layer whose backward, the last of those that read a parameter, completes them."""
-    size = {parameter.name: parameter.bytes for parameter in held.parameters}
+    size = {parameter.name: parameter.bytes for parameter in held.parameters if parameter.name not in without}
     found = np.zeros(len(network.layers), np.int64)
     for index, layer in enumerate(network.layers):
         found[index] = sum(size.pop(name, 0) for name in dict.fromkeys(layer.parameters))
@@ -130,7 +138,9 @@ class _Blocks:
                 messages += (Message(index, "BW", "send_recv", size) for size in halos if differentiated[index])
         messages += self._gathers()
         gradient_bytes = _gradient_bytes(network, network)
-        return SharedWork(share=share, gradient_bytes=gradient_bytes, messages=tuple(messages))
+        return SharedWork(
+            share=share, gradient_bytes=gradient_bytes, bytes_alike=gradient_bytes, messages=tuple(messages)
+        )
 
     def _halos(self, layer: Layer) -> Iterator[float]:
         channels, *extents = layer.input_shapes[0]

@@ -51,6 +51,8 @@ NESTED = (
     "d2p2t3",
     "d2x2",
     "x4d2",
+    "d2e2",
+    "e4d2",
 )
 SHARDED = ("z1d2", "z2d2", "z3d4")
 """Replicas that update a part of the parameters each."""
@@ -110,8 +112,35 @@ def token_network() -> ModelGraph:
 TOKENS = token_network()
 
 
+def expert_network() -> ModelGraph:
+    """Token ids, eight experts of two products and what works row by row between them, and a head."""
+    factory = NetworkFactory(8)
+    table = factory._parameter("words.weight", 20, 12)
+    words = factory.call("words", "embedding", (factory._read("input"), table), (8, 12), ("input",))
+    factory.linear("router", 8)
+    ends = factory.call("ends", "sum", (factory._read("router"), 1), (8,), ("router",))
+
+    def product(name: str, source: str, width: int, features: int) -> str:
+        matrices = factory._parameter(f"{name}.weight", 8, width, features)
+        read = (factory._read(source), matrices, factory._read(ends))
+        return factory.call(name, "grouped_mm", read, (8, features), (source, ends))
+
+    up = factory.relu("relu", product("up", words, 12, 16))
+    head = factory.add("add", product("down", up, 16, 12), words)
+    weight = factory._parameter("head.weight", 20, 12)
+    logits = factory.call("head", "linear", (factory._read(head), weight), (8, 20), (head,))
+    given = factory._read(logits), TensorArgument((8,))
+    factory.call("loss.cross_entropy", "cross_entropy", given, (), (logits,))
+    return factory.network("experts")
+
+
+EXPERTS = expert_network()
+
+
 def network_of(strategy: Strategy) -> ModelGraph:
-    """One that the strategy can run: of tokens where ranks need their loss."""
+    """One that the strategy can run: of tokens where ranks need their loss, of experts where they see their own."""
+    if any(axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes):
+        return EXPERTS
     return TOKENS if any(axis.has(Trait.NEEDS_LOSS) for axis in strategy.axes) else NETWORK
 
 
@@ -233,8 +262,8 @@ def test_planning_twice_gives_the_same(strategy: Strategy) -> None:
 
 @every_kind
 def test_limits_hold_and_are_explained(kind: str) -> None:
-    of_tokens = network_of(strategy_of(kind, 2)) is TOKENS
-    network = TOKENS if of_tokens else line_network()
+    own = network_of(strategy_of(kind, 2))
+    network = line_network() if own is NETWORK else own
     (limit,) = planner_for(strategy_of(kind, 1)).limits(network, SETTINGS)
     assert limit.axis == kind
     assert limit.reason
@@ -275,10 +304,12 @@ def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
     serial = plan(Strategy(), network)
     alone = flops_of(serial, serial.roles[0], network)
     found = plan(strategy)
-    sharing = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS))
+    sharded = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS) and axis.degree > 1]
+    # Who sees samples of their own computes as many as serial of a sample.
+    sharing = math.prod(axis.degree for axis in sharded if not axis.has(Trait.DIVIDES_BATCH))
     of_ranks = [flops_of(found, found.roles[index], network) for index in found.positions]
     split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
-    assert bool(split) == (sharing > 1)
+    assert bool(split) == bool(sharded)
     for (layer, phase), flops in alone.items():
         # On one stage of a pipeline, once a micro-batch.
         total = sum(of_rank[layer, phase] for of_rank in of_ranks) / found.micro_batches
@@ -296,7 +327,9 @@ def test_parameters_are_updated_as_often_as_ranks_hold_them(strategy: Strategy) 
         for work in works_of(found, role)
         if isinstance(work, WeightUpdate)
     )
-    replicas = [axis.degree for axis in strategy.axes if axis.has(Trait.REPLICATES) and not axis.prefix]
+    alike = [axis for axis in strategy.axes if axis.has(Trait.REPLICATES) and not axis.prefix]
+    # Along an axis that shares layers by samples, some parameters are held by one rank of each group.
+    replicas = [a.degree for a in alike if not (a.has(Trait.DIVIDES_BATCH) and a.has(Trait.SHARDS_LAYERS))]
     elements = network_of(strategy).parameter_elements
     assert held >= elements * math.prod(replicas)
     assert held <= elements * strategy.ranks

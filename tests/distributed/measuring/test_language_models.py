@@ -53,10 +53,11 @@ import sys
 import torch
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, differences, planned_collectives
-from paradl_bench.measure.proof.parts import own_parts
+from paradl_bench.measure.proof.parts import own_parts, place_of
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -64,9 +65,7 @@ from paradl_bench.strategies.nesting.parallel import build_parallel
 
 def build(name, text, schedule, context, double):
     strategy = parse_strategy(text)
-    replicas = next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
-    places = zip(strategy.axes, strategy.coordinates(context.rank))
-    replica = next((at for axis, at in places if axis.has(Trait.DIVIDES_BATCH)), 0)
+    replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
     model = load_model(f"networks:{name}")
     network = trace_network(model)
     if double:
@@ -76,7 +75,7 @@ def build(name, text, schedule, context, double):
     with CollectiveRecorder() as recorder:
         parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)
     batch = model.make_batch(4 * replicas, seed=7)
-    own = [part[4 * replica : 4 * replica + 4] for part in batch]
+    own = [part[place_of(strategy, settings, context.rank).own] for part in batch]
     plan = planner_for(strategy).plan(network, strategy, settings)
     parts = own_parts(network, strategy, context.rank, settings)
     return model, parallel, batch, own, replicas, plan, parts, recorder.issued("setup")
@@ -145,12 +144,14 @@ CASES = {
     2: [f"{name}:d2:gpipe" for name in FAMILIES]
     + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}:{text}:gpipe" for name in AFTER_LLAMA for text in ("d2", "t2", "p2")]
+    + [f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")]
     # A vocabulary of 53 tokens, which two and four ranks divide unevenly.
     + [f"{name}:t2:gpipe" for name in (*FAMILIES, "gpt2_untied", "t5_untied")]
     + [f"{name}_untied:p2:{schedule}" for name in FAMILIES for schedule in ("gpipe", "1f1b", "interleaved")],
     4: [f"{name}_untied:{text}:1f1b" for name in FAMILIES for text in ("p4", "d2p2")]
     + [f"{name}:{text}:1f1b" for name in ("gpt2", "llama") for text in ("d2t2", "p2t2")]
-    + [f"{name}:t4:gpipe" for name in ("bert", "gpt2_untied", "t5")],
+    + [f"{name}:t4:gpipe" for name in ("bert", "gpt2_untied", "t5")]
+    + [f"{name}:{text}:gpipe" for name in ("mixtral", "deepseek_v3") for text in ("e4", "d2e2")],
 }
 
 

@@ -85,6 +85,35 @@ class Tied(nn.Module):
     def forward(self, ids):
         return nn.functional.linear(self.norm(self.blocks(self.embedding(ids))), self.embedding.weight)
 
+class Spread(nn.Module):
+    "As many tokens to each expert, wherever they are."
+    experts = 4
+    def __init__(self):
+        super().__init__()
+        self.token_task, self.embedding = NextToken(vocabulary=24, sequence=16), nn.Embedding(24, 64)
+        self.gate, self.up = (nn.Parameter(torch.randn(self.experts, 64, 128) / 8) for _ in range(2))
+        self.down, self.norm = nn.Parameter(torch.randn(self.experts, 128, 64) / 8), nn.LayerNorm(64)
+        self.head = nn.Linear(64, 24)
+    def chosen(self, ids):
+        return torch.arange(ids.numel(), device=ids.device) % self.experts
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for _ in range(2):
+            chosen = self.chosen(ids)
+            order = chosen.argsort()
+            ends = nn.functional.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
+            rows = self.norm(x).flatten(0, 1)[order]
+            products = [nn.functional.grouped_mm(rows, matrices, offs=ends) for matrices in (self.gate, self.up)]
+            inner = nn.functional.silu(products[0]) * products[1]
+            made = nn.functional.grouped_mm(inner, self.down, offs=ends)[order.argsort()]
+            x = x + made.view_as(x)
+        return self.head(x)
+
+class Gathered(Spread):
+    "All tokens to one expert."
+    def chosen(self, ids):
+        return super().chosen(ids) * 0 + 1
+
 class Few(Tied):
     "So few words that the loss is not where most is held."
     def __init__(self):
@@ -164,6 +193,10 @@ OF_BLOCKS = {
 }
 OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2"]}
+OF_EXPERTS = {
+    2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
+    4: ["Spread e4", "Spread d2e2"],
+}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -180,7 +213,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases += [f"Tied {case}" for case in ("z2d2", "z3d2", "z3d2 recompute=all", "p2 micro_batches=4 recompute=all")] * (
         ranks == 2
     )
-    cases += [f"Few {case}" for case in OF_TOKENS[ranks]]
+    cases += [f"Few {case}" for case in OF_TOKENS[ranks]] + OF_EXPERTS[ranks]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())

@@ -71,7 +71,9 @@ CASES = {
         "equality_idioms.Attended:t2 equality_idioms.Attended:f2 equality_idioms.Hooked:t2 "
         "transformer_networks.Reading:x2 transformer_networks.masked:x2:accumulate=3 "
         "transformer_networks.gpt2_tokens:x2:recompute=all transformer_networks.llama_tokens:x2 "
-        "transformer_networks.bert_tokens:x2"
+        "transformer_networks.bert_tokens:x2 "
+        "transformer_networks.mixtral_tokens:e2 transformer_networks.mixtral_tokens:e2:recompute=all "
+        "transformer_networks.Sorted:e2:accumulate=3 transformer_networks.Skewed:e2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -95,6 +97,8 @@ CASES = {
         "Normed:d4:2leaders@2:sync Plain:z1d4:segmented@2 Plain:d2s2:leader@2 Normed:d2s2:2leaders@2 "
         "transformer_networks.Reading:x4 transformer_networks.masked:d2x2:accumulate=3 "
         "transformer_networks.gpt2_tokens:x2d2 transformer_networks.llama_tokens:x4 "
+        "transformer_networks.mixtral_tokens:d2e2 transformer_networks.Skewed:e2d2 "
+        "transformer_networks.Sorted:e4 transformer_networks.mixtral_tokens:d2e2:accumulate=3 "
         "transformer_networks.bert_tokens:d2x2 Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
     ),
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.

@@ -17,12 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.plan.mesh import group_of, members_of
 from paradl_bench.plan.tasks import Communication, Plan
+from paradl_bench.records.training.issued import as_planned
 from paradl_bench.records.training.training_record import IssuedCollective
 
 When = Literal["setup", "first", "rebuild", "iteration"]
 
 # Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
-# contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
+# contributes or keeps for all-gather and reduce-scatter, the part for each rank of an all-to-all, the whole buffer for
+# the others).
 OPERATORS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -46,6 +48,10 @@ OPERATORS = {
 }
 
 
+_TWO_SIDED = "all_to_all"
+"""The operation in which a rank may receive other bytes than it sends."""
+
+
 class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, counts collectives by operation, bytes and group. An operator that is not known keeps its name.
 
@@ -57,7 +63,7 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
+        self.counts: Counter[tuple[str, int, tuple[int, ...], int | None]] = Counter()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -71,13 +77,15 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
         call = OperatorReader(function).read(args, kwargs)
-        self.counts[call.operation, call.message_bytes, call.group] += 1
+        self.counts[call.operation, call.message_bytes, call.group, call.received_bytes] += 1
 
     def issued(self, when: When) -> tuple[IssuedCollective, ...]:
         """What was counted, in the order of first occurrence."""
         return tuple(
-            IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
-            for (operation, size, group), count in self.counts.items()
+            IssuedCollective(
+                when=when, operation=operation, message_bytes=size, group=group, count=count, received_bytes=received
+            )
+            for (operation, size, group, received), count in self.counts.items()
         )
 
 
@@ -86,12 +94,14 @@ class IssuedCall(NamedTuple):
 
     Attributes:
         peer: place in the group of whom a message goes to or comes from; None of a collective.
+        received_bytes: of an all-to-all, whose ``message_bytes`` are what is sent; else None.
     """
 
     operation: str
     message_bytes: int
     group: tuple[int, ...]
     peer: int | None
+    received_bytes: int | None = None
 
 
 class OperatorReader:
@@ -113,7 +123,12 @@ class OperatorReader:
         """What a call with these arguments does."""
         message_bytes = _bytes(args[self._position]) if len(args) > self._position else 0
         peer = None if self._peer is None else int(args[self._peer])
-        return IssuedCall(self._operation, message_bytes, _group((*args, *kwargs.values())), peer)
+        group = _group((*args, *kwargs.values()))
+        if self._operation == _TWO_SIDED:
+            # The part for each rank, as the operation counts, and that of each.
+            received = _bytes(args[0]) // len(group)
+            return IssuedCall(self._operation, message_bytes // len(group), group, peer, received)
+        return IssuedCall(self._operation, message_bytes, group, peer)
 
 
 def _bytes(value: Any) -> int:
@@ -181,9 +196,12 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
     )
 
 
-def differences(issued: Iterable[IssuedCollective], planned: Iterable[IssuedCollective]) -> list[str]:
-    """What was issued and not planned, or the other way, one line each; empty when they agree to the byte."""
-    have, want = _counts(issued), _counts(planned)
+def differences(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> list[str]:
+    """What was issued and not planned, or the other way, one line each; empty when they agree to the byte.
+
+    Of an all-to-all the side that is planned counts (:func:`~paradl_bench.records.training.issued.as_planned`).
+    """
+    want, have = _counts(planned), _counts(as_planned(issued, planned))
     lines = []
     for key in sorted(have.keys() | want.keys(), key=lambda key: (get_args(When).index(key[0]), *key[1:])):
         if have.get(key, 0) != want.get(key, 0):

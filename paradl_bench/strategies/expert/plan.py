@@ -1,0 +1,221 @@
+"""Plan of expert parallelism: ranks see samples of their own, hold some experts each, and send each other tokens.
+
+All but the experts is data parallel over all ranks, and its gradients are exchanged among them. A rank holds equal,
+contiguous parts of every expert layer's matrices. Before the first product of a layer ranks tell each other how many
+rows come (a number an expert, of 8 bytes), and send the rows; behind the last one they send back what was made of
+them. Backward sends gradients the other way. Experts' gradients are exchanged among the ranks that hold the same ones:
+along the other axes of the strategy alone.
+
+A rank sends as many rows as its tokens have experts, wherever the router sends them, and gets as many back: these bytes
+are planned, and are what a run is held to. How many rows a rank receives depends on the router. The plan says that all
+get as many, or that each gets ``--expert-imbalance`` times as many, as the busiest rank, which all wait for.
+
+Source: Lepikhin et al. 2021, "GShard"; Fedus et al. 2022, "Switch Transformers" (experts inside of data parallelism).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
+from paradl_bench.network.kinds.autocast import widths_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
+from paradl_bench.plan.compute import LayerShard, layers_with_gradient
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import Limit, PlanSettings
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.expert.axis import ExpertOptions
+from paradl_bench.strategies.expert.routes import Routes, find_routes
+from paradl_bench.strategies.splitting.channel_shards import check_extent
+
+_LATEST: Latest[Routes] = Latest()
+
+
+def routes_of(network: ModelGraph) -> Routes:
+    """How the rows of expert layers go; found once."""
+    return _LATEST.get(network, None, lambda: find_routes(network))
+
+
+class ExpertPlanner:
+    """Every rank holds some experts of each expert layer."""
+
+    name = "expert"
+
+    def __init__(self) -> None:
+        self._shards: Latest[ShardedLayers] = Latest()
+
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: a batch or experts that do not split evenly, no experts, or an exchange that knows nodes.
+        """
+        ranks, replicas = strategy.axes[axis].degree, degree_of(strategy, Trait.DIVIDES_BATCH)
+        if ranks > 1 and network.layers:
+            check_extent(network, strategy, axis, self.limit(network, settings))
+            _check_even(network, strategy, ranks)
+        if settings.batch % replicas:
+            lower = settings.batch - settings.batch % replicas
+            nearest = (
+                f"the nearest that do are {lower} and {lower + replicas}" if lower else f"give at least {replicas}"
+            )
+            raise UserError(
+                f"strategy {strategy}: batch {settings.batch} does not split evenly over {replicas} ranks that each see"
+                f" samples of their own; {nearest}"
+            )
+        exchange = settings.of(ExchangeOptions).exchange
+        if exchange != "flat":
+            raise UserError(
+                f"strategy {strategy}: --exchange {exchange} knows no parameters that some ranks lack, as experts are;"
+                " exchange flat"
+            )
+        imbalance = settings.of(ExpertOptions).expert_imbalance
+        if imbalance > ranks:
+            raise UserError(
+                f"strategy {strategy}: --expert-imbalance {imbalance:g} is more than the {ranks} ranks that share"
+                " tokens out; one rank can't get more than all"
+            )
+
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
+        """An expert a rank, of the layer with the fewest."""
+        routes = routes_of(network)
+        if routes.refused:
+            return Limit(
+                axis="expert", ranks=1, reason=f"experts of {network.name} can't be shared out: {routes.refused}"
+            )
+        fewest = routes.fewest
+        if fewest is None:
+            return Limit(axis="expert", ranks=1, reason=f"{network.name} has no expert layers (grouped products)")
+        layer, experts = network.layers[fewest], routes.products[fewest].experts
+        return Limit(axis="expert", ranks=experts, reason=f"{experts} experts, layer {layer.name}")
+
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """Experts, along the first dim of their matrices."""
+        routes, ranks = routes_of(network), axis.degree
+        if ranks == 1:
+            return {}
+        sizes = {product.weight: product.experts // ranks for product in routes.products.values()}
+        return {name: (slice(position * size, (position + 1) * size),) for name, size in sizes.items()}
+
+    def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`; alike at every position."""
+        key = place._replace(position=0), settings
+        return self._shards.get(network, key, lambda: _shard(network, place, settings))
+
+
+PLANNER = ExpertPlanner()
+
+
+def _check_even(network: ModelGraph, strategy: Strategy, ranks: int) -> None:
+    for index, product in routes_of(network).products.items():
+        if product.experts % ranks:
+            raise UserError(
+                f"strategy {strategy}: {product.experts} experts of layer {network.layers[index].name} do not split"
+                f" evenly over {ranks} ranks; give a number of ranks that divides them"
+            )
+
+
+def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+    routes = routes_of(network)
+    ranks, label = place.axis.degree, shard_label(place.axis, settings)
+    imbalance = settings.of(ExpertOptions).expert_imbalance
+    messages = _Messages(network, routes, place, settings)
+    shards = {}
+    for index in sorted({*routes.routed, *routes.views, *routes.returned}):
+        layer = network.layers[index]
+        shard = LayerShard(layer)
+        if index in routes.views:
+            shard = LayerShard(msgspec.structs.replace(layer, output_shape=_fewer(layer.output_shape, ranks)), label)
+        elif index in routes.routed:
+            shard = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label)
+        before, behind = messages.of(index)
+        shards[index] = shard._replace(before_fw=before, after_bw=behind)
+    weights = frozenset(product.weight for product in routes.products.values())
+    held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in network.parameters)
+    return ShardedLayers(shards, msgspec.structs.replace(network, parameters=held), apart=weights)
+
+
+class _Messages:
+    """What a rank sends around layers."""
+
+    def __init__(self, network: ModelGraph, routes: Routes, place: AxisPlace, settings: PlanSettings) -> None:
+        self._network, self._routes, self._place = network, routes, place
+        self._widths = widths_of(network, settings.dtype, settings.device)
+        self._imbalance = settings.of(ExpertOptions).expert_imbalance
+        names = (layer.name for layer in network.layers)
+        self._differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
+
+    def of(self, index: int) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """Before forward of a layer, and behind its backward."""
+        forward, backward = [], []
+        if index in self._routes.counted:
+            experts = self._routes.products[index].experts
+            size = DTYPE_BYTES["int64"]
+            numbers = self._place.collective("all_to_all", experts, batchless=True, element_bytes=size)
+            forward.append(self._parted(numbers))
+        if index in self._routes.sent:
+            rows = self._rows(math.prod(self._network.layers[index].input_shapes[0]), index)
+            forward.append(rows)
+            if self._differentiated.get(self._routes.products[index].rows, False):
+                backward.append(rows)
+        for source in self._routes.returned.get(index, ()):
+            layer = self._network.layers[source]
+            rows = self._rows(math.prod(layer.output_shape), source)
+            forward.append(rows)
+            if self._differentiated[layer.name]:
+                backward.insert(0, rows)
+        return tuple(forward), tuple(backward)
+
+    def _rows(self, elements: int, index: int) -> Collective:
+        """The rows of all of a rank's tokens: what the busiest rank sends, and of that what every rank knows."""
+        width = self._widths[index].runs
+        known = self._parted(self._place.collective("all_to_all", elements, batchless=False, element_bytes=width))
+        if self._imbalance == 1:
+            return known
+        busiest = math.ceil(known.message_bytes * self._imbalance)
+        return msgspec.structs.replace(known, message_bytes=busiest, known_bytes=known.message_bytes)
+
+    def _parted(self, whole: Collective) -> Collective:
+        """With the bytes for each rank, on average."""
+        return msgspec.structs.replace(whole, message_bytes=whole.message_bytes // self._place.axis.degree)
+
+
+def _on_own_experts(layer: Layer, routes: Routes, index: int, ranks: int, imbalance: float) -> Layer:
+    """A layer on the rows of a rank's own experts: as many as those of its tokens, or as the busiest rank has."""
+    product, attributes = routes.products.get(index), dict(layer.attributes)
+
+    def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+        # Of one row a sample the shape is that of the row.
+        whole = shape if len(shape) > 1 else (1, *shape)
+        number = math.ceil(whole[0] * imbalance)
+        return shape if imbalance == 1 else (number, *whole[1:]) if number > 1 else shape
+
+    inputs = [rows(shape) for shape in layer.input_shapes]
+    if product is not None:
+        attributes["groups"] = product.experts // ranks
+        inputs[1:] = (_fewer(shape, ranks) for shape in layer.input_shapes[1:])
+    output, *further = map(rows, layer.output_shapes)
+    if "output" in attributes:
+        attributes["output"] = output
+    return part_of_layer(
+        layer,
+        imbalance,
+        attributes=attributes,
+        input_shapes=tuple(inputs),
+        output_shape=output,
+        further_outputs=tuple(further),
+        fw_bytes=round(layer.fw_bytes * imbalance),
+    )
+
+
+def _fewer(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """A shape whose first dim is that of the experts, on one rank."""
+    return (shape[0] // ranks, *shape[1:])
+
+
+def _part(tensor: Tensor, ranks: int) -> Tensor:
+    return msgspec.structs.replace(tensor, shape=_fewer(tensor.shape, ranks))
