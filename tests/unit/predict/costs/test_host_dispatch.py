@@ -70,7 +70,7 @@ def test_long_kernels_wait_for_the_first_dispatch_alone() -> None:
     assert HOST_BOUND not in price(of_gpu(dispatch(1e-6))).remarks.notes()
 
 
-def test_a_host_that_is_ahead_after_forward_hides_slow_dispatch_of_backward() -> None:
+def test_a_host_ahead_after_forward_hides_slow_dispatch_of_backward() -> None:
     """Twice 18 us of dispatch bind backward's kernels of 20 us once what forward gained is used up."""
     found = price(of_gpu(dispatch(18e-6)))
     count = {way: kernels(found, way) for way in ("FW", "BW")}

@@ -37,7 +37,7 @@ def on_gpu(layers: list[Layer]) -> tuple[Layer, ...]:
     return layers_on_gpu(layers, [layer_kinds().get(each.kind) for each in layers])
 
 
-def test_fused_attention_keeps_a_number_a_row_in_place_of_pairs() -> None:
+def test_fused_attention_keeps_a_number_a_row() -> None:
     attention, behind, beside = on_gpu(attention_and_what_reads_it())
     assert attention.memory is not None
     assert attention.memory.kept == (HEADS * POSITIONS * 4, 0)
@@ -48,7 +48,7 @@ def test_fused_attention_keeps_a_number_a_row_in_place_of_pairs() -> None:
     assert beside.memory.aliases
 
 
-def test_heads_of_an_odd_width_run_apart_on_a_gpu_too() -> None:
+def test_heads_of_an_odd_width_run_apart_on_gpus() -> None:
     layers = attention_and_what_reads_it(width=12)
     assert on_gpu(layers) == tuple(layers)
 
