@@ -117,7 +117,9 @@ class Prices:
         self._times = times
         self._timed_features = {**dict.fromkeys(_QKV, qkv_features), "head": tokens}
         shares = system["accelerator"]["bandwidth"].items()
-        self._bandwidths = {name: each["efficient_factor"] * each["gbps"] * GIB for name, each in shares}
+        self._memory = {
+            name: (each["efficient_factor"] * each["gbps"] * GIB, each["latency_us"] * 1e-6) for name, each in shares
+        }
 
     def timed(self, layer: Layer, shard: str = "") -> Timed:
         """Forward and backward."""
@@ -127,7 +129,7 @@ class Prices:
         if layer.kind == "loss":
             # Logits of bf16: read forward, read and written backward.
             logits = 2 * layer.input_elements
-            return logits * (1 if stage == "FW" else 2) / self._bandwidths["ce_fusion"]
+            return self._moved_s(logits * (1 if stage == "FW" else 2), "ce_fusion")
         halves = (layer.kind, stage) == ("linear", "BW")
         stages = HALVES[1:] if halves else (stage,)
         return sum(self._kernel(layer, each) for each in stages)
@@ -138,13 +140,18 @@ class Prices:
             # A view; or one kernel with the product that reads it.
             return 0.0
         if layer.kind not in ("linear", "attention"):
-            return shape.bytes / self._bandwidths["default"]
+            return self._moved_s(shape.bytes, "default")
         sizes, share = dict(shape.sizes), 1.0
         features = self._timed_features.get(layer.name.split(".")[-1])
         if features is not None:
             share = sizes["out_features"] / features
             sizes["out_features"] = features
         return share * self._times[_key(shape.kind, shape.stage, sizes, shape.settings)]
+
+    def _moved_s(self, size_bytes: float, name: str) -> float:
+        """Of a kernel that memory bounds: the file has its share of the bandwidth, and its latency."""
+        rate, latency_s = self._memory[name]
+        return size_bytes / rate + latency_s
 
 
 def timed_layers(network: ModelGraph, system: dict[str, Any], times: Times, ranks: int) -> list[Timed]:

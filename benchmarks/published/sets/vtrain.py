@@ -40,6 +40,7 @@ from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.devices.sheet import device_sheet
 from paradl_bench.strategies.tensor.plan import PLANNER
 from predict.api.loaded_profile import load_profile
+from predict.costs.compute.host_dispatch import UNMEASURED
 
 RUNS = Path("vtrain-a100", "ground_truth_single_half.csv")
 OPERATORS = Path("transformer-operators", "Perlmutter", "operator")
@@ -55,7 +56,6 @@ SHEET = "a100-sxm-80gb"
 OF_HOST = {"d2t1p1", "d1t2p1", "d1t1p2", "d1t4p1", "d1t8p1"}
 """Degrees of the runs that dispatch is fitted to, one each."""
 CAUSES = (
-    "Tensor parallelism cuts the head as the tool does; Megatron-LM cuts the vocabulary.",
     "No table has dropout, copies that make a tensor contiguous, or what a host takes for a collective.",
 )
 MAPPING = """tool: published tables
@@ -272,15 +272,18 @@ def _links(data: Path, work: Path) -> Iterator[Path]:
         yield work / name
 
 
-class Predictor:
-    """Predictions from one profile, its host's dispatch replaced; None leaves it unmeasured."""
+NO_RUN = msgspec.structs.replace(UNMEASURED, backward_s=UNMEASURED.backward_s + UNMEASURED.forward_s)
+"""Of a host that nobody measured, where backward computes forward again."""
 
-    def __init__(self, path: Path, dispatch: Dispatch | None = None) -> None:
-        if dispatch is not None:
-            whole = read_profile(path)
-            device = msgspec.structs.replace(whole.devices[0], dispatch=dispatch)
-            path = path.with_name("with-host.json")
-            write_profile(path, msgspec.structs.replace(whole, devices=(device,)))
+
+class Predictor:
+    """Predictions from one profile with a host's dispatch."""
+
+    def __init__(self, path: Path, dispatch: Dispatch) -> None:
+        whole = read_profile(path)
+        device = msgspec.structs.replace(whole.devices[0], dispatch=dispatch)
+        path = path.with_name("with-host.json")
+        write_profile(path, msgspec.structs.replace(whole, devices=(device,)))
         self._profile = load_profile(path)
 
     def predicted(self, case: Case, by: str) -> Predicted:
@@ -357,7 +360,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     chosen = fitted_to(cases(data))
     answers = read_answers(data)
     dispatch = fit_dispatch(path, {case: answers[case] for case in chosen})
-    with_host, without = Predictor(path, dispatch), Predictor(path)
+    with_host, without = Predictor(path, dispatch), Predictor(path, NO_RUN)
     runs, others = [], []
     for case in cases(data):
         if case in chosen:

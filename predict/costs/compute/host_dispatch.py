@@ -26,12 +26,25 @@ from predict.costs.spread.assembly import Priced
 
 Bools = NDArray[np.bool_]
 
-UNMEASURED = Dispatch(forward_s=25e-6, backward_s=25e-6, relative_sd=UNKNOWN_RELATIVE_SD, runs=())
-"""Of a host that nobody measured: 18 us of framework, the median of three networks on a CPU host (mobilenet_v2,
-resnet18, vgg11), and 7 us of launch, what the shortest published kernel takes (GELU on an A100)."""
+UNMEASURED = Dispatch(forward_s=50e-6, backward_s=100e-6, relative_sd=UNKNOWN_RELATIVE_SD, runs=())
+"""Of a host that nobody measured: about the middle of two. In published traces of ResNet-50 and DLRM (``param``) the
+hosts of GPUs start an operation that runs a kernel every 73 us forward and 160 us backward; the profiler that wrote
+them slows the host. A CPU host without one takes 18 us (the median of three networks), and the shortest published
+kernel 7 us. Twice as much and nothing are both within the interval."""
+ALONE_RELATIVE_SD = 0.13
+"""How far an iteration's kernels may be off by times of kernels alone. Products of eleven published traces were timed
+twice on their GPUs, in a table of kernels and one by one in the network: the sums differ by 19% (root mean square of
+logarithms), so that one table is off by that over the square root of two. Clocks, caches and fusion are all in it."""
 HOST_BOUND = "host-bound: kernels wait for their dispatch; larger micro-batches or CUDA graphs would help"
 WORTH_SAYING = 0.05
 """Of what kernels take: every phase waits for its first dispatch, which binds nobody."""
+
+
+_ALONE = Remark(
+    "no iteration was timed on this device: all that computes may be off together, by as much as two tables of the same"
+    f" kernels differ (standard deviation {ALONE_RELATIVE_SD:.0%})",
+    True,
+)
 
 
 class _Gaps(NamedTuple):
@@ -60,6 +73,11 @@ def dispatch_of(profile: Profile) -> Dispatch | None:
     return device.dispatch or UNMEASURED
 
 
+def alone_relative_sd(profile: Profile) -> float:
+    """What everything that computes shares, where no iteration of a GPU tells how kernels differ inside of one."""
+    return 0.0 if dispatch_of(profile) is None else ALONE_RELATIVE_SD
+
+
 def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> dict[int, Priced]:
     """Parts by index of a plan's works, time between operations as the host has it."""
     dispatch = dispatch_of(profile)
@@ -69,8 +87,8 @@ def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> 
         return found
     ends = (1.0, 1 + Z90 * dispatch.relative_sd, max(1 - Z90 * dispatch.relative_sd, 0.0))
     usual, slow, fast = (_gaps(plan, parts, dispatch, times) for times in ends)
-    is_unmeasured = dispatch is UNMEASURED
-    remarks = [_where_from(dispatch)]
+    is_unmeasured = not dispatch.runs
+    remarks = [_where_from(dispatch), _ALONE]
     if usual.waits_s.sum() > WORTH_SAYING * usual.device_s:
         remarks.append(Remark(HOST_BOUND, is_unmeasured))
     for work in overheads:
@@ -85,7 +103,7 @@ def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> 
 
 
 def _where_from(dispatch: Dispatch) -> Remark:
-    if dispatch is not UNMEASURED:
+    if dispatch.runs:
         text = f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, fitted to training runs"
         return Remark(text, False)
     text = (

@@ -13,7 +13,7 @@ from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.records.measurement import networks_not_whole
-from predict.costs.compute.host_dispatch import dispatch_of
+from predict.costs.compute.host_dispatch import alone_relative_sd, dispatch_of
 from predict.costs.compute.kernel_costs import KernelCosts, source_of
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
@@ -53,6 +53,11 @@ class UnmeasuredCosts:
         # Neither reads activations.
         self._dtype = kept_dtype(dtype)
         self._kernels = KernelCosts(profile.kernel_models, self._dtype)
+
+    @property
+    def common_relative_sd(self) -> float:
+        """What all that computes shares."""
+        return alone_relative_sd(self._profile)
 
     def between(self) -> Cost:
         """Seconds between operations: none where the profile holds imported layers.
