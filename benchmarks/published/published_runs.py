@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain  # noqa: E402
+from sets import llm_foundry, neusight, neusight_four, neusight_kernels, primus, simumax, vtrain  # noqa: E402
 from sets.runs import PublishedSet, summary, table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 
 SETS = {
     "neusight": neusight,
+    "neusight-kernels": neusight_kernels,
     "neusight-four": neusight_four,
     "simumax": simumax,
     "llm-foundry": llm_foundry,
