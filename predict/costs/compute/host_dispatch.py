@@ -97,6 +97,7 @@ def with_dispatch(profile: Profile, plan: Plan, parts: Mapping[int, Priced]) -> 
             source=Source.STATED if is_unmeasured else Source.REGRESSED,
             method_sd_s=(slow.mean_s(work) - fast.mean_s(work)) / (2 * Z90),
             remarks=tuple(remarks),
+            method="host",
         )
         found[work] = parts[work]._replace(cost=cost)
     return found

@@ -88,7 +88,7 @@ class UnmeasuredCosts:
             whose = f" of {regressed.published}" if regressed.published else ""
             remark = Remark(f"{what}: {why}, regressed from kernels{whose}{beyond}", bool(regressed.extrapolated))
             sd_s = regressed.seconds * regressed.relative_sd
-            return Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=(remark,))
+            return Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=(remark,), method=what)
         bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
         if bandwidth is None and not self._from.measured:
             raise nothing_for(self._from, self._network, [shape.kind])
@@ -99,4 +99,5 @@ class UnmeasuredCosts:
         of_sheet = " by the data sheet" if by_sheet else ""
         remark = Remark(f"{what}: {why}, at the bandwidth of memory{of_sheet}", True)
         source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
-        return Cost(seconds, source, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))
+        sd_s = seconds * UNKNOWN_RELATIVE_SD
+        return Cost(seconds, source, method_sd_s=sd_s, remarks=(remark,), method="roofline")
