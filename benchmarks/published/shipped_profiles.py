@@ -135,7 +135,7 @@ def _source(table: Table, kind: str, data: Path) -> Source:
 def _published(
     device: Device, models: Sequence[KernelModel], fits: Sequence[CommunicationFit], bad: Sequence[str]
 ) -> Published:
-    by_name = {table.name: table for each in DEVICES for table in (*each.kernels, *each.sweeps)}
+    by_name = {table.name: table for each in (*DEVICES, device) for table in (*each.kernels, *each.sweeps)}
     holds: dict[str, list[str]] = {}
     for model in models:
         name, _, how = str(model.published).partition(", ")

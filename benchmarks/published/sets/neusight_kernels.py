@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,21 @@ def devices() -> list[Device]:
     ]
 
 
+def written(
+    data: Path, tables: Sequence[Device], wanted: Sequence[Device], models: set[str], work: Path
+) -> dict[str, Path]:
+    """Profiles of the wanted devices by their folders of traces, with these networks and regressors of all tables."""
+    work.mkdir(parents=True)
+    regressors = all_regressors(data, tables)
+    networks = _networks(models, work)
+    found = {}
+    for each in wanted:
+        path = build(each, regressors[each.name], data, work)
+        write_profile(path, msgspec.structs.replace(read_profile(path), network=networks))
+        found[_FOLDERS[each.name]] = path
+    return found
+
+
 def simulated(profile: Path, trace: Path) -> Predicted:
     """Forward and backward of a run, whose network and batch its name says."""
     model, _, _, batch = trace.stem.split("-")
@@ -68,13 +84,8 @@ def simulated(profile: Path, trace: Path) -> Predicted:
 
 def predictions(data: Path, work: Path) -> dict[Path, tuple[Predicted, ...]]:
     """Of every run by its trace, of which the name alone is read, and products' FLOPs by the simplest prediction."""
-    work.mkdir(parents=True)
     made = devices()
-    regressors = all_regressors(data, made)
-    networks = _networks({trace.stem.split("-")[0] for trace in traces(data)}, work)
-    profiles = {_FOLDERS[each.name]: build(each, regressors[each.name], data, work) for each in made}
-    for path in profiles.values():
-        write_profile(path, msgspec.structs.replace(read_profile(path), network=networks))
+    profiles = written(data, made, made, {trace.stem.split("-")[0] for trace in traces(data)}, work)
     return {
         trace: (simulated(profiles[trace.parent.name], trace), neusight.by_flops(trace).predicted())
         for trace in traces(data)
