@@ -30,7 +30,7 @@ CAUSES = (
     "Products take longer in the tables than one by one in the networks' traces on the same GPUs, but for the V100.",
     "No table has a backward pass, dropout or an embedding.",
 )
-_FOLDERS = {
+FOLDERS = {
     "a100-pcie": "NVIDIA_A100_80GB_PCIe",
     "h100-sxm": "NVIDIA_H100_80GB_HBM3",
     "l4": "NVIDIA_L4",
@@ -51,9 +51,9 @@ def devices() -> list[Device]:
             sweeps=(),
             ranks=1,
             ranks_per_node=1,
-            borrows={"fp32": tuple(other for other in _FOLDERS if other != name)},
+            borrows={"fp32": tuple(other for other in FOLDERS if other != name)},
         )
-        for name in _FOLDERS
+        for name in FOLDERS
     ]
 
 
@@ -68,7 +68,7 @@ def written(
     for each in wanted:
         path = build(each, regressors[each.name], data, work)
         write_profile(path, msgspec.structs.replace(read_profile(path), network=networks))
-        found[_FOLDERS[each.name]] = path
+        found[FOLDERS[each.name]] = path
     return found
 
 

@@ -93,6 +93,12 @@ class Case(NamedTuple):
         return f"d{self.data}t{self.tensor}p{self.stages}"
 
     @property
+    def kind(self) -> str:
+        """Of runs alike: width and axes."""
+        axes = {"data": self.data, "tensor": self.tensor, "pipeline": self.stages}
+        return f"h{self.hidden}: {' and '.join(axis for axis, degree in axes.items() if degree > 1)}"
+
+    @property
     def micro_batches(self) -> int:
         """Of a replica."""
         return self.batch // (self.data * self.micro_batch)
@@ -367,10 +373,9 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
             continue
         network = read_network(work / f"{case.model.rpartition(':')[2]}.json")
         first = (with_host.predicted(case, "simulate, five runs' host"), by_flops(network, case))
-        runs.append((case, Run(case.name, answers[case], first)))
-        others.append(
-            Run(case.name, answers[case], (without.predicted(case, "simulate, no run"), by_flops(network, case)))
-        )
+        runs.append((case, Run(case.name, answers[case], first, group=case.kind)))
+        second = (without.predicted(case, "simulate, no run"), by_flops(network, case))
+        others.append(Run(case.name, answers[case], second, group=case.kind))
     told = f"Dispatch: {dispatch.forward_s * 1e6:.1f} us an operation, deviation {dispatch.relative_sd:.1%}, from "
     causes = (told + "; ".join(dispatch.runs) + ".", best_of_sets(runs), *CAUSES)
     inputs = "operators of Perlmutter, and all-reduce tables of vTrain"

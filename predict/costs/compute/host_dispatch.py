@@ -28,7 +28,7 @@ Bools = NDArray[np.bool_]
 
 UNMEASURED = Dispatch(forward_s=50e-6, backward_s=100e-6, relative_sd=UNKNOWN_RELATIVE_SD, runs=())
 """Of a host that nobody measured: about the middle of two. In published traces of ResNet-50 and DLRM (``param``) the
-hosts of GPUs start an operation that runs a kernel every 73 us forward and 160 us backward; the profiler that wrote
+hosts of GPUs start an operation that runs a kernel every 73 us forward and 163 us backward; the profiler that wrote
 them slows the host. A CPU host without one takes 18 us (the median of three networks), and the shortest published
 kernel 7 us. Twice as much and nothing are both within the interval."""
 ALONE_RELATIVE_SD = 0.13
