@@ -144,7 +144,7 @@ def _linear(name: str, features: int) -> Layer:
 
 
 def test_queries_keys_and_values_share_one_product() -> None:
-    share = {"efficient_factor": 0.5, "gbps": 8}
+    share = {"efficient_factor": 0.5, "gbps": 8, "latency_us": 30}
     system = {"accelerator": {"bandwidth": {"default": share, "ce_fusion": share}}}
     times = {
         ("linear", stage, (1, 4, 0, 8, 12)): seconds
@@ -157,6 +157,8 @@ def test_queries_keys_and_values_share_one_product() -> None:
     assert sum(each.backward_s for each in found) == pytest.approx(9.0)
     # Of the head, whose products were timed whole, a rank has a quarter.
     assert prices._seconds(_linear("head", 25), "FW") == pytest.approx(5.0)
+    # A kernel that memory bounds takes its latency too.
+    assert prices._moved_s(2**32, "default") == pytest.approx(1 + 30e-6)
 
 
 def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
@@ -225,7 +227,20 @@ def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
 def test_a_summary_has_a_row_a_set() -> None:
     runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
     text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
-    assert text.endswith("| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n")
+    assert "| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n" in text
+    assert text.endswith("| mean of sets | | | | 100.0% hold, half-width 18.2% |\n")
+
+
+def test_a_large_set_has_a_row_a_group() -> None:
+    def of(name: str, group: str, predicted: float, half: float) -> Run:
+        return Run(name, 1.0, (Predicted("a", predicted, (predicted - half, predicted + half)),), group=group)
+
+    runs = (of("one", "t", 1.1, 0.2), of("two", "t", 0.8, 0.1), of("three", "d", 1.0, 0.1))
+    lines = table(PublishedSet("T", "who", "what", (), runs))
+    assert "| d | 1 | 0.0% | +0.0% | +0.0%, +0.0% | 100.0% | 10.0% |" in lines
+    assert "| t | 2 | 15.0% | -5.0% | -20.0%, +10.0% | 50.0% | 15.3% |" in lines
+    assert any(line.startswith("| all | 3 | 10.0% |") for line in lines)
+    assert not any("one" in line for line in lines)
 
 
 def _gpt_run(degrees: str, *, batch: int = 8, hidden: int = 1024) -> vtrain.Case:
