@@ -13,6 +13,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def _outermost(operations: list[Event], launches: list[Event], thread: int) -> I
 
 def _median_gap_us(operations: list[Event]) -> float:
     starts = [each["ts"] for each in operations]
-    return statistics.median(after - before for before, after in zip(starts, starts[1:], strict=False))
+    return statistics.median(after - before for before, after in pairwise(starts))
 
 
 def timed_twice(data: Path) -> dict[str, float]:
@@ -106,9 +107,11 @@ def lines(data: Path) -> list[str]:
         "## What is unknown of a GPU that no iteration was timed on",
         "",
         "No answer is among these. Products of a trace by the table of kernels of its GPU, over the same one by one:",
-        f"{'; '.join(shown)}. Root mean square of logarithms {apart:.3f}, so {apart / math.sqrt(2):.3f} for one of two.",
+        f"{'; '.join(shown)}. Root mean square of logarithms {apart:.3f}, so {apart / math.sqrt(2):.3f}"
+        " for one of two.",
         "",
-        "Microseconds from an operation that runs a kernel to the next, forward and backward, in traces of ResNet-50 and"
-        f" DLRM (facebookresearch/param @ 1e115ffc, MIT), the mean of the two: {middle[0]:.0f} and {middle[1]:.0f}.",
+        "Microseconds from an operation that runs a kernel to the next, forward and backward, in traces of ResNet-50"
+        " and DLRM (facebookresearch/param @ 1e115ffc, MIT), the mean of the two:"
+        f" {middle[0]:.0f} and {middle[1]:.0f}.",
         "",
     ]

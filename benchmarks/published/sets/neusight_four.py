@@ -33,8 +33,9 @@ NEEDS = (TRACE, *SWEEPS)
 SWEPT = "odissei-benchmarks/nccl-tests @ 6df4cb51"
 CAUSES = (
     "Tables of kernels come first since these results were seen: they have kernels of other batches and parts.",
-    "By the trace: beyond one sample, which was traced alone, predict takes time as proportional to the local batch. Larger kernels"
-    " reach more of the peak: of BERT-large's block, traced on the same GPU, 8 samples take 2.97 times as long as 2.",
+    "By the trace: beyond one sample, which was traced alone, predict takes time as proportional to the local"
+    " batch. Larger kernels reach more of the peak: of BERT-large's block, traced on the same GPU, 8 samples take 2.97"
+    " times as long as 2.",
     "Tensor parallelism cuts the vocabulary; whether the published run did is not said.",
 )
 PLACE = Place("NVIDIA H100 80GB HBM3", 80_000_000_000, "h100")

@@ -107,11 +107,10 @@ def _by_group(runs: Sequence[Run]) -> list[str]:
         own = [run for run in runs if name in (run.group, "all")]
         size, signed = mean_error(own, 0)
         errors = [run.error() for run in own]
+        ends = f"{min(errors):+.1%}, {max(errors):+.1%}"
         held = coverage(own)
         intervals = f"{held[0] / held[1]:.1%} | {held[2]:.1%}" if held else "- | -"
-        lines.append(
-            f"| {name} | {len(own)} | {size:.1%} | {signed:+.1%} | {min(errors):+.1%}, {max(errors):+.1%} | {intervals} |"
-        )
+        lines.append(f"| {name} | {len(own)} | {size:.1%} | {signed:+.1%} | {ends} | {intervals} |")
     return lines
 
 

@@ -41,8 +41,8 @@ SHARE_OF_PEAK = 0.5
 HALVES: tuple[KernelStage, ...] = ("FW", "BW_input", "BW_weight")
 GIB = 2**30
 CAUSES = (
-    "The system file's latency of kernels that memory bounds counts since results had been seen. Without it pipelines were"
-    " 3.3% and tensor-parallel runs 11.2% off, all too short.",
+    "The system file's latency of kernels that memory bounds counts since results had been seen. Without it pipelines"
+    " were 3.3% and tensor-parallel runs 11.2% off, all too short.",
     "The head's parts take their share of the whole products' time: the file has them for a padded vocabulary.",
     "Norms and sums are whole on every rank. Where Megatron-LM cuts the sequence they are not, but inputs are gathered"
     " again in backward; no input says whether it did.",

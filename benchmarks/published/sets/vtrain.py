@@ -55,9 +55,7 @@ SHARE_OF_PEAK = 0.5
 SHEET = "a100-sxm-80gb"
 OF_HOST = {"d2t1p1", "d1t2p1", "d1t1p2", "d1t4p1", "d1t8p1"}
 """Degrees of the runs that dispatch is fitted to, one each."""
-CAUSES = (
-    "No table has dropout, copies that make a tensor contiguous, or what a host takes for a collective.",
-)
+CAUSES = ("No table has dropout, copies that make a tensor contiguous, or what a host takes for a collective.",)
 MAPPING = """tool: published tables
 about: times as they are published
 device: "{gpu}"
