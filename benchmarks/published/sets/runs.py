@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+SHOWN = 2
+"""Of runs that are not predicted for one reason, how many are named."""
+
+
 class Predicted(NamedTuple):
     """One prediction of a run, in seconds (or a ratio, in sets of ratios), and its 90% interval if it has one."""
 
@@ -94,7 +98,8 @@ def table(found: PublishedSet) -> list[str]:
     left = [run for run in found.runs if not run.predicted]
     for why in dict.fromkeys(run.remark for run in left):
         names = [run.name for run in left if run.remark == why]
-        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names)}")
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names[:SHOWN])}{more}")
     return [*lines, *(f"- {cause}" for cause in found.causes), ""]
 
 
