@@ -35,7 +35,7 @@ CAUSES = (
     "A trace has one time of each operation: the interval has what kernels alone leave open, and an unmeasured host.",
     "That launches are taken off was decided when the errors of plain sums had been seen.",
     "On the A100 all that is missing is in forward. Its table of kernels, of the same authors, has forward products 14"
-    " to 23% longer than its traces, so that these were timed in a faster state of the GPU.",
+    " to 23% longer than its traces: a part of it, and no input says what else.",
 )
 SHARE_OF_PEAK = 0.5
 """Of the simplest prediction: FLOPs of products over half of the fp32 peak, whatever the GPU."""
