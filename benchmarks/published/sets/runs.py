@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
 SHOWN = 2
 """Of runs that are not predicted for one reason, how many are named."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain
+from sets import evidence, llm_foundry, neusight, neusight_four, primus, simumax, vtrain
 from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
 from shipped.compact_fit import fit_compact
 
@@ -304,3 +305,26 @@ def test_many_shapes_give_small_trees_where_these_are_closer(tmp_path: Path) -> 
 def test_fewer_than_nine_shapes_give_no_compact_fit() -> None:
     shapes = [linear_kernel(32 * number) for number in range(1, 9)]
     assert fit_compact(timed_shapes(shapes, [law_s(shape) for shape in shapes], "fp32"), "0") is None
+
+
+def test_the_dispatch_of_a_trace_is_the_gap_between_launching_operations(tmp_path: Path) -> None:
+    """A view launches nothing, an operation inside of another is a part of it, and backward has its own thread."""
+
+    def operation(thread: int, at_us: int, name: str, number: int | None) -> dict[str, object]:
+        arguments = {} if number is None else {"Sequence number": number}
+        return {"ph": "X", "cat": "cpu_op", "tid": thread, "ts": at_us, "dur": 10, "name": name, "args": arguments}
+
+    def launch(thread: int, at_us: int) -> dict[str, object]:
+        return {"ph": "X", "cat": "cuda_runtime", "tid": thread, "ts": at_us, "dur": 1, "name": "cudaLaunchKernel"}
+
+    events = [operation(1, at, "aten::linear", number) for number, at in enumerate((0, 40, 80))]
+    events += [launch(1, at + 5) for at in (0, 40, 80)]
+    events += [operation(1, at, "aten::view", 9) for at in (15, 25, 55)]
+    events += [{**operation(1, 2, "aten::addmm", 0), "dur": 6}]
+    backward = "autograd::engine::evaluate_function: AddmmBackward0"
+    events += [operation(2, at, backward, number) for number, at in enumerate((200, 290, 380))]
+    events += [launch(2, at + 5) for at in (200, 290, 380)]
+    path = tmp_path / "kineto" / "trace.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert evidence.dispatch_us(tmp_path) == {"trace": (40, 90)}
