@@ -4,7 +4,7 @@
 
 Nothing is fitted to an answer: each set (``SETS``) reads answers once its predictions stand. Beside them stand the
 simplest prediction, FLOPs over a constant share of the peak, and what the publishers' own tool said, where the data
-have it. Data that are absent are said to be. A few minutes a set.
+have it. Data that are absent are said to be. A few minutes a set, of which vTrain's is the longest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain  # noqa: E402
+from sets import evidence, llm_foundry, neusight, neusight_four, neusight_kernels, primus, simumax, vtrain  # noqa: E402
 from sets.runs import PublishedSet, summary, table  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 
 SETS = {
     "neusight": neusight,
+    "neusight-kernels": neusight_kernels,
     "neusight-four": neusight_four,
     "simumax": simumax,
     "llm-foundry": llm_foundry,
@@ -47,6 +48,8 @@ def report(data: Path, names: list[str]) -> str:
             found = SETS[name].published(data, Path(work) / name)
         sets += found
         lines += [line for each in found for line in table(each)]
+    if names == list(SETS) and all((data / path).exists() for path in evidence.NEEDS):
+        lines += evidence.lines(data)
     return "\n".join([*(summary(sets) if sets else ()), *lines])
 
 

@@ -57,16 +57,16 @@ MADE = "2026-11-25T00:00:00Z"
 FOLDER = ROOT / "calibrate" / "profile" / "shipped" / "data"
 
 
-def all_regressors(data: Path) -> dict[str, Regressors]:
+def all_regressors(data: Path, devices: Sequence[Device] = DEVICES) -> dict[str, Regressors]:
     """Of every device: its own tables', like products', and those of the device that it borrows from."""
-    pairs = {device.name: own_regressors(read_records(device, data)) for device in DEVICES}
+    pairs = {device.name: own_regressors(read_records(device, data)) for device in devices}
     own = {name: pair[0] for name, pair in pairs.items()}
     like_error = like_product_error(own.values(), [pair[1] for pair in pairs.values()])
-    errors = transfer_errors({device.name: (device, own[device.name]) for device in DEVICES})
+    errors = transfer_errors({device.name: (device, own[device.name]) for device in devices})
     whole = {name: combined(*pair, like_error) for name, pair in pairs.items()}
-    by_name = {device.name: device for device in DEVICES}
+    by_name = {device.name: device for device in devices}
     found = {}
-    for device in DEVICES:
+    for device in devices:
         of_device = dict(whole[device.name])
         for donor in dict.fromkeys(name for names in device.borrows.values() for name in names):
             of_device |= borrowed(of_device, device, by_name[donor], whole[donor], errors)
@@ -135,7 +135,7 @@ def _source(table: Table, kind: str, data: Path) -> Source:
 def _published(
     device: Device, models: Sequence[KernelModel], fits: Sequence[CommunicationFit], bad: Sequence[str]
 ) -> Published:
-    by_name = {table.name: table for each in DEVICES for table in (*each.kernels, *each.sweeps)}
+    by_name = {table.name: table for each in (*DEVICES, device) for table in (*each.kernels, *each.sweeps)}
     holds: dict[str, list[str]] = {}
     for model in models:
         name, _, how = str(model.published).partition(", ")

@@ -224,7 +224,7 @@ def _dispatch(
         for phase, phase_s in zip(("FW", "BW"), phases_s, strict=True)
     )
     spread = float(np.subtract(*np.percentile(whole_s, [75, 25]))) * IQR_TO_SD / float(np.median(whole_s))
-    return Dispatch(forward_s=forward_s, backward_s=backward_s, relative_sd=spread, runs=())
+    return Dispatch(forward_s=forward_s, backward_s=backward_s, relative_sd=spread, timed=True)
 
 
 def _model_time(

@@ -111,13 +111,15 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         forward_s, backward_s: of one operation. relative_sd: of both together.
-        runs: training runs that they were fitted to, which nothing may be judged by; empty where a host was timed.
+        runs: training runs that they were fitted to, which nothing may be judged by.
+        timed: whether they are of a host that was timed; neither that nor fitted, they are somebody's guess.
     """
 
     forward_s: Seconds
     backward_s: Seconds
     relative_sd: Relative
-    runs: tuple[str, ...]
+    runs: tuple[str, ...] = ()
+    timed: bool = False
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

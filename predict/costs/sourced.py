@@ -86,7 +86,7 @@ class Cost(NamedTuple):
     Attributes:
         seconds: with all adjustments in. independent_sd_s: spread of its own.
         batch_sd_s: what interpolating or scaling over the batch leaves open, shared by all works that it touched.
-        method_sd_s: what another scaling, or a roofline, leaves open, shared likewise.
+        method_sd_s: what another scaling, or a roofline, leaves open, shared by all works of the same ``method``.
         adjustments: what single effects changed of the seconds. base_source: of the seconds before; None for the same.
     """
 
@@ -98,6 +98,7 @@ class Cost(NamedTuple):
     remarks: tuple[Remark, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
     base_source: Source | None = None
+    method: str = ""
 
     @property
     def origin(self) -> Source:

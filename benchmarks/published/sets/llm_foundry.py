@@ -96,7 +96,7 @@ def profile(data: Path, smallest: Row, sweeps: Path, work: Path) -> Path:
     run("paradl_bench", "describe", model_of(smallest), "-o", str(work / "network.json"))
     network = read_network(work / "network.json")
     timed = timed_layers(network, smallest, network.input_shape[0])
-    write_layers(work / "layers", data / RUNS, network, timed, PLACE, "bf16", smallest.micro_batch)
+    write_layers(work / "layers", data / RUNS, network, timed, PLACE, "bf16", smallest.micro_batch, "in_situ")
     fitted = work / "profile.json"
     run("calibrate", "fit", str(work / "layers"), str(sweeps), "--force", "-o", str(fitted))
     return fitted

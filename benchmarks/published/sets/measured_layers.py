@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paradl_bench.importers.importer import Imported, Importer, load_file, times_in_situ
+from paradl_bench.importers.importer import Imported, Importer, load_file
 from paradl_bench.importers.writing import FileRead, write_import
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.records.measurement import Environment
+from paradl_bench.records.measurement import Environment, Mode
+from paradl_bench.records.samples import LayerSamples
 
 
 class Place(NamedTuple):
@@ -31,21 +32,38 @@ class Timed(NamedTuple):
 
 
 def write_layers(
-    folder: Path, source: Path, network: ModelGraph, timed: Sequence[Timed], place: Place, dtype: str, batch: int = 1
+    folder: Path,
+    source: Path,
+    network: ModelGraph,
+    timed: Sequence[Timed],
+    place: Place,
+    dtype: str,
+    batch: int = 1,
+    mode: Mode = "isolated",
 ) -> None:
     """Write times of layers; what the network has beside them took none.
 
     Args:
         source: the file that they are from.
+        mode: of operations that were timed one by one, unless they are parts of an iteration's time.
     """
     known = {each.layer.name for each in timed if not each.shard}
     others = [Timed(layer, 0.0, 0.0) for layer in network.layers if layer.name not in known]
     held = Imported(rows=len(timed), networks=[network])
     for layer, forward_s, backward_s, shard in (*timed, *others):
-        times_of = partial(times_in_situ, model=network.name, layer=layer.name, operation=layer.operation)
+        times_of = partial(LayerSamples, mode=mode, model=network.name, layer=layer.name, operation=layer.operation)
         for phase, seconds in (("FW", forward_s), ("BW", backward_s)):
             held.layers.append(
-                times_of(phase=phase, batch=batch, dtype=dtype, rank=0, samples_s=(seconds,), shard=shard)
+                times_of(
+                    phase=phase,
+                    batch=batch,
+                    dtype=dtype,
+                    rank=0,
+                    ranks_on_host=1,
+                    block=0,
+                    samples_s=(seconds,),
+                    shard=shard,
+                )
             )
     environment = Environment(
         device="cuda",

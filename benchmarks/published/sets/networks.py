@@ -32,6 +32,27 @@ def gpt2_large() -> torch.nn.Module:
     return build_language_model("gpt2", n_embd=1280, n_layer=36, n_head=20, attn_implementation=PRODUCTS)
 
 
+def bert_large() -> torch.nn.Module:
+    """BERT-large, as NeuSight's authors traced it, as are the three that follow."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    return build_language_model("bert", **sizes, attn_implementation=PRODUCTS)
+
+
+def _gpt3(width: int, blocks: int, heads: int) -> torch.nn.Module:
+    sizes = {"n_embd": width, "n_layer": blocks, "n_head": heads, "n_positions": 2048}
+    return build_language_model("gpt2", **sizes, attn_implementation=PRODUCTS)
+
+
+gpt3_xl, gpt3_27 = partial(_gpt3, 3072, 24, 24), partial(_gpt3, 2560, 32, 32)
+
+
+def opt_13() -> torch.nn.Module:
+    """OPT 1.3B, as a GPT-2 of its sizes with its activation: queries, keys and values are of one product."""
+    sizes = {"n_embd": 2048, "n_layer": 24, "n_head": 32, "n_positions": 2048, "vocab_size": 50_272}
+    how = {"activation_function": "relu", "attn_pdrop": 0.0, "attn_implementation": PRODUCTS}
+    return build_language_model("gpt2", **sizes, **how)
+
+
 class _Block(torch.nn.Module):
     """A block of Llama; positions are not rotated."""
 

@@ -1,23 +1,26 @@
 """NeuSight: GPT-2 large with a global mini-batch of 4 on four H100 of one node, by data, tensor and pipeline axes.
 
-Inputs are the operations of one block, embedding and head, timed at one sample on one H100 (launches taken off, as in
-the set of one GPU), and nccl-tests of another node with four H100 of the same kind. Each operation of the trace goes to
-the layer of the tool's own trace of the network that does the same; what that lacks, as questions to the host, goes to
-the layer behind. Other local mini-batches and parts of layers are then as ``predict`` scales them.
+Inputs are nccl-tests of another node with four H100 of the same kind, and either NeuSight's tables of kernels, or the
+operations of one block, embedding and head, timed at one sample on one H100 (launches taken off, as in the set of one
+GPU). Each operation of the trace goes to the layer of the tool's own trace of the network that does the same; what that
+lacks, as questions to the host, goes to the layer behind. Other local mini-batches and parts of layers are then as
+``predict`` scales them.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from public.toolkit import run
-from sets import neusight
+from sets import neusight, neusight_kernels
 from sets.measured_layers import Place, Timed, write_layers
 from sets.runs import Predicted, PublishedSet, Run
+from shipped.tables import Table
 
 from paradl_bench.network.graph import Layer, ModelGraph, read_network
 
@@ -27,9 +30,12 @@ SWEEPS = tuple(
     for name in ("all_reduce", "all_gather_perf", "reduce_scatter_perf")
 )
 NEEDS = (TRACE, *SWEEPS)
+SWEPT = "odissei-benchmarks/nccl-tests @ 6df4cb51"
 CAUSES = (
-    "Beyond one sample, which was traced alone, predict takes time as proportional to the local batch. Larger kernels"
-    " reach more of the peak: of BERT-large's block, traced on the same GPU, 8 samples take 2.97 times as long as 2.",
+    "Tables of kernels come first since these results were seen: they have kernels of other batches and parts.",
+    "By the trace: beyond one sample, which was traced alone, predict takes time as proportional to the local"
+    " batch. Larger kernels reach more of the peak: of BERT-large's block, traced on the same GPU, 8 samples take 2.97"
+    " times as long as 2.",
     "Tensor parallelism cuts the vocabulary; whether the published run did is not said.",
 )
 PLACE = Place("NVIDIA H100 80GB HBM3", 80_000_000_000, "h100")
@@ -136,26 +142,43 @@ def link_file(fitted: Path, path: Path) -> Path:
     return path
 
 
-def predicted(fitted: Path, strategy: str, *options: str) -> Predicted:
+def profile_of_kernels(data: Path, work: Path) -> Path:
+    """The profile of NeuSight's tables of kernels on the H100 and the same sweeps."""
+    made = neusight_kernels.devices()
+    (one,) = (each for each in made if each.device_name == PLACE.device_name)
+    files = tuple(str(path) for path in SWEEPS)
+    table = Table(name="nccl-tests", source=SWEPT, licence="BSD-3", files=files, reader="nccl-tests", level="node")
+    four = dataclasses.replace(one, sweeps=(table,), ranks=4, ranks_per_node=4)
+    (path,) = neusight_kernels.written(data, made, [four], {"gpt2_large"}, work).values()
+    return path
+
+
+def predicted(by: str, fitted: Path, strategy: str, *options: str) -> Predicted:
     """Forward, backward and communication of an iteration; no weight update is among the answers."""
     about = ("--from-profile", str(fitted), "--model", "sets.networks:gpt2_large", "--strategy", strategy)
     told = json.loads(run("predict", *about, "--batch", "4", "--backend", "nccl", *options, "--json"))[0]
     without_s = told["phases_s"].get("WU", 0.0)
     low, high = (edge - without_s for edge in told["interval_s"])
-    return Predicted("simulate", told["iteration_s"] - without_s, (low, high))
+    return Predicted(by, told["iteration_s"] - without_s, (low, high))
 
 
 def predictions(data: Path, work: Path) -> dict[str, list[Predicted]]:
-    """By the answers' names: as predicted, and by FLOPs over a constant share of the peak."""
-    fitted = profile(data, work)
+    """By the answers' names: from kernels, from the trace, and by FLOPs over a constant share of the peak."""
+    profiles = {
+        "simulate, from kernels": profile_of_kernels(data, work / "kernels"),
+        "simulate, from the trace": profile(data, work / "trace"),
+    }
     single = neusight.by_flops(data / TRACE)
     # One micro-batch passes through the stages one after the other; else four ranks share the work of four samples.
     flops_s = single.forward_s + single.backward_s
-    link = ("--cluster", str(link_file(fitted, work / "cluster.yaml")))
     found = {}
     for name, told in STRATEGIES.items():
-        by_flops = Predicted("FLOPs", flops_s * (4 if "--micro-batches" in told else 1))
-        found[name] = [predicted(fitted, *told, *(link if "--micro-batches" in told else ())), by_flops]
+        staged = "--micro-batches" in told
+        found[name] = []
+        for by, fitted in profiles.items():
+            link = ("--cluster", str(link_file(fitted, fitted.with_name("cluster.yaml")))) if staged else ()
+            found[name].append(predicted(by, fitted, *told, *link))
+        found[name].append(Predicted("FLOPs", flops_s * (4 if staged else 1)))
     return found
 
 
@@ -171,7 +194,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     found_set = PublishedSet(
         title="NeuSight, four H100 of one node",
         cited=neusight.CITED,
-        inputs="operations traced on one H100 and nccl-tests of a node of four (odissei-benchmarks/nccl-tests)",
+        inputs=f"tables of kernels, or operations traced on one H100, and nccl-tests of a node of four ({SWEPT})",
         causes=CAUSES,
         runs=tuple(Run(f"gpt2_large {name}", read_answer(data, name), tuple(each)) for name, each in found.items()),
     )

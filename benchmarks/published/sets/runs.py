@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+SHOWN = 2
+"""Of runs that are not predicted for one reason, how many are named."""
+
 
 class Predicted(NamedTuple):
     """One prediction of a run, in seconds (or a ratio, in sets of ratios), and its 90% interval if it has one."""
@@ -22,12 +25,14 @@ class Run(NamedTuple):
         measured: None where the set is named, but not predicted.
         predicted: the tool's own prediction first; all runs of a set have them by the same names.
         remark: of the first prediction's parts; of a run without predictions why there is none.
+        group: of a set with too many runs to list, what its rows are of.
     """
 
     name: str
     measured: float
     predicted: tuple[Predicted, ...] = ()
     remark: str = ""
+    group: str = ""
 
     def error(self, at: int = 0) -> float:
         """Of one prediction: signed, relative to what was measured."""
@@ -74,7 +79,9 @@ def table(found: PublishedSet) -> list[str]:
     """A row a run with signed errors, means, how intervals hold, and what is not predicted."""
     runs = [run for run in found.runs if run.predicted]
     lines = [f"## {found.title}", "", f"{found.cited}. From {found.inputs}.", ""]
-    if runs:
+    if runs and runs[0].group:
+        lines += _by_group(runs)
+    elif runs:
         names = [each.by for each in runs[0].predicted]
         lines += [f"| run | {found.measured_in} | {' | '.join(names)} | |", "|---|---|" + "---|" * (len(names) + 1)]
         for run in runs:
@@ -83,21 +90,39 @@ def table(found: PublishedSet) -> list[str]:
         means = [mean_error(runs, at) for at in range(len(names))]
         lines.append("| mean of errors' sizes | | " + " | ".join(f"{size:.1%}" for size, _ in means) + " | |")
         lines.append("| mean error, signed | | " + " | ".join(f"{signed:+.1%}" for _, signed in means) + " | |")
-        held = coverage(runs)
-        if held is not None:
-            lines += ["", f"Of {held[1]} 90% intervals {held[0]} hold; the median half-width is {held[2]:.1%}."]
-        lines.append("")
+    held = coverage(runs) if runs else None
+    if held is not None:
+        lines += ["", f"Of {held[1]} 90% intervals {held[0]} hold; the median half-width is {held[2]:.1%}."]
+    lines += [""] if runs else []
     left = [run for run in found.runs if not run.predicted]
     for why in dict.fromkeys(run.remark for run in left):
         names = [run.name for run in left if run.remark == why]
-        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names)}")
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"- Not predicted ({len(names)}), {why}: {', '.join(names[:SHOWN])}{more}")
     return [*lines, *(f"- {cause}" for cause in found.causes), ""]
+
+
+def _by_group(runs: Sequence[Run]) -> list[str]:
+    """A row a group, of the first prediction: means of errors, the farthest off, and how intervals hold."""
+    lines = ["| runs | how many | mean of errors' sizes | signed | from, to | 90% intervals hold | half-width |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    groups = sorted({run.group for run in runs})
+    for name in (*groups, "all"):
+        own = [run for run in runs if name in (run.group, "all")]
+        size, signed = mean_error(own, 0)
+        errors = [run.error() for run in own]
+        ends = f"{min(errors):+.1%}, {max(errors):+.1%}"
+        held = coverage(own)
+        intervals = f"{held[0] / held[1]:.1%} | {held[2]:.1%}" if held else "- | -"
+        lines.append(f"| {name} | {len(own)} | {size:.1%} | {signed:+.1%} | {ends} | {intervals} |")
+    return lines
 
 
 def summary(sets: Sequence[PublishedSet]) -> list[str]:
     """A row a set: how many runs are predicted, mean errors of all predictions, and how intervals hold."""
     lines = ["| set | runs predicted | mean of errors' sizes, and signed, of the first | others | 90% intervals |"]
     lines.append("|---|---|---|---|---|")
+    shares, widths = [], []
     for found in sets:
         runs = [run for run in found.runs if run.predicted]
         if not runs:
@@ -106,7 +131,12 @@ def summary(sets: Sequence[PublishedSet]) -> list[str]:
         (by, size, signed), *others = means
         beside = ", ".join(f"{other} {mean:.1%}" for other, mean, _ in others)
         held = coverage(runs)
+        shares += [held[0] / held[1]] if held else []
+        widths += [held[2]] if held else []
         intervals = f"{held[0]} of {held[1]} hold, half-width {held[2]:.1%}" if held else "none"
         count = f"{len(runs)} of {len(found.runs)}"
         lines.append(f"| {found.title} | {count} | {by} {size:.1%}, {signed:+.1%} | {beside} | {intervals} |")
+    if shares:
+        held_in_mean = f"{statistics.fmean(shares):.1%} hold, half-width {statistics.fmean(widths):.1%}"
+        lines.append(f"| mean of sets | | | | {held_in_mean} |")
     return [*lines, ""]

@@ -40,6 +40,7 @@ from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.devices.sheet import device_sheet
 from paradl_bench.strategies.tensor.plan import PLANNER
 from predict.api.loaded_profile import load_profile
+from predict.costs.compute.host_dispatch import UNMEASURED
 
 RUNS = Path("vtrain-a100", "ground_truth_single_half.csv")
 OPERATORS = Path("transformer-operators", "Perlmutter", "operator")
@@ -54,10 +55,7 @@ SHARE_OF_PEAK = 0.5
 SHEET = "a100-sxm-80gb"
 OF_HOST = {"d2t1p1", "d1t2p1", "d1t1p2", "d1t4p1", "d1t8p1"}
 """Degrees of the runs that dispatch is fitted to, one each."""
-CAUSES = (
-    "Tensor parallelism cuts the head as the tool does; Megatron-LM cuts the vocabulary.",
-    "No table has dropout, copies that make a tensor contiguous, or what a host takes for a collective.",
-)
+CAUSES = ("No table has dropout, copies that make a tensor contiguous, or what a host takes for a collective.",)
 MAPPING = """tool: published tables
 about: times as they are published
 device: "{gpu}"
@@ -91,6 +89,12 @@ class Case(NamedTuple):
     def degrees(self) -> str:
         """Data, tensor, pipeline."""
         return f"d{self.data}t{self.tensor}p{self.stages}"
+
+    @property
+    def kind(self) -> str:
+        """Of runs alike: width and axes."""
+        axes = {"data": self.data, "tensor": self.tensor, "pipeline": self.stages}
+        return f"h{self.hidden}: {' and '.join(axis for axis, degree in axes.items() if degree > 1)}"
 
     @property
     def micro_batches(self) -> int:
@@ -272,15 +276,18 @@ def _links(data: Path, work: Path) -> Iterator[Path]:
         yield work / name
 
 
-class Predictor:
-    """Predictions from one profile, its host's dispatch replaced; None leaves it unmeasured."""
+NO_RUN = msgspec.structs.replace(UNMEASURED, backward_s=UNMEASURED.backward_s + UNMEASURED.forward_s)
+"""Of a host that nobody measured, where backward computes forward again."""
 
-    def __init__(self, path: Path, dispatch: Dispatch | None = None) -> None:
-        if dispatch is not None:
-            whole = read_profile(path)
-            device = msgspec.structs.replace(whole.devices[0], dispatch=dispatch)
-            path = path.with_name("with-host.json")
-            write_profile(path, msgspec.structs.replace(whole, devices=(device,)))
+
+class Predictor:
+    """Predictions from one profile with a host's dispatch."""
+
+    def __init__(self, path: Path, dispatch: Dispatch) -> None:
+        whole = read_profile(path)
+        device = msgspec.structs.replace(whole.devices[0], dispatch=dispatch)
+        path = path.with_name("with-host.json")
+        write_profile(path, msgspec.structs.replace(whole, devices=(device,)))
         self._profile = load_profile(path)
 
     def predicted(self, case: Case, by: str) -> Predicted:
@@ -357,17 +364,16 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     chosen = fitted_to(cases(data))
     answers = read_answers(data)
     dispatch = fit_dispatch(path, {case: answers[case] for case in chosen})
-    with_host, without = Predictor(path, dispatch), Predictor(path)
+    with_host, without = Predictor(path, dispatch), Predictor(path, NO_RUN)
     runs, others = [], []
     for case in cases(data):
         if case in chosen:
             continue
         network = read_network(work / f"{case.model.rpartition(':')[2]}.json")
         first = (with_host.predicted(case, "simulate, five runs' host"), by_flops(network, case))
-        runs.append((case, Run(case.name, answers[case], first)))
-        others.append(
-            Run(case.name, answers[case], (without.predicted(case, "simulate, no run"), by_flops(network, case)))
-        )
+        runs.append((case, Run(case.name, answers[case], first, group=case.kind)))
+        second = (without.predicted(case, "simulate, no run"), by_flops(network, case))
+        others.append(Run(case.name, answers[case], second, group=case.kind))
     told = f"Dispatch: {dispatch.forward_s * 1e6:.1f} us an operation, deviation {dispatch.relative_sd:.1%}, from "
     causes = (told + "; ".join(dispatch.runs) + ".", best_of_sets(runs), *CAUSES)
     inputs = "operators of Perlmutter, and all-reduce tables of vTrain"

@@ -124,7 +124,8 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, ask
         )
     remarks.append(Remark(text, in_situ is None and not asked))
     sd_s = found.seconds * found.relative_sd
-    alone = Cost(found.seconds, source_of(found), method_sd_s=sd_s, remarks=tuple(remarks))
+    # Each kind has regressors of its own, which are off independently.
+    alone = Cost(found.seconds, source_of(found), method_sd_s=sd_s, remarks=tuple(remarks), method=layer.kind)
     if in_situ is None:
         return alone
     seconds, relative_sd = found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd)

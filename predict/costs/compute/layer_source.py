@@ -145,7 +145,8 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
         how = f"; {sweep} measures such kernels" if sweep else ", nor is there a sweep of such kernels"
         text = f"{layers.asked}: no regressor answers for {layer.kind}, the roofline stands for it{how}"
         remarks = (Remark(text, True, layer.name),) if bound_s else ()
-    return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * UNKNOWN_RELATIVE_SD, remarks=remarks)
+    sd_s = bound_s * UNKNOWN_RELATIVE_SD
+    return Cost(bound_s, Source.ROOFLINE, method_sd_s=sd_s, remarks=remarks, method="roofline")
 
 
 def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: Sequence[Device]) -> Cost:
@@ -161,7 +162,7 @@ def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: 
         text, name = "no operation of the kind was measured, a roofline stands for it", layer.name
     remarks = (Remark(text, True, name),) if bound_s or not by_sheet else ()
     source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
-    return Cost(bound_s, source, method_sd_s=bound_s * relative_sd, remarks=remarks)
+    return Cost(bound_s, source, method_sd_s=bound_s * relative_sd, remarks=remarks, method="roofline")
 
 
 def nothing_for(layers: LayersFrom, network: ModelGraph, kinds: Iterable[str], batch: int | None = None) -> UserError:

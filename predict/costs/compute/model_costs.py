@@ -152,7 +152,7 @@ class ModelCosts:
             return Spread(_common_sd(of_shard), (of_shard.remainder_relative,))
         near = self._near(batch, ranks_on_host)
         if near is None:
-            return Spread(0.0, (0.0,))
+            return Spread(self.unmeasured.common_relative_sd, (0.0,))
         if near.model == self._own_name:
             return Spread(_common_sd(near), (near.remainder_relative,))
         others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]

@@ -13,7 +13,7 @@ from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.records.measurement import networks_not_whole
-from predict.costs.compute.host_dispatch import dispatch_of
+from predict.costs.compute.host_dispatch import alone_relative_sd, dispatch_of
 from predict.costs.compute.kernel_costs import KernelCosts, source_of
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom, nothing_for
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
@@ -54,6 +54,11 @@ class UnmeasuredCosts:
         self._dtype = kept_dtype(dtype)
         self._kernels = KernelCosts(profile.kernel_models, self._dtype)
 
+    @property
+    def common_relative_sd(self) -> float:
+        """What all that computes shares."""
+        return alone_relative_sd(self._profile)
+
     def between(self) -> Cost:
         """Seconds between operations: none where the profile holds imported layers.
 
@@ -83,7 +88,7 @@ class UnmeasuredCosts:
             whose = f" of {regressed.published}" if regressed.published else ""
             remark = Remark(f"{what}: {why}, regressed from kernels{whose}{beyond}", bool(regressed.extrapolated))
             sd_s = regressed.seconds * regressed.relative_sd
-            return Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=(remark,))
+            return Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=(remark,), method=what)
         bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
         if bandwidth is None and not self._from.measured:
             raise nothing_for(self._from, self._network, [shape.kind])
@@ -94,4 +99,5 @@ class UnmeasuredCosts:
         of_sheet = " by the data sheet" if by_sheet else ""
         remark = Remark(f"{what}: {why}, at the bandwidth of memory{of_sheet}", True)
         source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
-        return Cost(seconds, source, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))
+        sd_s = seconds * UNKNOWN_RELATIVE_SD
+        return Cost(seconds, source, method_sd_s=sd_s, remarks=(remark,), method="roofline")

@@ -39,9 +39,11 @@ def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
     shifts: dict[str, Floats] = {
         "compute, all layers": np.where(is_communication, 0.0, seconds * common_relative_sd),
         "batch": np.array([part.cost.batch_sd_s for part in parts], float),
-        "scaling": np.array([part.cost.method_sd_s for part in parts], float),
     }
     for index, part in enumerate(parts):
+        if part.cost.method_sd_s:
+            method = f"scaling, {part.cost.method}" if part.cost.method else "scaling"
+            shifts.setdefault(method, np.zeros(count))[index] = part.cost.method_sd_s
         for name, shift in part.modes:
             shifts.setdefault(name, np.zeros(count))[index] += shift
     none = np.zeros(count)

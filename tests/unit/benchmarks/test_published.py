@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import llm_foundry, neusight, neusight_four, primus, simumax, vtrain
+from sets import evidence, llm_foundry, neusight, neusight_four, primus, simumax, vtrain
 from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
 from shipped.compact_fit import fit_compact
 
@@ -144,7 +145,7 @@ def _linear(name: str, features: int) -> Layer:
 
 
 def test_queries_keys_and_values_share_one_product() -> None:
-    share = {"efficient_factor": 0.5, "gbps": 8}
+    share = {"efficient_factor": 0.5, "gbps": 8, "latency_us": 30}
     system = {"accelerator": {"bandwidth": {"default": share, "ce_fusion": share}}}
     times = {
         ("linear", stage, (1, 4, 0, 8, 12)): seconds
@@ -157,6 +158,8 @@ def test_queries_keys_and_values_share_one_product() -> None:
     assert sum(each.backward_s for each in found) == pytest.approx(9.0)
     # Of the head, whose products were timed whole, a rank has a quarter.
     assert prices._seconds(_linear("head", 25), "FW") == pytest.approx(5.0)
+    # A kernel that memory bounds takes its latency too.
+    assert prices._moved_s(2**32, "default") == pytest.approx(1 + 30e-6)
 
 
 def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
@@ -225,7 +228,20 @@ def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
 def test_a_summary_has_a_row_a_set() -> None:
     runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
     text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
-    assert text.endswith("| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n")
+    assert "| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n" in text
+    assert text.endswith("| mean of sets | | | | 100.0% hold, half-width 18.2% |\n")
+
+
+def test_a_large_set_has_a_row_a_group() -> None:
+    def of(name: str, group: str, predicted: float, half: float) -> Run:
+        return Run(name, 1.0, (Predicted("a", predicted, (predicted - half, predicted + half)),), group=group)
+
+    runs = (of("one", "t", 1.1, 0.2), of("two", "t", 0.8, 0.1), of("three", "d", 1.0, 0.1))
+    lines = table(PublishedSet("T", "who", "what", (), runs))
+    assert "| d | 1 | 0.0% | +0.0% | +0.0%, +0.0% | 100.0% | 10.0% |" in lines
+    assert "| t | 2 | 15.0% | -5.0% | -20.0%, +10.0% | 50.0% | 15.3% |" in lines
+    assert any(line.startswith("| all | 3 | 10.0% |") for line in lines)
+    assert not any("one" in line for line in lines)
 
 
 def _gpt_run(degrees: str, *, batch: int = 8, hidden: int = 1024) -> vtrain.Case:
@@ -289,3 +305,26 @@ def test_many_shapes_give_small_trees_where_these_are_closer(tmp_path: Path) -> 
 def test_fewer_than_nine_shapes_give_no_compact_fit() -> None:
     shapes = [linear_kernel(32 * number) for number in range(1, 9)]
     assert fit_compact(timed_shapes(shapes, [law_s(shape) for shape in shapes], "fp32"), "0") is None
+
+
+def test_the_dispatch_of_a_trace_is_the_gap_between_launching_operations(tmp_path: Path) -> None:
+    """A view launches nothing, an operation inside of another is a part of it, and backward has its own thread."""
+
+    def operation(thread: int, at_us: int, name: str, number: int | None) -> dict[str, object]:
+        arguments = {} if number is None else {"Sequence number": number}
+        return {"ph": "X", "cat": "cpu_op", "tid": thread, "ts": at_us, "dur": 10, "name": name, "args": arguments}
+
+    def launch(thread: int, at_us: int) -> dict[str, object]:
+        return {"ph": "X", "cat": "cuda_runtime", "tid": thread, "ts": at_us, "dur": 1, "name": "cudaLaunchKernel"}
+
+    events = [operation(1, at, "aten::linear", number) for number, at in enumerate((0, 40, 80))]
+    events += [launch(1, at + 5) for at in (0, 40, 80)]
+    events += [operation(1, at, "aten::view", 9) for at in (15, 25, 55)]
+    events += [{**operation(1, 2, "aten::addmm", 0), "dur": 6}]
+    backward = "autograd::engine::evaluate_function: AddmmBackward0"
+    events += [operation(2, at, backward, number) for number, at in enumerate((200, 290, 380))]
+    events += [launch(2, at + 5) for at in (200, 290, 380)]
+    path = tmp_path / "kineto" / "trace.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert evidence.dispatch_us(tmp_path) == {"trace": (40, 90)}

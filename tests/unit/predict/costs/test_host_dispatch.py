@@ -13,7 +13,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.costs.compute.host_dispatch import HOST_BOUND, UNMEASURED, dispatch_of
+from predict.costs.compute.host_dispatch import ALONE_RELATIVE_SD, HOST_BOUND, UNMEASURED, dispatch_of
 from predict.costs.cost_model import CostModel, PricedPlan
 
 KERNEL_S = 20e-6
@@ -100,14 +100,15 @@ def test_the_interval_reaches_where_the_host_just_starts_to_bind() -> None:
     (work,) = (index for index, each in found.plan.of_kind(FrameworkOverhead).items() if each.way == "FW")
     count = kernels(found, "FW")
     slow_s = count * 30e-6 + KERNEL_S - count * KERNEL_S
-    assert found.costs.sd_s[work] * found.costs.counts[work] == pytest.approx(slow_s / (2 * Z90))
+    by_host_s = np.sqrt(found.costs.sd_s[work] ** 2 - (ALONE_RELATIVE_SD * found.costs.seconds[work]) ** 2)
+    assert by_host_s * found.costs.counts[work] == pytest.approx(slow_s / (2 * Z90))
 
 
 def test_a_host_timed_beside_iterations_tells_of_all_models() -> None:
     made = make_profile(NETWORK, layer_times=layer_times(NETWORK, seconds=lambda *_: KERNEL_S))
     (device,) = made.devices
     timed = tuple(
-        msgspec.structs.replace(time, dispatch=msgspec.structs.replace(dispatch(50e-6), runs=()))
+        msgspec.structs.replace(time, dispatch=msgspec.structs.replace(dispatch(50e-6), runs=(), timed=True))
         for time in made.model_times
     )
     gpu = (msgspec.structs.replace(device, kind="cuda"),)
@@ -130,3 +131,21 @@ def test_a_cpu_and_measured_iterations_have_no_such_wait() -> None:
     assert seconds_of(of_cpu, FrameworkOverhead, "FW") == 0
     measured = msgspec.structs.replace(of_gpu(dispatch(1.0)), model_times=make_profile(NETWORK).model_times)
     assert price(measured).costs.total_s.sum() < 1.0
+
+
+def test_kernels_alone_are_off_together_until_an_iteration_is_timed() -> None:
+    def shared_s(profile: Profile) -> float:
+        found = price(profile).costs
+        mode = next((each for each in found.modes if each.name == "compute, all layers"), None)
+        return 0.0 if mode is None else float(mode.seconds @ found.counts)
+
+    alone = of_gpu(dispatch(1e-6))
+    assert shared_s(alone) == pytest.approx(ALONE_RELATIVE_SD * price(alone).costs.compute_s)
+    inside = tuple(msgspec.structs.replace(time, mode="in_situ") for time in alone.layer_times)
+    assert shared_s(msgspec.structs.replace(alone, layer_times=inside)) == 0
+    assert shared_s(of_gpu(dispatch(1e-6), kind="cpu")) == 0
+
+
+def test_a_dispatch_without_runs_is_one_that_nobody_measured() -> None:
+    stated = msgspec.structs.replace(dispatch(50e-6), runs=())
+    assert any("nobody measured what this host takes" in text for text in price(of_gpu(stated)).remarks.extrapolated())
