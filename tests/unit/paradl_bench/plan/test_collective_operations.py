@@ -136,6 +136,7 @@ def run_by_hand(routine: Routine, ranks: int, count: int) -> list[Buffers]:
         "all_reduce": lambda rank: sum(buffers.output for buffers in every),
         "all_gather": lambda rank: torch.cat([other.input for other in every]),
         "reduce_scatter": lambda rank: sum(own.input for own in every)[rank * count : (rank + 1) * count],
+        "all_to_all": lambda rank: torch.cat([other.input.view(ranks, -1)[rank] for other in every]),
         "exchange": lambda rank: every[rank - 1].input,
         "reduce": lambda rank: every[rank].output if rank else sum(buffers.output for buffers in every),
         "broadcast": lambda rank: every[0].output,
