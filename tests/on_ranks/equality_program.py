@@ -20,12 +20,13 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.proof.comparison import Tolerance
-from paradl_bench.measure.proof.parts import own_parts
+from paradl_bench.measure.proof.parts import own_parts, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_group import end_groups
@@ -61,11 +62,7 @@ class Comparison:
         self.context = context
         self.model, serial = load(case), load(case)
         self.network = trace_network(self.model)
-        places = zip(self.strategy.axes, self.strategy.coordinates(context.rank), strict=True)
-        self.replicas, replica = next(
-            ((axis.degree, at) for axis, at in places if axis.has(Trait.DIVIDES_BATCH)), (1, 0)
-        )
-        self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
+        self.replicas = degree_of(self.strategy, Trait.DIVIDES_BATCH)
         chosen = {"first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **case.get("options", {})}
         self.settings = plan_settings(
             **{
@@ -74,6 +71,8 @@ class Comparison:
             }
         )
         planner_for(self.strategy).plan(self.network, self.strategy, self.settings)
+        replica = place_of(self.strategy, self.settings, context.rank).replica
+        self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
         self.model.module.double()
         serial.module.double()
         drawing = any(case.get(word) for word in ("seeded", "alike", "repeated"))

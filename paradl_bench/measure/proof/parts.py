@@ -51,7 +51,7 @@ def place_of(strategy: Strategy, settings: PlanSettings, rank: int) -> Place:
     replicas, replica = 1, 0
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
         if axis.has(Trait.DIVIDES_BATCH):
-            replicas, replica = axis.degree, position
+            replicas, replica = replicas * axis.degree, replica * axis.degree + position
     steps = steps_of(strategy, settings)
     return Place(replica, replicas, steps, settings.batch // (replicas * steps))
 
