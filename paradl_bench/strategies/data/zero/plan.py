@@ -183,7 +183,8 @@ def add_sharded_role(
 ) -> Before:
     """An iteration of a rank under stages 2 and 3; returns what it reduces in the first two."""
     network = sharded.network
-    compute = NetworkCompute(builder, network, _led_by_unit(sharded), operations=operations)
+    shards = _led_by_unit(sharded)
+    compute = NetworkCompute(builder, network, shards, operations=operations)
     done: tuple[int, ...] = ()
     reduced: list[Collective] = []
     groups = _Groups.of(strategy)
@@ -193,8 +194,21 @@ def add_sharded_role(
         )
         compute.add_forward(done, before_layer=units.before_forward)
         units.end_forward()
-        for layer, task in compute.add_backward(before_layer=units.before_backward):
-            units.after_backward(layer, task)
+        left: list[int] = []
+
+        def before_backward(layer: int, units: _ShardedUnits = units, left: list[int] = left) -> tuple[int, ...]:
+            # Backward has left a unit when what is communicated for the gradient of its input is over.
+            while left:
+                units.after_backward(left.pop(), compute.backward_task)
+            return units.before_backward(layer)
+
+        for layer, task in compute.add_backward(before_layer=before_backward):
+            if layer in shards and shards[layer].after_bw:
+                left.append(layer)
+            else:
+                units.after_backward(layer, task)
+        if left:
+            units.after_backward(left.pop(), compute.backward_task)
         done = units.end_backward()
         reduced += units.reductions
     updated = set(gradient_order(network))
