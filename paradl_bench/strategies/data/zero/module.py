@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
-from torch.utils._pytree import tree_leaves
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.zero.units import Unit, units_of
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.sharded_module import marks_of
+from paradl_bench.strategies.running.unit_hooks import hide_hooks
 
 
 def shard_parameters(
@@ -64,7 +64,7 @@ def shard_parameters(
             part.set_custom_reduce_scatter(scatter)
             if replicas is not None:
                 part.set_all_reduce_hook(scatter.all_reduced)
-        _hide_hooks(part)
+        hide_hooks(part)
     _mark_parameters(module, units_of(network), marks)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
@@ -88,14 +88,6 @@ def _mesh_of(group: Group, replicas: Group | None, device: torch.device) -> Devi
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
 
 
-def _hide_hooks(part: torch.nn.Module) -> None:
-    """Have no torch-function mode see what ``fully_shard`` does round a forward: it is no layer of the model."""
-    for hooks, wrap in ((part._forward_pre_hooks, _entering), (part._forward_hooks, _unseen)):
-        for number, hook in hooks.items():
-            if "fsdp" in (getattr(hook, "__module__", None) or ""):
-                hooks[number] = wrap(hook)
-
-
 def _mark_parameters(module: torch.nn.Module, units: Sequence[Unit], marks: Mapping[str, Mapping[str, Any]]) -> None:
     """Have parameters marked as they were: their shards, and what is gathered of them, whenever it is made anew."""
     for unit in units:
@@ -110,30 +102,6 @@ def _mark_parameters(module: torch.nn.Module, units: Sequence[Unit], marks: Mapp
 def _mark_again(unit: str, marked: Mapping[str, Mapping[str, Any]], part: torch.nn.Module, *_: Any) -> None:
     for name, marks in marked.items():
         vars(part.get_parameter(name[len(unit) :].removeprefix("."))).update(marks)
-
-
-def _entering(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """What comes before a unit's forward, and gives it other tensors for its arguments: they are marked alike."""
-
-    @functools.wraps(hook)
-    def called(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            taken = hook(module, args, kwargs)
-            for old, new in zip(tree_leaves((args, kwargs)), tree_leaves(taken), strict=True):
-                if isinstance(old, torch.Tensor) and old is not new:
-                    vars(new).update(marks_of(old))
-            return taken
-
-    return called
-
-
-def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(hook)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return hook(*args, **kwargs)
-
-    return called
 
 
 def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
