@@ -16,12 +16,15 @@ last reduce-scatter: two gathered buffers are there at most, and one of gradient
 communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
 does on a CPU.
 
-One role stands for all ranks: that with the largest shard of parameters, which the others wait for.
+One role stands for all ranks that run the same layers: that with the largest shard, which the others wait for. Shards
+are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them once it
+has been scattered, and the next copy-in waits for the scatter alone.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
 
-Not modelled: mixed precision, offloading, accumulation without reduction, explicit prefetching.
+Not modelled: mixed precision, offloading, accumulation without reduction, explicit prefetching, and that all-reduces
+among replicas have a stream and a communicator of their own.
 
 Source: torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py), torch/distributed/optim/
 zero_redundancy_optimizer.py (torch 2.13).
