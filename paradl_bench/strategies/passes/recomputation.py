@@ -96,9 +96,8 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
         raise UserError(f"strategy {strategy}: --recompute runs without a pipeline; leave one of them out")
     stage = zero_stage(strategy)
     if stage > 1:
-        ranks = strategy.ranks
         raise UserError(
-            f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
+            f"strategy {strategy}: --recompute runs without ZeRO and with its stage 1, not with stage {stage}"
         )
     for segment in segments_of(network, settings):
         twice = next((network.layers[i].name for i in segment.layers if network.layers[i].repeats), None)

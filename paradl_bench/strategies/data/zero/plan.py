@@ -16,9 +16,9 @@ last reduce-scatter: two gathered buffers are there at most, and one of gradient
 communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
 does on a CPU.
 
-One role stands for all ranks that run the same layers: that with the largest shard, which the others wait for. Shards
-are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them once it
-has been scattered, and the next copy-in waits for the scatter alone.
+One role stands for all ranks that run the same layers: that with the largest shard, which the others wait for.
+Shards are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them
+once it has been scattered, and the next copy-in waits for the scatter alone.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
