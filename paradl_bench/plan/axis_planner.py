@@ -16,7 +16,7 @@ from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, RoleBuilder, Setup
+from paradl_bench.plan.tasks import Before, Collective, Communication, Plan, RoleBuilder
 
 T = TypeVar("T")
 
@@ -187,10 +187,20 @@ class StagingPlanner(AxisPlanner, Protocol):
 class UpdatingPlanner(AxisPlanner, Protocol):
     """An axis that may have ranks hold or update parts of what replicas else hold alike."""
 
-    def own_role(
-        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder
-    ) -> Role | None:
-        """The whole role of a rank, where the axis has it gather what it computes with; else None."""
+    def add_role(
+        self,
+        builder: RoleBuilder,
+        sharded: ShardedLayers,
+        strategy: Strategy,
+        settings: PlanSettings,
+        operations: dict[int, str],
+    ) -> Before | None:
+        """Add all that a rank does, where the axis has it gather what it computes with; else None.
+
+        Args:
+            sharded: what the rank runs of the layers.
+            operations: as of :class:`~paradl_bench.plan.compute.NetworkCompute`.
+        """
 
     def add_update(
         self,
@@ -199,7 +209,7 @@ class UpdatingPlanner(AxisPlanner, Protocol):
         strategy: Strategy,
         settings: PlanSettings,
         done: tuple[int, ...],
-    ) -> Setup | None:
+    ) -> Before | None:
         """Add the weight update behind the tasks ``done``, where it is not all of it on each rank; else None."""
 
 

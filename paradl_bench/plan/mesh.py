@@ -87,5 +87,19 @@ def axes_apart(strategy: Strategy) -> tuple[int, ...]:
 
 
 def zero_stage(strategy: Strategy) -> int:
-    """The stage of ZeRO, which stands in front of the axis that divides the batch: 0 for none."""
+    """The stage of ZeRO, which stands in front of an axis that divides the batch: 0 for none."""
     return max((axis.prefix for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), default=0)
+
+
+def sharing_axes(strategy: Strategy) -> tuple[int, ...]:
+    """Axes along which ranks share out what a stage of ZeRO parts: of all that exchange gradients, those but replicas
+    without the stage, which then hold the same parts (hybrid sharding)."""
+    axes, parted = group_axes(strategy, Trait.REPLICATES), zero_stage(strategy) > 0
+    return tuple(
+        i for i in axes if parted and (strategy.axes[i].prefix or not strategy.axes[i].has(Trait.DIVIDES_BATCH))
+    )
+
+
+def ranks_along(strategy: Strategy, axes: Sequence[int]) -> int:
+    """PEs along these axes, together."""
+    return math.prod(strategy.axes[index].degree for index in axes)

@@ -79,9 +79,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     axes: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
-        kinds = [axis.kind for axis in self.axes]
+        # Replicas may stand outside of ranks that share out what each of them holds: d2z3d8.
+        kinds = [(axis.kind, axis.prefix > 0) for axis in self.axes]
         if len(set(kinds)) != len(kinds):
-            raise ValueError("a kind of axis occurs twice; nest different kinds, as d4f4")
+            raise ValueError(
+                "a kind of axis occurs twice; nest different kinds, as d4f4, or replicas of shards, d2z3d4"
+            )
 
     @property
     def ranks(self) -> int:

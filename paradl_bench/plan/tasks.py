@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 Ints = NDArray[np.int32]
+Before = tuple[tuple[str, Collective], ...]
+"""Collectives of the first two iterations, each with its ``when``, that a role issues over axes of their own."""
 Setup = tuple[tuple[str, str, int, int], ...]
 """Collectives as (when, operation, message_bytes, count); ``when`` as in
 :class:`~paradl_bench.records.training.training_record.IssuedCollective`.
@@ -89,8 +91,8 @@ class Role:
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
         setup: collectives issued before the steady state that the tasks show and not in it.
         handshake: communication of the first iteration alone.
-        exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
-            (when, collective).
+        exchanged_before: collectives of the first two iterations that stand in neither, as those within and between
+            nodes, which later ones do not have.
         action: of a pipeline, per task the number of the schedule's action that it belongs to; -1 for none.
     """
 
@@ -104,7 +106,7 @@ class Role:
     action: Ints | None = None
     setup: Setup = ()
     handshake: tuple[Communication, ...] = ()
-    exchanged_before: tuple[tuple[str, Collective], ...] = ()
+    exchanged_before: Before = ()
 
     def __post_init__(self) -> None:
         count = len(self.phase)
@@ -244,7 +246,7 @@ class RoleBuilder:
         name: str,
         multiplicity: int,
         setup: Setup = (),
-        exchanged_before: tuple[tuple[str, Collective], ...] = (),
+        exchanged_before: Before = (),
     ) -> Role:
         """The role."""
         return Role(

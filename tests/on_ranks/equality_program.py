@@ -72,6 +72,8 @@ class Comparison:
         )
         self.own = place_of(self.strategy, self.settings, context.rank).own
         planner_for(self.strategy).plan(self.network, self.strategy, self.settings)
+        replica = place_of(self.strategy, self.settings, context.rank).replica
+        self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
         self.model.module.double()
         serial.module.double()
         drawing = any(case.get(word) for word in ("seeded", "alike", "repeated"))

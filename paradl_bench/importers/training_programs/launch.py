@@ -135,6 +135,10 @@ class Wanted:
         kinds = [axis.kind for axis in axes]
         if unknown := [kind for kind in kinds if kind not in orders[0]]:
             self.refuse(f"has no setting for {unknown[0]} parallelism", f"it takes {', '.join(orders[0])}")
+        if len(set(kinds)) < len(kinds):
+            self.refuse(
+                f"is told of no replicas outside of shards, as {self.launch.strategy} has", "predict one data axis"
+            )
         stage = next((axis.prefix for axis in axes if axis.kind == "data"), 0)
         found = Degrees(**{axis.kind: axis.degree for axis in axes}, stage=stage)
         if all(kinds != [kind for kind in order if kind in kinds] for order in orders):

@@ -29,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
 from paradl_bench.records.training.training_record import MemoryPeak
+from paradl_bench.strategies.running.unit_hooks import entering, hide_hooks, unseen
 
 _CATEGORIES = {
     "PARAM": "parameters",
@@ -133,7 +134,11 @@ class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-
                 del self.memory_tracking[fsdp_mod]
             return tracked(*args, **kwargs)
 
-        return inner
+        # The tracker puts hooks of its own in the place of those that were hidden.
+        return entering(inner)
+
+    def _fsdp_state_post_forward(self, fsdp_mod: FSDPModule, orig_fsdp_state_post_fw: Callable[..., Any]) -> Any:
+        return unseen(super()._fsdp_state_post_forward(fsdp_mod, orig_fsdp_state_post_fw))
 
     def _fsdp_param_group_post_backward(
         self, fsdp_mod: FSDPModule, orig_fsdp_param_group_post_backward: Callable[..., Any]
@@ -240,12 +245,16 @@ def track_memory(
     of_device = _device_peak(iterate, device) if device.type == "cuda" else {}
     standing_bytes = 0
     tracker: _RealMoments
-    if isinstance(module, FSDPModule):
-        sharded = tracker = _ShardedTracker(module, optimizer)
+    # The model's own module is sharded, whatever runs its layers.
+    gathering = next((part for part in module.modules() if isinstance(part, FSDPModule)), None)
+    if gathering is not None:
+        sharded = tracker = _ShardedTracker(gathering, optimizer)
         sharded.track_inputs(tuple(inputs))
         with sharded:
             iterate()
         sharded.settle()
+        for part in module.modules():
+            hide_hooks(part)
     else:
         tracking = tracker = _Tracker(device)
         # An optimizer whose state is shared out keeps its part in one of its own.

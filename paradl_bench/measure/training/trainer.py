@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -354,8 +354,6 @@ class Trainer:
         seconds = self._clock.seconds
         known = tuple(count for count in counts if count is not None)
         forward, backward, exchange, idle = zip(*map(self._phases, stamps), strict=True)
-        # The last reduction of sharded gradients is the exposed gradient exchange.
-        before_exchange = -1 if self._shards_parameters else None
         return TrainingIterations(
             rank=self._context.rank,
             first_iteration=first,
@@ -366,7 +364,7 @@ class Trainer:
             pipeline_idle_s=idle if self._pipeline is not None else (),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             fw_communication_s=communication_of([item.fw_communication for item in stamps], seconds),
-            bw_communication_s=communication_of([item.bw_communication[:before_exchange] for item in stamps], seconds),
+            bw_communication_s=communication_of([self._before_exchange(item) for item in stamps], seconds),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
@@ -374,6 +372,13 @@ class Trainer:
             turns=turns_of(stamps, seconds),
             input=input_times([(item.begin, item.fed) for item in stamps], seconds, self._context.device),
         )
+
+    def _before_exchange(self, item: Stamps) -> Sequence[Row]:
+        """Communication of backward but for the exposed exchange: of sharded gradients, what is reduced last."""
+        rows = item.bw_communication
+        if not self._shards_parameters:
+            return rows
+        return rows[: max(index for index, (what, *_) in enumerate(rows) if what == "reduce_scatter")]
 
     def _phases(self, item: Stamps) -> tuple[float, float, float, float]:
         """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
@@ -385,7 +390,7 @@ class Trainer:
             last = item.last_gradient
             if self._shards_parameters:
                 # A sharded gradient is there when it has been reduced; what is reduced last was there before.
-                last = next(begin for what, begin, _ in reversed(item.bw_communication) if what == "reduce_scatter")
+                last = item.bw_communication[len(self._before_exchange(item))][1]
             exchange = seconds(last, item.backward_end)
             return spent["FW"], spent["BW"] - exchange, exchange, 0.0
         # The exchange ends inside the last backward, which waits for it.

@@ -14,11 +14,17 @@ class DataRunner:
     """What ranks do beside the exchange of gradients."""
 
     def shard_parameters(
-        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, device: torch.device, group: Group
+        self,
+        module: torch.nn.Module,
+        network: ModelGraph,
+        axis: Axis,
+        device: torch.device,
+        group: Group,
+        replicas: Group | None,
     ) -> None:
         """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""
         if axis.prefix > 1:
-            shard_parameters(module, network, axis.prefix, device, group)
+            shard_parameters(module, network, axis.prefix, device, group, replicas)
 
 
 RUNNER = DataRunner()

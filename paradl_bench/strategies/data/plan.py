@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.mesh import zero_stage
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import ShardedLayers
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Role, RoleBuilder, Setup
-from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, build_sharded_role, check_zero
+from paradl_bench.plan.tasks import Before, RoleBuilder
+from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, add_sharded_role, check_zero
 
 
 class DataPlanner:
@@ -23,7 +25,7 @@ class DataPlanner:
         """Raises:
         UserError: fewer samples than ranks, a mini-batch that does not split evenly, or what ZeRO cannot run.
         """
-        ranks, batch = strategy.axes[axis].degree, settings.batch
+        ranks, batch = degree_of(strategy, Trait.DIVIDES_BATCH), settings.batch
         if strategy.axes[axis].prefix:
             check_zero(network, strategy, settings)
         of_axis = "" if ranks == strategy.ranks else " of its data axis"
@@ -42,13 +44,18 @@ class DataPlanner:
         """One sample a rank at least (ParaDL, Table 3)."""
         return Limit(axis="data", ranks=settings.batch, reason=f"one sample a rank, batch {settings.batch}")
 
-    def own_role(
-        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder
-    ) -> Role | None:
-        """The role of stages 2 and 3, which gather parameters where they are used."""
+    def add_role(
+        self,
+        builder: RoleBuilder,
+        sharded: ShardedLayers,
+        strategy: Strategy,
+        settings: PlanSettings,
+        operations: dict[int, str],
+    ) -> Before | None:
+        """That of stages 2 and 3, which gather parameters where they are used."""
         if zero_stage(strategy) < 2:
             return None
-        return build_sharded_role(network, strategy, settings, builder)
+        return add_sharded_role(builder, sharded, strategy, settings, operations)
 
     def add_update(
         self,
@@ -57,11 +64,11 @@ class DataPlanner:
         strategy: Strategy,
         settings: PlanSettings,
         done: tuple[int, ...],
-    ) -> Setup | None:
+    ) -> Before | None:
         """The weight update of stage 1, whose parts are broadcast."""
         if zero_stage(strategy) != 1:
             return None
-        return add_optimizer_broadcasts(builder, network, settings, strategy.ranks, done)
+        return add_optimizer_broadcasts(builder, network, strategy, settings, done)
 
 
 PLANNER = DataPlanner()

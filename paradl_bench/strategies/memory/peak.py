@@ -24,7 +24,7 @@ from paradl_bench.network.optimizers import optimizer_named, state_copies
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import LayerShard, gradient_order
-from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes
+from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.memory.ledger import Ledger
@@ -219,7 +219,7 @@ def parted_state(strategy: Strategy) -> PartedState | None:
     for index in group_axes(strategy, Trait.REPLICATES):
         axis = strategy.axes[index]
         memory = axis.declared.beside("memory", "MEMORY", AxisMemory)  # type: ignore[type-abstract]
-        state = memory.state(axis, strategy.ranks) if memory else None
+        state = memory.state(axis, ranks_along(strategy, sharing_axes(strategy))) if memory else None
         if state is not None:
             return state
     return None

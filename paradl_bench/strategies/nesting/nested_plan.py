@@ -8,7 +8,6 @@ the settings give. Axes nest in every order, which decides who is whose neighbou
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
@@ -28,7 +27,7 @@ from paradl_bench.plan.axis_planner import (
     staging_planner,
 )
 from paradl_bench.plan.compute import add_weight_update, weight_update
-from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, place_of, positions, zero_stage
+from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, place_of, positions, ranks_along, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
@@ -203,16 +202,16 @@ class NestedPlanner:
         builder, settings = RoleBuilder(works), once.settings
         updating = [planner for planner in self._planners if isinstance(planner, UpdatingPlanner)]
         for planner in updating:
-            role = planner.own_role(network, strategy, settings, builder)
-            if role is not None:
-                return role
+            before = planner.add_role(builder, sharded, strategy, settings, once.operations)
+            if before is not None:
+                return builder.build(f"replica{number}", multiplicity, exchanged_before=before)
         steps = MicroSteps(builder, sharded, settings, once.operations)
         if not axes:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
             add_weight_update(builder, weight_update(network, settings), settings, last)
             return builder.build(f"device{number}", multiplicity)
-        ranks = math.prod(strategy.axes[index].degree for index in axes)
+        ranks = ranks_along(strategy, axes)
         buckets, setup = once.exchanged(sharded)
         received = add_buffer_broadcasts(builder, network, ranks, axes)
         steps.add_but_last(received)
@@ -222,7 +221,7 @@ class NestedPlanner:
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:
             found = once.exchanged(sharded, of_apart=True)
-            alike = math.prod(strategy.axes[index].degree for index in of_apart)
+            alike = ranks_along(strategy, of_apart)
             exchanges.append(GradientExchange(builder, network, found.buckets, steps.backward_layers, alike, of_apart))
             before += exchanged_along(found.setup, alike, of_apart)
         last_task = -1
@@ -234,7 +233,7 @@ class NestedPlanner:
         update = next((added for added in updates if added is not None), None)
         if update is None:
             add_weight_update(builder, weight_update(network, settings), settings, done)
-        return builder.build(f"replica{number}", multiplicity, setup + (update or ()), exchanged_before=before)
+        return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=(update or ()) + before)
 
     def limits(self, network: ModelGraph, settings: PlanSettings) -> tuple[Limit, ...]:
         """The limit of each axis; of a strategy without axes, that it is one device."""

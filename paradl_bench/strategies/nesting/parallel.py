@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
-from paradl_bench.plan.mesh import axes_apart, group_axes, zero_stage
+from paradl_bench.plan.mesh import axes_apart, group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
@@ -129,12 +129,15 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    replicating, stage = group_axes(strategy, Trait.REPLICATES), zero_stage(strategy)
+    replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
     for index in replicating:
         runner = axis_runner(strategy.axes[index].declared)
         if isinstance(runner, ParameterRunner):
             # What is sharded are the model's own modules, whatever runs its layers then.
-            runner.shard_parameters(module, network, strategy.axes[index], device, mesh.group(replicating))
+            outer = tuple(i for i in replicating if i not in sharing)
+            replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
+            group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
+            runner.shard_parameters(module, sharding.network, strategy.axes[index], device, group, replicas)
     model = module
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
@@ -153,7 +156,7 @@ def build_parallel(
                 module = exchange_gradients(
                     module, held, settings, device, some, model=model, apart=apart, of_apart=True
                 )
-            optimizer_group = group.process_group if stage else None
+            optimizer_group = mesh.group(sharing).process_group if stage else None
     return ParallelModule(
         module,
         sharding.network,

@@ -60,10 +60,18 @@ class Spans:
     @contextmanager
     def span(self, what: str) -> Iterator[None]:
         """Stamp what is inside."""
+        begin = self.begin(what)
+        yield
+        self.end(what, begin)
+
+    def begin(self, what: str) -> Any:
+        """The stamp of a beginning, for :meth:`end`; None where nothing is stamped."""
         if self.listener is not None:
             self.listener.span_began(what)
-        begin = None if self.stamp is None else self.stamp()
-        yield
+        return None if self.stamp is None else self.stamp()
+
+    def end(self, what: str, begin: Any) -> None:
+        """Tell, and stamp, that what began is over."""
         if self.listener is not None:
             self.listener.span_ended(what)
         if self.stamp is not None:

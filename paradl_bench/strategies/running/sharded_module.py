@@ -193,9 +193,20 @@ class ParameterRunner(Protocol):
     """``RUNNER`` of an axis whose ranks may hold parts of what replicas else hold alike."""
 
     def shard_parameters(
-        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, device: torch.device, group: Group
+        self,
+        module: torch.nn.Module,
+        network: ModelGraph,
+        axis: Axis,
+        device: torch.device,
+        group: Group,
+        replicas: Group | None,
     ) -> None:
-        """Have ranks hold parts of parameters, where the axis says so."""
+        """Have ranks hold parts of parameters, where the axis says so.
+
+        Args:
+            network: with the shapes that parameters have on this rank before.
+            group: that shares them out. replicas: whose ranks then hold the same parts; None where there is no other.
+        """
 
 
 def axis_runner(kind: AxisKind) -> object | None:
@@ -277,6 +288,11 @@ WHOLE = "_paradl_whole"
 """Attribute of this rank's part of a tensor: all of it, once it was gathered. Operations on all of it change that
 alone."""
 _WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+def marks_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What is noted of a tensor that is a rank's part, which tensors that stand for it have to be given."""
+    return {name: value for name, value in vars(tensor).items() if name.startswith("_paradl_")}
 
 
 def as_it_stands(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,7 @@ A *mesh* is what decides the work of a rank: the axis that shares layers with it
 is a placement with micro-batches (accumulated without a pipeline), a schedule, a bucket size, and what it computes
 again.
 
-ZeRO stages beside other axes and two axes that share layers have no plan. What else could be asked for and is left out
-is said in ``Space.not_searched``.
+Two axes that share layers have no plan. What else could be asked for and is left out is said in ``Space.not_searched``.
 """
 
 from __future__ import annotations
@@ -191,6 +190,8 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
         yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
+    if any(mesh.zero for mesh in meshes):
+        yield "ZeRO stages beside other axes, or under replicas (z3d2t2, d2z3d4)"
     if any(mesh.stages > 1 for mesh in meshes):
         yield "stages that do not balance FLOPs (--stages)"
     if len({choice["recompute"] for choice in held}) > 1:

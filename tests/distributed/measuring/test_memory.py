@@ -189,10 +189,10 @@ OF_BLOCKS = {
         *(f"{strategy} recompute=all" for strategy in ("z2d2", "z3d2")),
         *(f"{strategy} recompute=all dtype=bf16" for strategy in ("d2", "t2", "z3d2", "p2 micro_batches=4")),
     ],
-    4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
+    4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16", "d2z3d2", "z3d2t2", "z2d2t2", "z1d2t2"],
 }
 OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
-OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2"]}
+OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
     4: ["Spread e4", "Spread d2e2"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,17 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.zero.units import Unit, units_of
 from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.sharded_module import marks_of
+from paradl_bench.strategies.running.unit_hooks import hide_hooks
 
 
 def shard_parameters(
-    module: torch.nn.Module, network: ModelGraph, stage: int, device: torch.device, group: Group
+    module: torch.nn.Module,
+    network: ModelGraph,
+    stage: int,
+    device: torch.device,
+    group: Group,
+    replicas: Group | None = None,
 ) -> None:
     """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
 
@@ -28,12 +35,15 @@ def shard_parameters(
 
     Args:
         stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
+        group: whose ranks share parameters out.
+        replicas: whose ranks hold the same shards as this one; None where no other does.
 
     Raises:
         UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
             two units, since one module stands under two names or two modules hold it.
     """
-    mesh = DeviceMesh.from_group(group.process_group, device.type)
+    mesh = _mesh_of(group, replicas, device)
+    marks = {name: marks_of(parameter) for name, parameter in module.named_parameters()}
     # What is gathered for the whole model's own parameters, the last unit, would be gathered again at once.
     for unit in units_of(network):
         try:
@@ -50,27 +60,48 @@ def shard_parameters(
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(device.type != "cuda")
             part.set_custom_all_gather(_AllGather(group))
-            part.set_custom_reduce_scatter(_ReduceScatter(group))
-        _hide_hooks(part)
+            scatter = _ReduceScatter(group)
+            part.set_custom_reduce_scatter(scatter)
+            if replicas is not None:
+                part.set_all_reduce_hook(scatter.all_reduced)
+        hide_hooks(part)
+    _mark_parameters(module, units_of(network), marks)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
 
 
-def _hide_hooks(part: torch.nn.Module) -> None:
-    """Have no torch-function mode see what ``fully_shard`` does round a forward: it is no layer of the model."""
-    for hooks in (part._forward_pre_hooks, part._forward_hooks):
-        for number, hook in hooks.items():
-            if "fsdp" in (getattr(hook, "__module__", None) or ""):
-                hooks[number] = _unseen(hook)
+def _mesh_of(group: Group, replicas: Group | None, device: torch.device) -> DeviceMesh:
+    """Ranks that share parameters out, as the rows of a mesh where others hold the same shards.
+
+    Its dims are called as the groups: of two meshes that are equal, DTensor's cache of operations would go on with the
+    first, and with groups that ended.
+    """
+    if replicas is None:
+        names: tuple[str, ...] = (f"shards {group.process_group.group_name}",)
+        return DeviceMesh.from_group(group.process_group, device.type, mesh_dim_names=names)
+    here = dist.get_rank()
+    inner, outer = (dist.get_process_group_ranks(of.process_group) for of in (group, replicas))
+    # The mesh is regular: whoever is as far from this rank along one group is as far along every other.
+    ranks = torch.tensor(outer)[:, None] + torch.tensor(inner)[None, :] - here
+    groups = [replicas.process_group, group.process_group]
+    names = tuple(f"{what} {of.group_name}" for what, of in zip(("replicas", "shards"), groups, strict=True))
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
 
 
-def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(hook)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return hook(*args, **kwargs)
+def _mark_parameters(module: torch.nn.Module, units: Sequence[Unit], marks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Have parameters marked as they were: their shards, and what is gathered of them, whenever it is made anew."""
+    for unit in units:
+        marked = {parameter.name: marks[parameter.name] for parameter in unit.parameters if marks[parameter.name]}
+        if marked:
+            part = module.get_submodule(unit.name)
+            again = functools.partial(_mark_again, unit.name, marked)
+            again(part)
+            part.register_forward_pre_hook(again)
 
-    return called
+
+def _mark_again(unit: str, marked: Mapping[str, Mapping[str, Any]], part: torch.nn.Module, *_: Any) -> None:
+    for name, marks in marked.items():
+        vars(part.get_parameter(name[len(unit) :].removeprefix("."))).update(marks)
 
 
 def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
@@ -122,6 +153,12 @@ class _AllGather(_Buffers, AllGather):
 
 
 class _ReduceScatter(_Buffers, ReduceScatter):
+    """Also knows when an all-reduce among replicas may begin, which torch calls by itself behind it."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._scattered: Any = None
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -132,3 +169,8 @@ class _ReduceScatter(_Buffers, ReduceScatter):
     ) -> None:
         """Called on the stream of reductions."""
         self._group.reduce_scatter(output_tensor, input_tensor, op)
+        self._scattered = self._group.spans.begin("all_reduce")
+
+    def all_reduced(self, reduced: torch.Tensor) -> None:
+        """Called on the stream of all-reduces, behind one."""
+        self._group.spans.end("all_reduce", self._scattered)

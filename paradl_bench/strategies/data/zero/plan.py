@@ -16,12 +16,15 @@ last reduce-scatter: two gathered buffers are there at most, and one of gradient
 communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
 does on a CPU.
 
-One role stands for all ranks: that with the largest shard of parameters, which the others wait for.
+One role stands for all ranks that run the same layers: that with the largest shard, which the others wait for.
+Shards are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them
+once it has been scattered, and the next copy-in waits for the scatter alone.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
 
-Not modelled: mixed precision, offloading, accumulation without reduction, explicit prefetching.
+Not modelled: mixed precision, offloading, accumulation without reduction, explicit prefetching, and that all-reduces
+among replicas have a stream and a communicator of their own.
 
 Source: torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py), torch/distributed/optim/
 zero_redundancy_optimizer.py (torch 2.13).
@@ -29,24 +32,28 @@ zero_redundancy_optimizer.py (torch 2.13).
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import (
+    LayerShard,
     NetworkCompute,
     add_weight_update,
     gradient_order,
     layers_with_gradient,
     operations_of_forward,
 )
-from paradl_bench.plan.mesh import zero_stage
+from paradl_bench.plan.mesh import group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Setup, Stream, WeightUpdate
+from paradl_bench.plan.tasks import Before, BucketCopy, Collective, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.passes.recomputation import segments_of
@@ -63,16 +70,16 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
             dims, or is changed in forward, work in place on a view that a unit returns, and segments computed again
             that lie in several units.
     """
-    stage, ranks = zero_stage(strategy), strategy.ranks
-    if len(strategy.axes) > 1:
-        plain = "".join(str(msgspec.structs.replace(axis, prefix=0)) for axis in strategy.axes)
-        raise UserError(f"strategy {strategy}: ZeRO stages nest with no other axis; write {plain}, or z{stage}d{ranks}")
+    stage, whole = zero_stage(strategy), _with_prefix(strategy, 0)
+    ranks = ranks_along(strategy, sharing_axes(strategy))
+    instead = _with_prefix(strategy, 1)
     if ranks == 1:
-        raise UserError(f"strategy {strategy}: one rank has nothing to shard; d1 is the same")
+        raise UserError(f"strategy {strategy}: one rank has nothing to shard; {whole} is the same")
+    _check_beside(strategy, stage, str(whole))
     if stage == 1:
         return
     if settings.batch_norm == "sync":
-        raise UserError(f"strategy {strategy}: synchronised batch norm runs with d{ranks} and z1d{ranks}, not with it")
+        raise UserError(f"strategy {strategy}: synchronised batch norm runs with {whole} and {instead}, not with it")
     trained = {parameter.name for parameter in network.parameters}
     for parameter in network.parameters:
         if not parameter.shape:
@@ -81,13 +88,13 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
         frozen = [name for name in layer.parameters if name not in trained]
         if frozen:
             raise UserError(
-                f"strategy {strategy}: parameter {frozen[0]} of {layer.name} is frozen, which z1d{ranks} allows"
+                f"strategy {strategy}: parameter {frozen[0]} of {layer.name} is frozen, which {instead} allows"
             )
         changed = next((name for name in _changed(layer) if name in trained), None)
         if changed is not None:
             raise UserError(
                 f"strategy {strategy}: {layer.name} changes parameter {changed} in forward, of which ranks hold rows;"
-                f" z1d{ranks} allows that"
+                f" {instead} allows that"
             )
     if stage == 3:
         _check_views(network, strategy)
@@ -106,6 +113,40 @@ def _check_segments(network: ModelGraph, strategy: Strategy, settings: PlanSetti
             )
 
 
+def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
+    """Refuse axes that a stage does not nest with.
+
+    Raises:
+        UserError: stages of a pipeline; under stages 2 and 3 blocks of positions.
+    """
+    for axis in strategy.axes:
+        if axis.has(Trait.STAGES) and axis.degree > 1:
+            raise UserError(
+                f"strategy {strategy}: ZeRO stage {stage} gathers and updates for a whole model, and runs in no stages"
+                f" of a {axis.kind}; write {without}"
+            )
+        if stage > 1 and axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1:
+            raise UserError(
+                f"strategy {strategy}: {axis.kind} parallelism gathers a block once for all that read it, and under"
+                f" ZeRO stage {stage} every unit of torch's fully_shard has tensors of its own; write"
+                f" {_with_prefix(strategy, 1)}"
+            )
+
+
+def _with_prefix(strategy: Strategy, stage: int) -> str:
+    """The strategy with another stage; without one, its data axes are one, as d2z3d4 is d8."""
+    of_data = [axis for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)]
+    parted = next(axis for axis in of_data if axis.prefix)
+    if stage:
+        axes = [msgspec.structs.replace(axis, prefix=stage) if axis is parted else axis for axis in strategy.axes]
+        return "".join(map(str, axes))
+    extents = (math.prod(axis.degree for axis in of_data),)
+    data = msgspec.structs.replace(parted, prefix=0, extents=extents)
+    return "".join(
+        str(data if axis is parted else axis) for axis in strategy.axes if axis is parted or axis not in of_data
+    )
+
+
 def _check_views(network: ModelGraph, strategy: Strategy) -> None:
     """Refuse work in place on a view that a unit returns.
 
@@ -120,7 +161,7 @@ def _check_views(network: ModelGraph, strategy: Strategy) -> None:
             if unit is not None and network.layers[made].returns_view and unit_of.get(i) is not unit:
                 raise UserError(
                     f"strategy {strategy}: {layer.name} changes in place what {unit.name} returns, a view, which"
-                    f" torch's fully_shard loses sight of; do that out of place, or take z1d{strategy.ranks}"
+                    f" torch's fully_shard loses sight of; do that out of place, or take {_with_prefix(strategy, 1)}"
                 )
 
 
@@ -131,9 +172,11 @@ def _changed(layer: Layer) -> tuple[str, ...]:
 
 
 def add_optimizer_broadcasts(
-    builder: RoleBuilder, network: ModelGraph, settings: PlanSettings, ranks: int, after: tuple[int, ...]
-) -> Setup:
+    builder: RoleBuilder, network: ModelGraph, strategy: Strategy, settings: PlanSettings, after: tuple[int, ...]
+) -> Before:
     """Stage 1's weight update and the broadcasts of what it changed; returns those of the first two iterations."""
+    axes = sharing_axes(strategy)
+    ranks = ranks_along(strategy, axes)
     parts = optimizer_parts(network, ranks)
     updated = set(gradient_order(network))
     own = [[parameter for parameter in part if parameter.name in updated] for part in parts]
@@ -141,47 +184,100 @@ def add_optimizer_broadcasts(
     elements = sum(parameter.elements for parameter in largest)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(largest))
     update = add_weight_update(builder, work, settings, after)
-    sizes = [total_bytes(part) or _EMPTY_BUCKET_BYTES for part in parts]
-    for size in sizes:
-        sent = Collective(operation="broadcast", message_bytes=size, ranks=ranks)
-        builder.add(sent, Phase.WU, Stream.COMMUNICATION, (update,))
-    return _in_first_iterations("broadcast", sizes)
+    sent = []
+    for part in parts:
+        size = total_bytes(part) or _EMPTY_BUCKET_BYTES
+        sent.append(Collective(operation="broadcast", message_bytes=size, ranks=ranks, axes=axes))
+        builder.add(sent[-1], Phase.WU, Stream.COMMUNICATION, (update,))
+    return _in_first_iterations(sent)
 
 
-def build_sharded_role(network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder) -> Role:
-    """An iteration of every rank under stages 2 and 3."""
+def add_sharded_role(
+    builder: RoleBuilder,
+    sharded: ShardedLayers,
+    strategy: Strategy,
+    settings: PlanSettings,
+    operations: dict[int, str],
+) -> Before:
+    """An iteration of a rank under stages 2 and 3; returns what it reduces in the first two."""
+    network = sharded.network
+    shards = _led_by_unit(sharded)
     again = [segment.layers for segment in segments_of(network, settings)]
-    compute = NetworkCompute(builder, network, recomputed=again)
+    compute = NetworkCompute(builder, network, shards, operations=operations, recomputed=again)
     done: tuple[int, ...] = ()
-    scattered_bytes: list[int] = []
+    reduced: list[Collective] = []
+    groups = _Groups.of(strategy)
     for _ in range(settings.accumulate):
         units = _ShardedUnits(
-            builder, network, settings, strategy.ranks, compute.backward_layers, reshard=zero_stage(strategy) == 3
+            builder, network, settings, groups, compute.backward_layers, reshard=zero_stage(strategy) == 3
         )
         compute.add_forward(done, before_layer=units.before_forward)
         units.end_forward()
-        for layer, task in compute.add_backward(before_layer=units.before_backward):
-            units.after_backward(layer, task)
+        left: list[int] = []
+
+        def before_backward(layer: int, units: _ShardedUnits = units, left: list[int] = left) -> tuple[int, ...]:
+            # Backward has left a unit when what is communicated for the gradient of its input is over.
+            while left:
+                units.after_backward(left.pop(), compute.backward_task)
+            return units.before_backward(layer)
+
+        for layer, task in compute.add_backward(before_layer=before_backward):
+            if layer in shards and shards[layer].after_bw:
+                left.append(layer)
+            else:
+                units.after_backward(layer, task)
+        if left:
+            units.after_backward(left.pop(), compute.backward_task)
         done = units.end_backward()
-        scattered_bytes += units.scattered_bytes
+        reduced += units.reductions
     updated = set(gradient_order(network))
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
-    elements = sum(shard_elements(parameter, strategy.ranks) for parameter in parameters)
+    elements = sum(shard_elements(parameter, groups.ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     add_weight_update(builder, work, settings, done)
-    return builder.build("replica", strategy.ranks, _in_first_iterations("reduce_scatter", scattered_bytes))
+    return _in_first_iterations(reduced)
 
 
-def _in_first_iterations(operation: str, sizes: Sequence[int]) -> Setup:
-    """What the first two iterations issue as every later one does (``Role.setup``)."""
-    return tuple((when, operation, size, n) for when in ("first", "rebuild") for size, n in Counter(sizes).items())
+def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:
+    """Layers whose leader is in another unit communicate by themselves, the first of each run of them for all.
+
+    A unit is given tensors of its own, so that what layers of several units read is another tensor in each.
+    """
+    unit_of = {layer: unit.name for unit in units_of(sharded.network) for layer in unit.layers}
+    found, last = dict(sharded.shards), dict[int, str]()
+    for index, shard in sorted(sharded.shards.items()):
+        leader = index if shard.leader is None else shard.leader
+        if unit_of[index] != last.setdefault(leader, unit_of[index]):
+            last[leader] = unit_of[index]
+            found[index] = shard._replace(after_bw=sharded.shards[leader].after_bw)
+    return found
+
+
+def _in_first_iterations(issued: Sequence[Collective]) -> Before:
+    """What the first two iterations issue as every later one does."""
+    return tuple((when, work) for when in ("first", "rebuild") for work in issued)
+
+
+class _Groups(NamedTuple):
+    """Axes along which parameters are shared out, and along which their shards are held several times; with ranks."""
+
+    axes: tuple[int, ...]
+    ranks: int
+    outer_axes: tuple[int, ...]
+    replicas: int
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> _Groups:
+        axes = sharing_axes(strategy)
+        outer = tuple(index for index in group_axes(strategy, Trait.REPLICATES) if index not in axes)
+        return cls(axes, ranks_along(strategy, axes), outer, ranks_along(strategy, outer))
 
 
 class _ShardedUnits:
     """Adds what the units communicate to a role, as ``fully_shard``'s hooks do round modules.
 
     Attributes:
-        scattered_bytes: of each reduce-scatter, in order.
+        reductions: of gradients, in order: reduce-scatters, and all-reduces among replicas.
     """
 
     def __init__(
@@ -189,12 +285,12 @@ class _ShardedUnits:
         builder: RoleBuilder,
         network: ModelGraph,
         settings: PlanSettings,
-        ranks: int,
+        groups: _Groups,
         backward_layers: Sequence[int],
         *,
         reshard: bool,
     ) -> None:
-        self._builder, self._ranks, self._reshard = builder, ranks, reshard
+        self._builder, self._groups, self._ranks, self._reshard = builder, groups, groups.ranks, reshard
         self._blocking = settings.blocking
         self._units = units_of(network)
         self._root = self._units[-1]
@@ -215,8 +311,9 @@ class _ShardedUnits:
         self._whole: set[str] = set()
         self._copied_out: list[int] = []
         self._reduced: dict[str, int] = {}
+        self._scattered: tuple[int, ...] = ()
         self._awaited: list[int] = []
-        self.scattered_bytes: list[int] = []
+        self.reductions: list[Collective] = []
 
     def before_forward(self, layer: int) -> tuple[int, ...]:
         """Gather what a layer's unit needs; returns what the layer waits for."""
@@ -281,7 +378,7 @@ class _ShardedUnits:
         copy = BucketCopy(direction="into", bytes=size, tensors=len(unit.parameters))
         stream = Stream.COMPUTE if self._blocking else Stream.COPY
         copied = self._builder.add(copy, phase, stream, (*after, *self._take_awaited()))
-        work = Collective(operation="all_gather", message_bytes=size, ranks=self._ranks)
+        work = Collective(operation="all_gather", message_bytes=size, ranks=self._ranks, axes=self._groups.axes)
         self._gathers[unit.name] = self._call(work, phase, (copied,))
 
     def _copy_out(self, unit: Unit, phase: Phase) -> None:
@@ -301,11 +398,17 @@ class _ShardedUnits:
         size = shard_bytes(parameters, self._ranks)
         copy = BucketCopy(direction="into", bytes=self._ranks * size, tensors=len(parameters))
         # torch keeps one buffer of gradients at a time: the next is filled when the last has been sent.
-        waits = (after, *list(self._reduced.values())[-1:], *self._take_awaited())
+        waits = (after, *self._scattered, *self._take_awaited())
         copied = self._builder.add(copy, Phase.GE, Stream.COMPUTE, waits)
-        work = Collective(operation="reduce_scatter", message_bytes=size, ranks=self._ranks)
-        self._reduced[unit.name] = self._call(work, Phase.GE, (copied,))
-        self.scattered_bytes.append(size)
+        done = self._send("reduce_scatter", size, self._ranks, self._groups.axes, copied)
+        self._scattered = (done,)
+        if self._groups.replicas > 1:
+            done = self._send("all_reduce", size, self._groups.replicas, self._groups.outer_axes, done)
+        self._reduced[unit.name] = done
+
+    def _send(self, operation: str, size: int, ranks: int, axes: tuple[int, ...], after: int) -> int:
+        self.reductions.append(Collective(operation=operation, message_bytes=size, ranks=ranks, axes=axes))
+        return self._call(self.reductions[-1], Phase.GE, (after,))
 
 
 def _units_that_reduce_late(network: ModelGraph, units: tuple[Unit, ...]) -> set[str]:

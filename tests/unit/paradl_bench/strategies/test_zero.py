@@ -197,7 +197,12 @@ def rows_of(role: Role) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("z3d2f2", "ZeRO stages nest with no other axis; write d2f2, or z3d4"),
+        (
+            "d2z3d2p2",
+            "ZeRO stage 3 gathers and updates for a whole model, and runs in no stages of a pipeline; write d4p2",
+        ),
+        ("z3d2s2", "every unit of torch's fully_shard has tensors of its own; write z1d2s2"),
+        ("d2z3d1", "one rank has nothing to shard; d2 is the same"),
         ("z2d1", "one rank has nothing to shard; d1 is the same"),
         ("z3d3", "batch 8 does not split evenly over 3 ranks"),
     ],
@@ -316,3 +321,38 @@ def test_a_module_that_changes_its_inputs_view_is_no_unit() -> None:
         parameters = (Tensor(name="first.w", shape=(4,)), Tensor(name="body.w", shape=(4,)))
         network = ModelGraph(name="n", input_shape=(1,), layers=layers, parameters=parameters)
         assert ("body" in names(network)) is unit
+
+
+def issued(text: str, network: ModelGraph = CHAIN) -> list[tuple[str, int, int, tuple[int, ...]]]:
+    found = plan(text, network, blocking=True)
+    works = [work for work in found.communication() if isinstance(work, Collective)]
+    return [(work.operation, work.message_bytes, work.ranks, work.axes) for work in works]
+
+
+@pytest.mark.parametrize(("text", "outer", "inner"), [("d2z3d4", 0, 1), ("z3d4d2", 1, 0)])
+def test_replicas_of_shards_reduce_what_was_scattered(text: str, outer: int, inner: int) -> None:
+    """Gathers and reduce-scatters are those of the shards alone; an all-reduce of as many bytes follows each."""
+    alone = issued("z3d4")
+    expected = []
+    for operation, size, ranks, _ in alone:
+        expected.append((operation, size, ranks, (inner,)))
+        if operation == "reduce_scatter":
+            expected.append(("all_reduce", size, 2, (outer,)))
+    assert issued(text) == expected
+    assert len(expected) > len(alone)
+
+
+def test_only_shards_part_an_optimizers_state() -> None:
+    broadcasts = [call for call in issued("d2z1d2") if call[0] == "broadcast"]
+    assert [(ranks, axes) for _, _, ranks, axes in broadcasts] == [(2, (1,))] * 2
+    exchanged = [call for call in issued("d2z1d2") if call[0] == "all_reduce"]
+    assert all((ranks, axes) == (4, (0, 1)) for _, _, ranks, axes in exchanged)
+
+
+def test_shards_of_shared_layers_are_parted_along_data_alone() -> None:
+    """Under z3d2f2 each rank has half of the filters, and rows of that half."""
+    of_shards = [call for call in issued("z3d2f2") if call[3] == (0,)]
+    whole = [call for call in issued("z3d2") if call[0] == "reduce_scatter"]
+    scattered = [call for call in of_shards if call[0] == "reduce_scatter"]
+    assert len(scattered) == len(whole)
+    assert sum(size for _, size, *_ in scattered) < sum(size for _, size, *_ in whole)
