@@ -13,7 +13,8 @@ from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, RoleBuilder
-from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, add_sharded_role, check_zero
+from paradl_bench.strategies.data.zero.limits import check_zero
+from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, add_sharded_role
 
 
 class DataPlanner:

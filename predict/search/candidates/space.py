@@ -28,7 +28,7 @@ from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.strategies.data.zero.plan import check_zero
+from paradl_bench.strategies.data.zero.limits import check_zero
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
