@@ -83,10 +83,15 @@ class Schedule:
         """Stages in all."""
         return ranks * self.stages_per_rank
 
-    def check(self, ranks: int, micro_batches: int) -> None:
+    def check(self, ranks: int, micro_batches: int, *, recomputes: bool = False) -> None:
         """Raises:
-        UserError: so many micro-batches cannot be scheduled over so many ranks.
+        UserError: so many micro-batches cannot be scheduled over so many ranks, or segments computed again.
         """
+        if recomputes and self.splits_backward:
+            raise UserError(
+                f"--recompute with --schedule {self.name}: torch computes a segment again in each part of backward,"
+                " once for every parameter; take another schedule"
+            )
         refused = self.refusal(ranks, micro_batches)
         if refused:
             raise UserError(f"--micro-batches {micro_batches} with --schedule {self.name}: {refused}")

@@ -79,13 +79,7 @@ class PipelinePlanner:
                 f"strategy {strategy}: batch norm is local to a micro-batch in a pipeline, not synchronised"
             )
         count = micro_batches(settings, ranks)
-        schedule = schedule_of(settings.of(PipelineOptions).schedule)
-        schedule.check(ranks, count)
-        if settings.recompute and schedule.splits_backward:
-            raise UserError(
-                f"--recompute with --schedule {schedule.name}: torch computes a segment again in each part of backward,"
-                " once for every parameter; take another schedule"
-            )
+        schedule_of(settings.of(PipelineOptions).schedule).check(ranks, count, recomputes=bool(settings.recompute))
         local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
         if local % count:
             raise UserError(
@@ -130,8 +124,7 @@ class PipelinePlanner:
             roles[rank, shard] = planned.role(name, alike * replicas)
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
-        exchanging = stages if exchange_axes else ()
-        exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
+        exchanged = [note for own in stages if exchange_axes for note in GradientBuckets(own.network, settings).notes]
         return Plan(
             strategy=strategy,
             network=network.name,
