@@ -23,9 +23,9 @@ from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
 from paradl_bench.strategies.context import module as running
-from paradl_bench.strategies.context.tokens import find_tokens
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import gather
+from paradl_bench.strategies.tensor.sequence.tokens import find_tokens
 
 
 def loaded(name: str) -> tuple[LoadedModel, ModelGraph]:
