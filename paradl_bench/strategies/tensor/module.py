@@ -7,6 +7,7 @@ gives to views, whole ones too, are cut before they get there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from paradl_bench.strategies.splitting.channel_shards import with_parameter_shap
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
-from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Piece, find_pairs
+from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
 from paradl_bench.strategies.tensor.plan import Ranges, parameter_ranges
 from paradl_bench.strategies.tensor.sequence.module import SequenceRun
 from paradl_bench.strategies.tensor.sequence.on_tokens import MARK, whole_shape_of_tokens
@@ -65,13 +66,8 @@ class TensorRunner:
             shapes[name] = tuple(held.shape)
         last_of = {piece.leader: index for index, piece in pairs.pieces.items()}
         random = OwnRandomness(group)
-        sequence = None
-        if settings.of(SequenceOptions).on:
-            sequence = SequenceRun(find_parts(network, pairs), group, random)
-
-        def summed(partial: torch.Tensor) -> torch.Tensor:
-            return sequence.scattered(partial) if sequence else reduce(partial, group)
-
+        sequence = _sequence_run(network, pairs, group, random, settings)
+        summed = sequence.scattered if sequence else partial(reduce, group=group)
         inputs = {leader: _SharedInput(group, sequence) for leader in last_of}
         rules, parts = {}, {}
         for index, piece in pairs.pieces.items():
@@ -87,14 +83,7 @@ class TensorRunner:
             elif piece.part != "row":
                 run = _Inside(part, random)
             rules[index] = Rule(functions_of(layer), run)
-        if sequence:
-            rules |= sequence.rules(network, frozenset(parts))
-
-        def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
-            along: tuple[int, int] | None = getattr(tensor, MARK, None)
-            if sequence and along is not None:
-                return sequence.own.part(whole, along[0]), 1.0
-            return _own_part(tensor, whole)
+        rules |= sequence.rules(network, frozenset(parts)) if sequence else {}
 
         def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
             is_part = index in parts and parts[index].piece.part not in WHOLE_OUTPUT
@@ -107,11 +96,18 @@ class TensorRunner:
             whole_shape=_whole_shape,
             receive=receive,
             randomness=random,
-            own_part=own_part,
+            own_part=_own_part,
         )
 
 
 RUNNER = TensorRunner()
+
+
+def _sequence_run(
+    network: ModelGraph, pairs: Pairs, group: Group, random: OwnRandomness, settings: PlanSettings
+) -> SequenceRun | None:
+    on = settings.of(SequenceOptions).on
+    return SequenceRun(find_parts(network, pairs), group, random) if on else None
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:

@@ -113,7 +113,7 @@ class TensorPlanner:
             if sequence and messages:
                 shards[index] = with_messages(index, layer, shards[index], sequence, messages, width)
         if sequence and messages:
-            shards |= shards_of_tokens(network, pairs, sequence, messages, place, settings)
+            shards |= shards_of_tokens(network, pairs, sequence, messages, label)
         held = parameter_ranges(network, pairs, parts, place.position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
         shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}

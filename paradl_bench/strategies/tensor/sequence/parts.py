@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.plan.axis_planner import AxisPlace, shard_label, staging_axis
+from paradl_bench.plan.axis_planner import AxisPlace, staging_axis
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -214,14 +214,13 @@ def shards_of_tokens(
     pairs: Pairs,
     parts: SequenceParts,
     messages: Messages,
-    place: AxisPlace,
-    settings: PlanSettings,
+    label: str,
 ) -> dict[int, LayerShard]:
     """Layers in no pair: on a part of the sequence, or whole with sums of their parameters' gradients."""
-    label, shards = shard_label(place.axis, settings), {}
+    shards = {}
     for index, layer in enumerate(network.layers):
         if index in parts.layers:
-            part = part_of_tokens(layer, parts.layers[index], place.axis.degree)
+            part = part_of_tokens(layer, parts.layers[index], messages.ranks)
             shards[index] = LayerShard(part, label, sums=messages.sum_of(index))
         elif index not in pairs.pieces and index in parts.summed:
             shards[index] = LayerShard(layer, sums=messages.sum_of(index))
