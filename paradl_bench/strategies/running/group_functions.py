@@ -249,7 +249,7 @@ class _SummedGradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
         ctx.group.all_reduce(total)
-        parts = total.split([gradient.numel() for gradient in gradients])
+        parts = torch.split(total, [gradient.numel() for gradient in gradients])
         return None, *(part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True))
 
 

@@ -15,6 +15,8 @@ from paradl_bench.strategies.running.sharded_module import Call, Rule, functions
 from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnTokens
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
 
+Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+
 
 class SequenceRun:
     """This rank's part of the sequence: how it is left and entered, and what runs on it."""
@@ -24,14 +26,14 @@ class SequenceRun:
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """All of the sequence, in front of layers by columns; its gradient is reduce-scattered."""
-        by_sample = part.unflatten(-2, (-1, self.own.length // self._group.size))
+        by_sample = _by_sample(part, self.own.length // self._group.size)
         shape = list(by_sample.shape)
         shape[-2] = self.own.length
         return gather_for_all(by_sample, self.own.slices(by_sample.dim(), -2), shape, self._group).flatten(-3, -2)
 
     def scattered(self, partial: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sum of what ranks made; the gradient is all-gathered."""
-        by_sample = partial.unflatten(-2, (-1, self.own.length))
+        by_sample = _by_sample(partial, self.own.length)
         part = reduce_scatter(by_sample, self.own.slices(by_sample.dim(), -2), self._group)
         marked: torch.Tensor = self.own.mark(part.flatten(-3, -2), SEQUENCE)
         return marked
@@ -44,11 +46,11 @@ class SequenceRun:
         """Of layers in no pair."""
         found = {}
         for index, layer in enumerate(network.layers):
-            on_part, run = self._parts.layers.get(index), None
+            on_part = self._parts.layers.get(index)
+            run: Run | None = None
             if on_part is not None and on_part.output is not None:
                 run = OnTokens(layer, on_part.output, self.own, self._random)
-                if index in self._parts.entered:
-                    run = _Entered(run, self.own)
+                run = _Entered(run, self.own) if index in self._parts.entered else run
             if index in self._parts.summed and index not in pieces:
                 run = _Summed(run or _as_it_is, self._group)
             if run is not None:
@@ -56,7 +58,9 @@ class SequenceRun:
         return found
 
 
-Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+def _by_sample(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    """With a dim of its own for samples that lie one after the other along the sequence."""
+    return tensor.reshape(*tensor.shape[:-2], -1, tokens, tensor.shape[-1])
 
 
 def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
