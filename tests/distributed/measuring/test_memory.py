@@ -156,7 +156,10 @@ OF_BLOCKS = {
     2: ["t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"],
     4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16"],
 }
-OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
+OF_VOCABULARY = {
+    2: ["t2", "t2 dtype=bf16", "t2 sequence_parallel=on", "t2 sequence_parallel=on dtype=bf16"],
+    4: ["t4", "t4 sequence_parallel=on", "d2t2 sequence_parallel=on", "p2t2 schedule=1f1b micro_batches=4"],
+}
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2"]}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
