@@ -32,6 +32,8 @@ class LayerShard(NamedTuple):
 
     Attributes:
         layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
+        before_bw: what backward waits for. sums: of its parameters' gradients, before these are handed on.
+        held: with the shape of the output that the rank then holds, where ``after_fw`` leaves a part of it.
         leader: index in the network of the layer whose ``after_bw`` does for this one too, where that is another one; a
             stage of a pipeline without it communicates after the first layer of it that it leads.
     """
@@ -42,11 +44,16 @@ class LayerShard(NamedTuple):
     after_fw: tuple[Communication, ...] = ()
     after_bw: tuple[Communication, ...] = ()
     leader: int | None = None
+    before_bw: tuple[Communication, ...] = ()
+    sums: tuple[Communication, ...] = ()
+    held: Layer | None = None
 
 
 def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
-    """The layer whose output the rank then holds: the whole one where it communicates behind forward of its shard."""
-    return layer if shard is None or shard.after_fw else shard.layer
+    """The layer whose output the rank then holds: the whole one where ranks put that together behind forward."""
+    if shard is None or shard.after_fw:
+        return layer if shard is None or shard.held is None else shard.held
+    return shard.layer
 
 
 def layers_with_gradient(network: ModelGraph, *, input_has_gradient: bool = False) -> list[bool]:
@@ -284,8 +291,10 @@ class NetworkCompute:
             before = before_layer(index) if before_layer else ()
             if index in self._again:
                 before += self._run_again(self._again[index], (*waits[index], *before))
-            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
+            ready = self._communicate(shard.before_bw, Phase.BW, (*waits[index], *before))
+            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, ready)
             # Autograd finishes the parameters' gradients before it goes on with the input's.
+            computed = self._communicate(shard.sums, Phase.BW, (computed,))[-1]
             yield index, computed
             communicated = () if phase == "BW_weight" else shard.after_bw
             task = self.backward_task = self._communicate(communicated, Phase.BW, (computed,))[-1]

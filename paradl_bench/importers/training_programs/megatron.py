@@ -63,6 +63,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if launch.dtype == "bf16":
         found["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
+    found |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
     if degrees.tensor > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():

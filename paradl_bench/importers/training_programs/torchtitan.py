@@ -83,11 +83,12 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     """What the two versions call otherwise."""
     recomputes, optimizer = wanted.recomputes(), wanted.launch.optimizer
     found: Settings = {"compile.enable": True} if wanted.take_kernel("compile") else {}
+    whole = degrees.tensor > 1 and wanted.take("sequence_parallel", "off") == "off"
     if kind == ARGUMENTS:
         if degrees.pipeline > 1:
             # Its CUDA graphs know no pipelines, and are on by default.
             found[f"{_TRAINING}disable_cuda_graphs"] = True
-        if degrees.tensor > 1:
+        if whole:
             found[f"{_PARALLELISM}no-enable-sequence-parallel"] = True
         if optimizer:
             wanted.notes.append(f"predicted with {optimizer}; torchtitan's optimizer is that of --config")
@@ -99,7 +100,7 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
         family, _, fused = optimizer.partition("-")
         found["optimizer.name"] = {"adam": "Adam", "adamw": "AdamW"}[family]
         found |= {"optimizer.implementation": "fused"} if fused else {}
-    if degrees.tensor > 1:
+    if whole:
         wanted.notes.append("torchtitan 0.2 has sequence parallelism beside tensor parallelism; predicted without it")
     return {**found, "activation_checkpoint.mode": "full" if recomputes else "none"}
 

@@ -19,14 +19,13 @@ import math
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
-from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
-from paradl_bench.strategies.context.tokens import TokenLayer, Tokens, find_tokens
 from paradl_bench.strategies.splitting.channel_shards import check_extent
-from paradl_bench.strategies.tensor.cuts import Cut, is_view
+from paradl_bench.strategies.tensor.sequence.tokens import Tokens, find_tokens, part_of_tokens
 
 _LATEST: Latest[Tokens] = Latest()
 
@@ -103,34 +102,3 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
             after_bw=tuple(message("reduce_scatter", at) for at in backward),
         )
     return ShardedLayers(shards, network)
-
-
-def part_of_tokens(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
-    """The layer as one rank runs it: shapes, and its part of the FLOPs."""
-
-    def part(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
-        if cut is None:
-            return shape
-        at = len(shape) + cut.dim
-        return (*shape[:at], shape[at] // ranks, *shape[at + 1 :])
-
-    inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, found.inputs, strict=True)]
-    output, *further = (part(shape, found.output) for shape in layer.output_shapes)
-    attributes, batchless = dict(layer.attributes), layer.batchless_inputs
-    if "output" in attributes:
-        attributes["output"] = output
-    if attributes.get("causal") and found.gathered:
-        attributes |= {"causal": False, "masked": True}
-        batchless = (*batchless, len(inputs))
-        inputs.append((output[-2], inputs[1][-2]))
-    return part_of_layer(
-        layer,
-        1,
-        ranks,
-        attributes=attributes,
-        input_shapes=tuple(inputs),
-        output_shape=output,
-        further_outputs=tuple(further),
-        batchless_inputs=batchless,
-        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
-    )

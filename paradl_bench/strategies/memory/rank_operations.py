@@ -136,6 +136,10 @@ class RankOperations:
         width = self._own_width(self._index[layer.name]) or self._casts.runs[layer.name]
         return layer.output_elements_of(self._samples) * width
 
+    def _held_bytes(self, i: int) -> int:
+        """Bytes of the block of a layer's output that the rank holds."""
+        return self._output_bytes(self._shards[i].held or self._shards[i].layer)
+
     def _own_width(self, source: int) -> int:
         """Bytes of an element of a layer's output that is of no dtype of the network's; 0 for others.
 
@@ -154,13 +158,15 @@ class RankOperations:
             width = self._own_width(source) or self._casts.read_width(i, position)
             return math.prod(run.input_shapes[place]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
-        return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
+        return self._held_bytes(source) if cut else self._output_bytes(self._layers[source])
 
     def _is_cut(self, i: int) -> bool:
         """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""
         if i < 0:
             return False
         shard, layer = self._shards[i], self._layers[i]
+        if shard.held is not None:
+            return True
         part = shard.layer.output_elements < layer.output_elements
         of_part = not layer.output_shape and shard.layer.input_elements < layer.input_elements
         return bool(shard.shard) and not shard.after_fw and (part or of_part)
@@ -170,7 +176,8 @@ class RankOperations:
         shard, layer = self._shards[i], self._layers[i]
         if not self._is_cut(i):
             return True
-        if source < 0 or not of_operation(shard.before_fw, "all_gather"):
+        leading = shard if shard.leader is None else self._shards[shard.leader]
+        if source < 0 or not of_operation(leading.before_fw, "all_gather"):
             return False
         shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
         return any(own == all_of_it for name, own, all_of_it in shapes if name == self._layers[source].name)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
@@ -119,9 +120,13 @@ class ShardedOperations(RankOperations):
         """
         groups: dict[str, list[int]] = {}
         for i, shard in enumerate(self._shards):
-            if shard.leader is not None or (of_operation(shard.after_bw, "all_reduce") and not shard.after_fw):
+            if shard.leader is not None or (self._sums_input(shard) and not shard.after_fw):
                 groups.setdefault(self._layers[i].inputs[0], []).append(i)
         return {i: _Readers(own[0], own[-1]) for own in groups.values() for i in own}
+
+    def _sums_input(self, shard: LayerShard) -> bool:
+        scatters = of_operation(shard.after_bw, "reduce_scatter") and shard.layer.parameters
+        return bool(scatters or of_operation(shard.after_bw, "all_reduce"))
 
     @functools.cached_property
     def _converted(self) -> dict[int, Storage]:
@@ -142,6 +147,8 @@ class ShardedOperations(RankOperations):
             ledger.mark(gather.ranks * gather.message_bytes + self._padding(part.size, gather))
             ledger.release(part)
             part = gathered
+        if shard.held is not None:
+            return self._scattered(i, part)
         if of_operation(shard.after_fw, "all_reduce"):
             # Ranks of other groups' filters add zeros; the bias comes last, out of place.
             for _ in range((part.size < whole) + bool(layer.attributes.get("bias"))):
@@ -151,8 +158,24 @@ class ShardedOperations(RankOperations):
                 part = larger
         return part
 
+    def _scattered(self, i: int, whole: Storage) -> Storage:
+        """The part of the sum of what ranks made, and of that with its bias, which comes last."""
+        ledger, layer, size = self._ledger, self._layers[i], self._held_bytes(i)
+        part = ledger.allocate(size)
+        ledger.mark(whole.size)
+        ledger.release(whole)
+        if layer.attributes.get("bias"):
+            added = ledger.allocate(size)
+            ledger.mark()
+            ledger.release(part)
+            part = added
+        return part
+
     def _part_of_gradient(self, i: int, arrived: Sequence[Gradient]) -> list[Gradient]:
         """What the rank's part of a sharded layer gets of the output's gradient."""
+        gathers = of_operation(self._shards[i].before_bw, "all_gather")
+        if gathers and arrived:
+            return [self._replaced(arrived[0], self._output_bytes(self._layers[i]), gathers[0].ranks * arrived[0].size)]
         part = self._output_bytes(self._shards[i].layer)
         is_slice = part < self._output_bytes(self._layers[i]) and bool(self._shards[i].after_fw)
         if not is_slice or not arrived or self._samples == 1:
@@ -161,7 +184,7 @@ class ShardedOperations(RankOperations):
 
     def _cut_gradient(self, i: int, whole: Gradient) -> Gradient:
         """The rank's block of the gradient of what was gathered."""
-        return self._replaced(whole, self._output_bytes(self._shards[i].layer))
+        return self._replaced(whole, self._held_bytes(i))
 
     def _replaced(self, gradient: Gradient, size: int, more: int = 0) -> Gradient:
         """Another tensor made from a gradient, with ``more`` bytes held meanwhile."""
@@ -181,7 +204,7 @@ class ShardedOperations(RankOperations):
             if not (self._is_cut(source) and self._reads_whole(i, source)):
                 return gradient
             # What was gathered for this layer alone gets its part of the gradients' sum.
-            return self._replaced(gradient, self._output_bytes(self._shards[source].layer), gradient.size)
+            return self._replaced(gradient, self._held_bytes(source), gradient.size)
         if self._is_cut(i) and self._copies_input(i):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)

@@ -256,6 +256,38 @@ def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:
     return _conjugate(partial, run, lambda gradient: gradient)
 
 
+def reduce_scatter(partial: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
+    """This rank's part of the sum over the group; gradients of the parts are gathered."""
+    shape = partial.shape
+    return _conjugate(
+        partial,
+        lambda tensor: reduce_scatter_slices(tensor, slices, group),
+        lambda gradient: all_gather_slices(gradient, slices, shape, group),
+    )
+
+
+class _SummedGradients(torch.autograd.Function):
+    """Parameters as they are; their gradients are summed over the group in one message."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        total = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        ctx.group.all_reduce(total)
+        parts = torch.split(total, [gradient.numel() for gradient in gradients])
+        return None, *(part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True))
+
+
+def sum_gradients(parameters: Sequence[torch.Tensor], group: Group) -> tuple[torch.Tensor, ...]:
+    """The parameters of a layer that ranks each ran on a part: their gradients are summed over the group."""
+    found: tuple[torch.Tensor, ...] = _SummedGradients.apply(group, *parameters)  # type: ignore[no-untyped-call]
+    return found
+
+
 def gather(
     part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], group: Group, *, scale: float = 1.0
 ) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.strategies.splitting.options import SplitOptions
+from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 
 AXIS = AxisKind(
     name="tensor",
@@ -11,7 +12,7 @@ AXIS = AxisKind(
     package=__package__,
     order=5,
     distsim="M",
-    options=(SplitOptions,),
+    options=(SplitOptions, SequenceOptions),
     traits=frozenset({Trait.SHARDS_LAYERS, Trait.SENDS_AS_COMPUTED}),
     cut_less="leave layers whole by --split",
 )

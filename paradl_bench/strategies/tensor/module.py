@@ -6,6 +6,8 @@ gives to views, whole ones too, are cut before they get there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +35,12 @@ from paradl_bench.strategies.splitting.channel_shards import with_parameter_shap
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
-from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Piece, find_pairs
+from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
 from paradl_bench.strategies.tensor.plan import Ranges, parameter_ranges
+from paradl_bench.strategies.tensor.sequence.module import SequenceRun
+from paradl_bench.strategies.tensor.sequence.on_tokens import MARK, whole_shape_of_tokens
+from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
+from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, find_parts
 from paradl_bench.strategies.tensor.vocabulary.module import LookUp, PartedEntropy
 
 _MARK = "_paradl_part"
@@ -59,15 +65,17 @@ class TensorRunner:
             replace_parameter(module, name, held)
             shapes[name] = tuple(held.shape)
         last_of = {piece.leader: index for index, piece in pairs.pieces.items()}
-        inputs = {leader: _SharedInput(group) for leader in last_of}
         random = OwnRandomness(group)
+        sequence = _sequence_run(network, pairs, group, random, settings)
+        summed = sequence.scattered if sequence else partial(reduce, group=group)
+        inputs = {leader: _SharedInput(group, sequence) for leader in last_of}
         rules, parts = {}, {}
         for index, piece in pairs.pieces.items():
             layer = network.layers[index]
             part = parts[index] = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
-            run: Any = _Row(layer, group)
+            run: Any = _Row(layer, summed, sequence)
             if piece.part == "table":
-                run = LookUp(layer, part.own, group)
+                run = LookUp(layer, part.own, summed)
             elif piece.part == "loss":
                 run = PartedEntropy(layer, part.own, group)
             elif piece.part == "column":
@@ -75,6 +83,7 @@ class TensorRunner:
             elif piece.part != "row":
                 run = _Inside(part, random)
             rules[index] = Rule(functions_of(layer), run)
+        rules |= sequence.rules(network, frozenset(parts)) if sequence else {}
 
         def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
             is_part = index in parts and parts[index].piece.part not in WHOLE_OUTPUT
@@ -92,6 +101,13 @@ class TensorRunner:
 
 
 RUNNER = TensorRunner()
+
+
+def _sequence_run(
+    network: ModelGraph, pairs: Pairs, group: Group, random: OwnRandomness, settings: PlanSettings
+) -> SequenceRun | None:
+    on = settings.of(SequenceOptions).on
+    return SequenceRun(find_parts(network, pairs), group, random) if on else None
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
@@ -143,7 +159,7 @@ def _own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, 
 def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
     part: Part | None = getattr(tensor, _MARK, None)
     if part is None:
-        return None
+        return whole_shape_of_tokens(tensor)
     shape = list(tensor.shape)
     dim = part.piece.cut.dim
     shape[dim] = shape[dim] * part.piece.atoms // part.own.extent
@@ -153,15 +169,19 @@ def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
 class _SharedInput:
     """What some layers by columns read: its gradient is summed over the group once for all of them."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, sequence: SequenceRun | None) -> None:
+        self._group, self._sequence = group, sequence
         self._whole: torch.Tensor | None = None
         self._shared: torch.Tensor | None = None
 
     def __call__(self, whole: torch.Tensor) -> torch.Tensor:
         if self._shared is None or self._whole is not whole:
             # Converted once for all of them, so that what is summed is as narrow as what the products make.
-            self._whole, self._shared = whole, reduce_gradient(as_product_reads_it(whole), self._group)
+            self._whole, read = whole, as_product_reads_it(whole)
+            if self._sequence and hasattr(whole, MARK):
+                self._shared = self._sequence.gathered(read)
+            else:
+                self._shared = reduce_gradient(read, self._group)
         return self._shared
 
     def forget(self) -> None:
@@ -223,14 +243,22 @@ class _Column:
 class _Row:
     """All of the output's features, from some of the input; forward all-reduces the sums, then adds the bias."""
 
-    def __init__(self, layer: Layer, group: Group) -> None:
-        self._layer, self._group = layer, group
+    def __init__(
+        self, layer: Layer, summed: Callable[[torch.Tensor], torch.Tensor], sequence: SequenceRun | None
+    ) -> None:
+        self._layer, self._summed, self._sequence = layer, summed, sequence
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = _bind(self._layer, args, kwargs)
-        whole = reduce(_multiply(self._layer, function, given), self._group)
+        made = self._summed(_multiply(self._layer, function, given))
+        if given.bias is None:
+            return made
+        bias = self._sequence.bias(given.bias) if self._sequence else given.bias
         # A product and its bias are of one dtype, as in the layer that is whole.
-        return whole if given.bias is None else beside(function, torch.add)(whole, given.bias.to(whole.dtype))
+        added: torch.Tensor = beside(function, torch.add)(made, bias.to(made.dtype))
+        if self._sequence:
+            self._sequence.own.mark(added, SEQUENCE)
+        return added
 
 
 class _Inside:

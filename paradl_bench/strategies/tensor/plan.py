@@ -29,6 +29,15 @@ from paradl_bench.strategies.splitting.channel_shards import check_extent, with_
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import is_view
 from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
+from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
+from paradl_bench.strategies.tensor.sequence.parts import (
+    Messages,
+    SequenceParts,
+    find_parts,
+    refuse_sequence,
+    shards_of_tokens,
+    with_messages,
+)
 from paradl_bench.strategies.tensor.vocabulary.parts import loss_memory, sums_of_loss, table_part
 
 Ranges = tuple[Interval, ...]
@@ -42,6 +51,7 @@ class TensorPlanner:
     def __init__(self) -> None:
         self._latest: Latest[Pairs] = Latest()
         self._shards: Latest[ShardedLayers] = Latest()
+        self._sequence: Latest[SequenceParts] = Latest()
 
     def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -49,6 +59,8 @@ class TensorPlanner:
         """
         if network.layers:
             check_extent(network, strategy, axis, self.limit(network, settings))
+        if settings.of(SequenceOptions).on and strategy.axes[axis].degree > 1:
+            refuse_sequence(strategy, strategy.axes[axis].degree, settings, self._parts(network, settings))
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""
@@ -84,6 +96,9 @@ class TensorPlanner:
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
         widths = widths_of(network, settings.dtype, settings.device)
+        sizes = {tensor.name: tensor.elements for tensor in network.parameters}
+        sequence = self._parts(network, settings) if settings.of(SequenceOptions).on else None
+        messages = Messages(place, sequence, sizes) if sequence else None
         shards = {}
         for index, piece in pairs.pieces.items():
             layer, width = network.layers[index], widths[index].runs
@@ -95,10 +110,18 @@ class TensorPlanner:
                 after_bw=(_of_gradient(layer, place, width),) if leads else (),
                 leader=piece.leader if piece.leader != index else None,
             )
+            if sequence and messages:
+                shards[index] = with_messages(index, layer, shards[index], sequence, messages, width)
+        if sequence and messages:
+            shards |= shards_of_tokens(network, pairs, sequence, messages, label)
         held = parameter_ranges(network, pairs, parts, place.position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
         shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}
         return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
+
+    def _parts(self, network: ModelGraph, settings: PlanSettings) -> SequenceParts:
+        patterns = settings.of(SplitOptions).split
+        return self._sequence.get(network, patterns, lambda: find_parts(network, self._pairs(network, settings)))
 
     def _pairs(self, network: ModelGraph, settings: PlanSettings) -> Pairs:
         patterns = settings.of(SplitOptions).split

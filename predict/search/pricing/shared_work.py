@@ -71,7 +71,7 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     for index, shard in shared.shards.items():
         share[index] = _share_of(shard.layer, network.layers[index])
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
-        messages += _messages(index, "BW", shard.after_bw)
+        messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
     return SharedWork(share=share, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages))
 

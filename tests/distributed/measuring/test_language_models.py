@@ -43,6 +43,11 @@ def deepseek_v3():
     settings = SIZES | ranks | experts | {"num_key_value_heads": 4}
     return small("deepseek_v3", first_k_dense_replace=1, moe_intermediate_size=20, **settings)
 
+def longer_gpt2():
+    model = gpt2()
+    model.input_shape = (12,)
+    return model
+
 def bert_untied(): return bert(tied=False)
 def gpt2_untied(): return gpt2(tied=False)
 def t5_untied(): return t5(tied=False)
@@ -71,7 +76,8 @@ def build(name, text, schedule, context, double):
     if double:
         model.module.double()
     settings = plan_settings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,
-        schedule=schedule)
+        schedule=schedule.removesuffix("+sequence"),
+        sequence_parallel="on" if schedule.endswith("+sequence") else "off")
     with CollectiveRecorder() as recorder:
         parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)
     batch = model.make_batch(4 * replicas, seed=7)
@@ -147,11 +153,15 @@ CASES = {
     + [f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")]
     # A vocabulary of 53 tokens, which two and four ranks divide unevenly.
     + [f"{name}:t2:gpipe" for name in (*FAMILIES, "gpt2_untied", "t5_untied")]
+    + [f"{name}:t2:gpipe+sequence" for name in ("bert", "gpt2", "gpt2_untied", "llama")]
     + [f"{name}_untied:p2:{schedule}" for name in FAMILIES for schedule in ("gpipe", "1f1b", "interleaved")],
     4: [f"{name}_untied:{text}:1f1b" for name in FAMILIES for text in ("p4", "d2p2")]
     + [f"{name}:{text}:1f1b" for name in ("gpt2", "llama") for text in ("d2t2", "p2t2")]
     + [f"{name}:t4:gpipe" for name in ("bert", "gpt2_untied", "t5")]
-    + [f"{name}:{text}:gpipe" for name in ("mixtral", "deepseek_v3") for text in ("e4", "d2e2")],
+    + [f"{name}:{text}:gpipe" for name in ("mixtral", "deepseek_v3") for text in ("e4", "d2e2")]
+    # Twelve tokens, which four ranks divide.
+    + [f"{name}:d2t2:gpipe+sequence" for name in ("bert", "gpt2", "llama")]
+    + ["longer_gpt2:t4:gpipe+sequence"],
 }
 
 

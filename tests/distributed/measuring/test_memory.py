@@ -191,7 +191,10 @@ OF_BLOCKS = {
     ],
     4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16", "d2z3d2", "z3d2t2", "z2d2t2", "z1d2t2"],
 }
-OF_VOCABULARY = {2: ["t2", "t2 dtype=bf16"], 4: ["t4", "p2t2 schedule=1f1b micro_batches=4"]}
+OF_VOCABULARY = {
+    2: ["t2", "t2 dtype=bf16", "t2 sequence_parallel=on", "t2 sequence_parallel=on dtype=bf16"],
+    4: ["t4", "t4 sequence_parallel=on", "d2t2 sequence_parallel=on", "p2t2 schedule=1f1b micro_batches=4"],
+}
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],

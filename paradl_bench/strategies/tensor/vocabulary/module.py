@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,17 +42,17 @@ def _bind(
 
 
 class LookUp:
-    """Rows of this rank's tokens, and zeros for all other tokens; forward all-reduces the sum."""
+    """Rows of this rank's tokens, and zeros for all other tokens; forward sums over the ranks."""
 
-    def __init__(self, layer: Layer, own: Interval, group: Group) -> None:
-        self._layer, self._own, self._group = layer, own, group
+    def __init__(self, layer: Layer, own: Interval, summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._layer, self._own, self._summed = layer, own, summed
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """As ``embedding``, for whole tokens."""
         given = _bind(self._layer, _LOOK_UP, ("input", "weight", "padding_idx"), args, kwargs)
         padding = given["padding_idx"]
         part = instead(function, _look_up)(given["input"], given["weight"], self._own.start, padding)
-        return reduce(part, self._group)
+        return self._summed(part)
 
 
 def _look_up(tokens: torch.Tensor, weight: torch.Tensor, first: int, padding: int | None) -> torch.Tensor:

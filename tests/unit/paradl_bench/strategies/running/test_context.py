@@ -23,9 +23,9 @@ from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
 from paradl_bench.strategies.context import module as running
-from paradl_bench.strategies.context.tokens import find_tokens
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import gather
+from paradl_bench.strategies.tensor.sequence.tokens import find_tokens
 
 
 def loaded(name: str) -> tuple[LoadedModel, ModelGraph]:
@@ -50,9 +50,9 @@ def test_parts_of_the_sequence_train_as_all_of_it(name: str, strategy: str) -> N
     assert proof.largest_difference < 1e-12
 
 
-def first_positions(self: running._OnTokens, tensor: torch.Tensor) -> torch.Tensor:
+def first_positions(self: running.OnTokens, tensor: torch.Tensor) -> torch.Tensor:
     dim = self._along.dim
-    whole = not hasattr(tensor, running._MARK) and tensor.dim() >= -dim and tensor.shape[dim] == self._own.length
+    whole = not hasattr(tensor, running.MARK) and tensor.dim() >= -dim and tensor.shape[dim] == self._own.length
     return tensor.narrow(dim, 0, self._own.length // self._own.group.size) if whole else tensor
 
 
@@ -72,7 +72,7 @@ def own_gradient_alone(self: running._Attention, part: torch.Tensor) -> torch.Te
 @pytest.mark.parametrize(
     ("owner", "method", "broken", "name"),
     [
-        (running._OnTokens, "_taken", first_positions, "Reading"),
+        (running.OnTokens, "_taken", first_positions, "Reading"),
         (running._Masks, "like", later_tokens_seen, "gpt2_tokens"),
         (running._CrossEntropy, "__call__", mean_of_own, "masked"),
         (running._Attention, "_gathered", own_gradient_alone, "gpt2_tokens"),

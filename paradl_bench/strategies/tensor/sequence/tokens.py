@@ -8,14 +8,16 @@ ids and masks, is whole on every rank; a rank takes its part where it meets a te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
+from paradl_bench.plan.axis_planner import part_of_layer
 from paradl_bench.plan.compute import INPUT, operations_of_forward
-from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
+from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs, is_view
 
 
 class TokenLayer(NamedTuple):
@@ -48,7 +50,7 @@ def find_tokens(network: ModelGraph) -> Tokens:
     """How the tokens of a network are cut, or why they can't be."""
     shape = network.input_shape
     length = shape[0] if shape else 0
-    walk = _Walk(network)
+    walk = TokenWalk(network)
     try:
         walk.run()
     except CannotCut as error:
@@ -56,7 +58,9 @@ def find_tokens(network: ModelGraph) -> Tokens:
     return Tokens(walk.layers, length)
 
 
-class _Walk:
+class TokenWalk:
+    """From the network's input to the loss; what it finds stands in ``layers``, by index."""
+
     def __init__(self, network: ModelGraph) -> None:
         self.layers: dict[int, TokenLayer] = {}
         self._network, self._length = network, network.input_shape[0] if network.input_shape else 0
@@ -176,6 +180,37 @@ class _Walk:
         if function != "cross_entropy" or layer.output_shape or not targets or cut not in dims:
             raise CannotCut(f"{layer.name} ({function}), which is no mean over tokens")
         return TokenLayer(None, (cut, Cut(-1)))
+
+
+def part_of_tokens(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
+    """The layer as one rank runs it: shapes, and its part of the FLOPs."""
+
+    def part(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
+        if cut is None:
+            return shape
+        at = len(shape) + cut.dim
+        return (*shape[:at], shape[at] // ranks, *shape[at + 1 :])
+
+    inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, found.inputs, strict=True)]
+    output, *further = (part(shape, found.output) for shape in layer.output_shapes)
+    attributes, batchless = dict(layer.attributes), layer.batchless_inputs
+    if "output" in attributes:
+        attributes["output"] = output
+    if attributes.get("causal") and found.gathered:
+        attributes |= {"causal": False, "masked": True}
+        batchless = (*batchless, len(inputs))
+        inputs.append((output[-2], inputs[1][-2]))
+    return part_of_layer(
+        layer,
+        1,
+        ranks,
+        attributes=attributes,
+        input_shapes=tuple(inputs),
+        output_shape=output,
+        further_outputs=tuple(further),
+        batchless_inputs=batchless,
+        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
+    )
 
 
 def _attention(layer: Layer, cut: Cut) -> TokenLayer:

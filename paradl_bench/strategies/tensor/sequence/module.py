@@ -1,0 +1,96 @@
+"""How operations run on a part of the sequence beside tensor parallelism's pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.strategies.running.group_functions import Group, gather_for_all, reduce_scatter, sum_gradients
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.sharded_module import Call, Rule, functions_of
+from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnTokens
+from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
+
+Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class SequenceRun:
+    """This rank's part of the sequence: how it is left and entered, and what runs on it."""
+
+    def __init__(self, parts: SequenceParts, group: Group, random: OwnRandomness) -> None:
+        self.own, self._parts, self._group, self._random = OwnTokens(group, parts.length), parts, group, random
+
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        """All of the sequence, in front of layers by columns; its gradient is reduce-scattered."""
+        by_sample = _by_sample(part, self.own.length // self._group.size)
+        shape = list(by_sample.shape)
+        shape[-2] = self.own.length
+        return gather_for_all(by_sample, self.own.slices(by_sample.dim(), -2), shape, self._group).flatten(-3, -2)
+
+    def scattered(self, partial: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum of what ranks made; the gradient is all-gathered."""
+        by_sample = _by_sample(partial, self.own.length)
+        part = reduce_scatter(by_sample, self.own.slices(by_sample.dim(), -2), self._group)
+        marked: torch.Tensor = self.own.mark(part.flatten(-3, -2), SEQUENCE)
+        return marked
+
+    def bias(self, bias: torch.Tensor) -> torch.Tensor:
+        """What is added to a part."""
+        return sum_gradients([bias], self._group)[0] if bias.requires_grad else bias
+
+    def rules(self, network: ModelGraph, pieces: frozenset[int]) -> dict[int, Rule]:
+        """Of layers in no pair."""
+        found = {}
+        for index, layer in enumerate(network.layers):
+            on_part = self._parts.layers.get(index)
+            run: Run | None = None
+            if on_part is not None and on_part.output is not None:
+                run = OnTokens(layer, on_part.output, self.own, self._random)
+                run = _Entered(run, self.own) if index in self._parts.entered else run
+            if index in self._parts.summed and index not in pieces:
+                run = _Summed(run or _as_it_is, self._group)
+            if run is not None:
+                found[index] = Rule(functions_of(layer), run)
+        return found
+
+
+def _by_sample(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    """With a dim of its own for samples that lie one after the other along the sequence."""
+    return tensor.reshape(*tensor.shape[:-2], -1, tokens, tensor.shape[-1])
+
+
+def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+class _Entered:
+    """An embedding of this rank's part of the tokens."""
+
+    def __init__(self, run: Run, own: OwnTokens) -> None:
+        self._run, self._own = run, own
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return self._run(function, (self._own.part(args[0], -1), *args[1:]), kwargs)
+        return self._run(function, args, kwargs | {"input": self._own.part(kwargs["input"], -1)})
+
+
+class _Summed:
+    """An operation whose parameters' gradients are summed over the group: each rank makes a part of them."""
+
+    def __init__(self, run: Run, group: Group) -> None:
+        self._run, self._group = run, group
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given: dict[int, torch.Tensor] = {}
+        tree_map_only(torch.nn.Parameter, lambda each: given.setdefault(id(each), each), (args, kwargs))
+        trained = {key: each for key, each in given.items() if each.requires_grad}
+        if not trained or not torch.is_grad_enabled():
+            return self._run(function, args, kwargs)
+        summed = dict(zip(trained, sum_gradients(list(trained.values()), self._group), strict=True))
+        args, kwargs = tree_map_only(torch.nn.Parameter, lambda each: summed.get(id(each), each), (args, kwargs))
+        return self._run(function, args, kwargs)

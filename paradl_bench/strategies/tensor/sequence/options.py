@@ -1,0 +1,32 @@
+"""Options of tensor parallelism beside the choice of layers. Light."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from paradl_bench.plan.axes.options import AxisOptions, Shown
+
+
+class SequenceOptions(AxisOptions, frozen=True, kw_only=True):
+    """What ranks of tensor parallelism hold between the pairs of linear layers.
+
+    Attributes:
+        sequence_parallel: whether that is a part of the sequence each, or all of it.
+    """
+
+    sequence_parallel: Literal["off", "on"] = "off"
+
+    of_shards: ClassVar[bool] = True
+    shown: ClassVar[tuple[Shown, ...]] = (
+        Shown(
+            name="sequence_parallel",
+            choices=("off", "on"),
+            default="off",
+            help="Norms, dropout and residuals of tensor axes on a part of the sequence each.",
+        ),
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether the sequence is cut."""
+        return self.sequence_parallel == "on"

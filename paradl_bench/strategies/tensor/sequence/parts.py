@@ -1,0 +1,227 @@
+"""Which layers run on a part of the sequence beside tensor parallelism's pairs, and what that communicates. Torch-free.
+
+Between pairs every rank holds its part of the sequence. In front of layers by columns the parts are all-gathered, and
+the gradient of what was gathered is reduce-scattered. Behind a layer by rows the sums are reduce-scattered, and the
+gradient of that is all-gathered. So it is behind the embedding whose vocabulary is cut; another embedding looks up its
+part of the tokens. Parameters of layers on parts, the biases behind rows included, get a part of their gradient on each
+rank; backward of the layer ends with its sum, one message a layer, as torch's SequenceParallel sums it.
+
+Sources: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2;
+torch.distributed.tensor.parallel's SequenceParallel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.plan.axis_planner import AxisPlace, staging_axis
+from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
+from paradl_bench.strategies.tensor.pairs import Pairs, Piece
+from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, TokenWalk, part_of_tokens
+
+SEQUENCE = Cut(-2)
+"""Of what features lie behind."""
+
+
+class SequenceParts(NamedTuple):
+    """Parts of the sequence, by index of layers in the network.
+
+    Attributes:
+        length: tokens of a sample. layers: those that run on a part. entered: those among them that take their part of
+            whole tokens first.
+        gathered: layers by columns that read what is gathered, and the dim. scattered: layers whose sum is scattered.
+        summed: per layer whose parameters' gradients are summed, their names.
+        refused: why the network can't be run so; empty where it can.
+    """
+
+    length: int
+    layers: dict[int, TokenLayer]
+    entered: frozenset[int] = frozenset()
+    gathered: dict[int, Cut] = {}  # noqa: RUF012
+    scattered: frozenset[int] = frozenset()
+    summed: dict[int, tuple[str, ...]] = {}  # noqa: RUF012
+    refused: str = ""
+
+
+def find_parts(network: ModelGraph, pairs: Pairs) -> SequenceParts:
+    """What runs on parts of the sequence, or why that can't be."""
+    walk = _Walk(network, pairs)
+    try:
+        walk.run()
+    except CannotCut as error:
+        return SequenceParts(walk.length, {}, refused=str(error))
+    return SequenceParts(
+        walk.length,
+        walk.layers,
+        frozenset(walk.entered),
+        walk.gathered,
+        frozenset(walk.scattered),
+        _summed(network, pairs),
+    )
+
+
+def _summed(network: ModelGraph, pairs: Pairs) -> dict[int, tuple[str, ...]]:
+    trained = {parameter.name for parameter in network.parameters}
+    found = {}
+    for index, layer in enumerate(network.layers):
+        piece = pairs.pieces.get(index)
+        own = tuple(name for name in layer.parameters if name in trained) if piece is None else ()
+        if piece is not None and piece.part == "row" and pairs.linear[index].bias:
+            own = (pairs.linear[index].bias,)
+        if own:
+            found[index] = own
+    return found
+
+
+class _Walk(TokenWalk):
+    """The walk over what lies between pairs; it begins behind them, and where tokens are embedded."""
+
+    def __init__(self, network: ModelGraph, pairs: Pairs) -> None:
+        super().__init__(network)
+        self.entered: set[int] = set()
+        self.gathered: dict[int, Cut] = {}
+        self.scattered: set[int] = set()
+        self.length = self._length
+        self._cut = {}
+        self._pieces = pairs.pieces
+        self._own = {network.layers[index].name for index in pairs.pieces}
+        differentiated = layers_with_gradient(network)
+        names = (layer.name for layer in network.layers)
+        self._with_gradient = {name for name, made in zip(names, differentiated, strict=True) if made}
+        self._of_sample = {INPUT}
+
+    def run(self) -> None:
+        """Raises:
+        CannotCut: a layer mixes tokens, or reads all of them where a rank has a part.
+        """
+        if self._network.input_dtype == "fp32":
+            raise CannotCut("its input, which is no token ids")
+        for index, layer in enumerate(self._network.layers):
+            if self._of_sample.intersection(layer.inputs):
+                self._of_sample.add(layer.name)
+            piece = self._pieces.get(index)
+            if piece is not None:
+                self._of_piece(index, layer, piece)
+                continue
+            enters = layer.kind == "embedding" and layer.name in self._of_sample
+            if not enters and not any(name in self._cut for name in layer.inputs):
+                continue
+            if layer.kind == "loss":
+                raise CannotCut(f"{layer.name}, which reads all of the sequence: have the head cut (--split)")
+            found = self._of_layer(layer, False)
+            if enters:
+                self.entered.add(index)
+            self.layers[index] = found
+            assert found.output is not None
+            self._cut[layer.name] = found.output
+        if not self.scattered:
+            raise CannotCut("no layer by rows")
+        ends = [name for name in self._network.outputs if name in self._cut]
+        if ends:
+            raise CannotCut(f"{ends[0]}, which the model returns whole")
+
+    def _of_piece(self, index: int, layer: Layer, piece: Piece) -> None:
+        if piece.part in ("row", "table"):
+            if len(layer.output_shape) < 2 or layer.output_shape[-2] != self._length or layer.batchless:
+                raise CannotCut(f"{layer.name}, whose output has no dim of the sequence before its features")
+            if layer.handled:
+                raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
+            self.scattered.add(index)
+            self._cut[layer.name] = SEQUENCE
+        for name in layer.inputs:
+            if name in self._own and name not in self._cut:
+                continue
+            if piece.part == "column" and name in self._cut:
+                self.gathered[index] = self._cut[name]
+                if self._cut[name] != SEQUENCE:
+                    raise CannotCut(f"{layer.name}, which reads the sequence along another dim")
+            elif name in self._cut or name in self._with_gradient:
+                raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
+
+
+def refuse_sequence(strategy: Strategy, ranks: int, settings: PlanSettings, parts: SequenceParts) -> None:
+    """Refuse what can't run on parts of the sequence.
+
+    Raises:
+        UserError: layers that need all of it, a length that does not part evenly, stages, activations computed again.
+    """
+    what = f"strategy {strategy}: --sequence-parallel on"
+    if staging_axis(strategy) is not None:
+        raise UserError(f"{what} runs in no stages of a pipeline yet; nest it with data, as d2t2")
+    if settings.recompute:
+        raise UserError(f"{what} does not go with --recompute yet; leave one of them out")
+    if parts.refused:
+        raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
+    if parts.length % ranks:
+        lower = parts.length - parts.length % ranks
+        raise UserError(
+            f"{what}: a sequence of {parts.length} tokens does not split evenly over {ranks} ranks; the nearest that do"
+            f" are {lower} and {lower + ranks}"
+        )
+
+
+class Messages:
+    """The collectives of a rank's place, by layer."""
+
+    def __init__(self, place: AxisPlace, parts: SequenceParts, sizes: dict[str, int]) -> None:
+        self._place, self._parts, self._sizes = place, parts, sizes
+
+    @property
+    def ranks(self) -> int:
+        """Along the axis."""
+        return self._place.axis.degree
+
+    def sum_of(self, index: int) -> tuple[Collective, ...]:
+        """That of the gradients of a layer's parameters."""
+        elements = sum(self._sizes[name] for name in self._parts.summed.get(index, ()))
+        width = DTYPE_BYTES["fp32"]
+        found = self._place.collective("all_reduce", elements, batchless=True, element_bytes=width)
+        return (found,) if elements else ()
+
+    def of_part(self, operation: str, shape: tuple[int, ...], width: int) -> Collective:
+        """One of a tensor of which every rank has or gets a part of the sequence."""
+        elements = math.prod(shape) // self._place.axis.degree
+        return self._place.collective(operation, elements, batchless=False, element_bytes=width)
+
+
+def with_messages(
+    index: int, layer: Layer, shard: LayerShard, parts: SequenceParts, messages: Messages, width: int
+) -> LayerShard:
+    """The shard of a pair's layer, with parts of the sequence before and behind it."""
+    if index in parts.gathered and shard.leader is None:
+        before = (messages.of_part("all_gather", layer.input_shapes[0], width),)
+        after = (messages.of_part("reduce_scatter", layer.input_shapes[0], width),) if shard.after_bw else ()
+        return shard._replace(before_fw=before, after_bw=after)
+    if index not in parts.scattered:
+        return shard
+    found = TokenLayer(SEQUENCE, (None,) * len(layer.input_shapes))
+    return shard._replace(
+        after_fw=(messages.of_part("reduce_scatter", layer.output_shape, width),),
+        before_bw=(*messages.sum_of(index), messages.of_part("all_gather", layer.output_shape, width)),
+        held=part_of_tokens(layer, found, messages.ranks),
+    )
+
+
+def shards_of_tokens(
+    network: ModelGraph,
+    pairs: Pairs,
+    parts: SequenceParts,
+    messages: Messages,
+    label: str,
+) -> dict[int, LayerShard]:
+    """Layers in no pair: on a part of the sequence, or whole with sums of their parameters' gradients."""
+    shards = {}
+    for index, layer in enumerate(network.layers):
+        if index in parts.layers:
+            part = part_of_tokens(layer, parts.layers[index], messages.ranks)
+            shards[index] = LayerShard(part, label, sums=messages.sum_of(index))
+        elif index not in pairs.pieces and index in parts.summed:
+            shards[index] = LayerShard(layer, sums=messages.sum_of(index))
+    return shards

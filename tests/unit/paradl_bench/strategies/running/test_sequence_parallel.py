@@ -1,0 +1,111 @@
+"""Parts of the sequence beside tensor parallelism, on threads: equal to serial, and not where it is broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.layers import shards_proof
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.compute import LayerShard
+from paradl_bench.plan.settings import PlanSettings, plan_settings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.running.group_functions import gather
+from paradl_bench.strategies.tensor.sequence import module as running
+
+
+class _Request:
+    def settings(self, batch: int) -> PlanSettings:
+        return plan_settings(batch=batch, sequence_parallel="on")
+
+
+def proved(name: str, strategy: str) -> Any:
+    model = load_model(f"transformer_networks:{name}")
+    network = trace_network(model)
+    return shards_proof._prove(model, network, parse_strategy(strategy), _Request(), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpt2_tokens", "llama_tokens", "bert_tokens", "Reading", "masked", "Tied"])
+def test_parts_of_the_sequence_train_as_all_of_it(name: str) -> None:
+    proof = proved(name, "t2").verification
+    assert not proof.why_not
+    assert proof.largest_difference < 1e-12
+
+
+def own_part_alone(parameters: Any, group: Any) -> Any:
+    return tuple(parameters)
+
+
+def own_bias_alone(self: running.SequenceRun, bias: torch.Tensor) -> torch.Tensor:
+    return bias
+
+
+def own_gradient_alone(self: running.SequenceRun, part: torch.Tensor) -> torch.Tensor:
+    by_sample = running._by_sample(part, self.own.length // self._group.size)
+    shape = (*by_sample.shape[:-2], self.own.length, part.shape[-1])
+    return gather(by_sample, self.own.slices(by_sample.dim(), -2), shape, self._group).flatten(-3, -2)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (running, "sum_gradients", own_part_alone),
+        (running.SequenceRun, "bias", own_bias_alone),
+        (running.SequenceRun, "gathered", own_gradient_alone),
+    ],
+    ids=["norms' gradients of own tokens", "biases' gradients of own tokens", "own columns' gradient"],
+)
+def test_what_is_broken_differs_from_serial(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    first = proved("gpt2_tokens", "t2").first
+    assert first is not None
+    assert first.relative > 1e-6
+
+
+def shards(name: str, strategy: str, **options: Any) -> list[LayerShard]:
+    network = trace_network(load_model(f"transformer_networks:{name}"))
+    given = parse_strategy(strategy)
+    settings = plan_settings(**{"batch": 4, "sequence_parallel": "on"} | options)
+    found = planner_for(given).shards(network, given, settings).distinct[0]
+    return list(found.shards.values())
+
+
+def messages(found: list[LayerShard]) -> Counter[tuple[str, int]]:
+    works = (work for each in found for work in (*each.before_fw, *each.after_fw, *each.before_bw, *each.after_bw))
+    return Counter((work.operation, work.message_bytes) for work in works if isinstance(work, Collective))
+
+
+def test_messages_are_parts_of_what_was_all_reduced() -> None:
+    whole = messages(shards("gpt2_tokens", "t2", sequence_parallel="off"))
+    parts = messages(shards("gpt2_tokens", "t2"))
+    operation, largest = max(whole, key=lambda key: key[1])
+    assert operation == "all_reduce"
+    assert parts["all_reduce", largest] == 0
+    assert parts["reduce_scatter", largest // 2] == whole["all_reduce", largest]
+    assert parts["all_gather", largest // 2] == whole["all_reduce", largest]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "options", "reason"),
+    [
+        ("gpt2_tokens", "t2p2", {}, "no stages of a pipeline"),
+        ("gpt2_tokens", "t2", {"recompute": ("all",)}, "--recompute"),
+        ("gpt2_tokens", "t3", {}, "does not split evenly over 3 ranks"),
+        ("gpt2", "t2", {}, "no token ids"),
+        ("gpt2_tokens", "t2", {"split": ("*attn*", "*mlp*")}, "have the head cut"),
+    ],
+)
+def test_what_cannot_run_is_refused(name: str, strategy: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        shards(name, strategy, **options)
