@@ -22,7 +22,8 @@ from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.expert.plan import PLANNER, routes_of
 from paradl_bench.strategies.expert.routes import Product, Routes
 from paradl_bench.strategies.running.group_functions import Group, move_rows
-from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, functions_of, replace_parameter
+from paradl_bench.strategies.running.parameters import replace_parameter
+from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, functions_of
 
 _MARK = "_paradl_rows_of_experts"
 

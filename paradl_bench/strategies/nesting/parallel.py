@@ -129,34 +129,14 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
-    for index in replicating:
-        runner = axis_runner(strategy.axes[index].declared)
-        if isinstance(runner, ParameterRunner):
-            # What is sharded are the model's own modules, whatever runs its layers then.
-            outer = tuple(i for i in replicating if i not in sharing)
-            replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
-            group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
-            runner.shard_parameters(module, sharding.network, strategy.axes[index], device, group, replicas)
+    _shard_parameters(module, sharding.network, mesh, strategy, device)
     model = module
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     optimizer_group: dist.ProcessGroup | None = None
-    if replicating:
-        group = mesh.group(replicating)
-        if settings.of(ExchangeOptions).fused_bytes:
-            module = exchange_messages(module, model, sharding.network, settings, group.process_group)
-        elif stage <= 1:
-            nodes = node_groups(strategy, settings)
-            over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
-            held, apart, everyone = sharding.network, sharding.apart, group.process_group
-            module = exchange_gradients(module, held, settings, device, everyone, over_nodes, model=model, apart=apart)
-            if apart and axes_apart(strategy):
-                some = mesh.group(axes_apart(strategy)).process_group
-                module = exchange_gradients(
-                    module, held, settings, device, some, model=model, apart=apart, of_apart=True
-                )
-            optimizer_group = mesh.group(sharing).process_group if stage else None
+    if group_axes(strategy, Trait.REPLICATES):
+        module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
+        optimizer_group = mesh.group(sharing_axes(strategy)).process_group if zero_stage(strategy) == 1 else None
     return ParallelModule(
         module,
         sharding.network,
@@ -165,6 +145,45 @@ def build_parallel(
         optimizer_group=optimizer_group,
         sharding=sharding,
     )
+
+
+def _shard_parameters(
+    module: torch.nn.Module, network: ModelGraph, mesh: ProcessMesh, strategy: Strategy, device: torch.device
+) -> None:
+    """Let axes that do so shard the model's own modules, whatever runs its layers then."""
+    replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
+    for index in replicating:
+        runner = axis_runner(strategy.axes[index].declared)
+        if isinstance(runner, ParameterRunner):
+            outer = tuple(i for i in replicating if i not in sharing)
+            replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
+            group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
+            runner.shard_parameters(module, network, strategy.axes[index], device, group, replicas)
+
+
+def _exchanging(
+    module: torch.nn.Module,
+    model: torch.nn.Module,
+    sharding: Sharding,
+    mesh: ProcessMesh,
+    strategy: Strategy,
+    settings: PlanSettings,
+    device: torch.device,
+) -> torch.nn.Module:
+    """The module with an exchange of its gradients among replicas, where nothing else exchanges them."""
+    network, apart = sharding.network, sharding.apart
+    everyone = mesh.group(group_axes(strategy, Trait.REPLICATES)).process_group
+    if settings.of(ExchangeOptions).fused_bytes:
+        return exchange_messages(module, model, network, settings, everyone)
+    if zero_stage(strategy) > 1:
+        return module
+    nodes = node_groups(strategy, settings)
+    over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
+    module = exchange_gradients(module, network, settings, device, everyone, over_nodes, model=model, apart=apart)
+    if apart and axes_apart(strategy):
+        some = mesh.group(axes_apart(strategy)).process_group
+        module = exchange_gradients(module, network, settings, device, some, model=model, apart=apart, of_apart=True)
+    return module
 
 
 def _sharding(

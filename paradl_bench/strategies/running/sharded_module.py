@@ -28,6 +28,7 @@ from paradl_bench.strategies.running.autocast import as_noted, converts_alone
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.running.own_randomness import OwnRandomness, entered_later
+from paradl_bench.strategies.running.parameters import WHOLE_SHAPE
 
 Call = Callable[..., Any]
 RunLayer = Callable[[int, Call], Call]
@@ -287,7 +288,6 @@ def control_flow_varies(what: str, runs: str) -> WorkError:
 WHOLE = "_paradl_whole"
 """Attribute of this rank's part of a tensor: all of it, once it was gathered. Operations on all of it change that
 alone."""
-_WHOLE_SHAPE = "_paradl_whole_shape"
 
 
 def marks_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -375,7 +375,7 @@ class Walk(TorchFunctionMode):
 
     def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         of_activation = self._sharding.whole_shape
-        shape = getattr(tensor, _WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
+        shape = getattr(tensor, WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
         return tensor if shape is None else _stand_in(tensor, shape)
 
 
@@ -394,16 +394,3 @@ def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
     """Arguments of a convolution or fully connected layer by name."""
     names = _LINEAR_ARGUMENTS if layer.kind == "linear" else _CONVOLUTION_ARGUMENTS
     return dict(zip(names, args, strict=False)) | kwargs
-
-
-def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put a shard in the place of a parameter, everywhere that the module holds it.
-
-    :class:`Walk` answers for the whole one where its extents are asked.
-    """
-    old = module.get_parameter(name)
-    shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
-    setattr(shard, _WHOLE_SHAPE, old.shape)
-    for owner in module.modules():
-        for attribute in [attribute for attribute, held in owner._parameters.items() if held is old]:
-            owner.register_parameter(attribute, shard)

@@ -11,7 +11,8 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.group_functions import Group
-from paradl_bench.strategies.running.sharded_module import Rule, Sharding, functions_of, replace_parameter
+from paradl_bench.strategies.running.parameters import replace_parameter
+from paradl_bench.strategies.running.sharded_module import Rule, Sharding, functions_of
 from paradl_bench.strategies.splitting.channel_shards import Shards, Splitting, with_parameter_shapes
 from paradl_bench.strategies.splitting.gradient_parts import Parts
 

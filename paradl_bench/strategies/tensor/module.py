@@ -22,6 +22,7 @@ from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import (
     Call,
     Rule,
@@ -29,7 +30,6 @@ from paradl_bench.strategies.running.sharded_module import (
     beside,
     functions_of,
     instead,
-    replace_parameter,
 )
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions

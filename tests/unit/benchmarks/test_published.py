@@ -307,7 +307,7 @@ def test_fewer_than_nine_shapes_give_no_compact_fit() -> None:
     assert fit_compact(timed_shapes(shapes, [law_s(shape) for shape in shapes], "fp32"), "0") is None
 
 
-def test_the_dispatch_of_a_trace_is_the_gap_between_launching_operations(tmp_path: Path) -> None:
+def test_dispatch_of_a_trace_is_the_gap_between_launches(tmp_path: Path) -> None:
     """A view launches nothing, an operation inside of another is a part of it, and backward has its own thread."""
 
     def operation(thread: int, at_us: int, name: str, number: int | None) -> dict[str, object]:

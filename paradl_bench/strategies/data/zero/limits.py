@@ -76,9 +76,14 @@ def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
     """Refuse axes that a stage does not nest with.
 
     Raises:
-        UserError: stages of a pipeline; under stages 2 and 3 blocks of positions.
+        UserError: stages of a pipeline; parameters of a rank's own; under stages 2 and 3 blocks of positions.
     """
     for axis in strategy.axes:
+        if axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) and axis.degree > 1:
+            raise UserError(
+                f"strategy {strategy}: ZeRO stage {stage} shares out what all ranks hold, and {axis.kind} parallelism"
+                f" gives ranks parameters of their own; write {without}"
+            )
         if axis.has(Trait.STAGES) and axis.degree > 1:
             raise UserError(
                 f"strategy {strategy}: ZeRO stage {stage} gathers and updates for a whole model, and runs in no stages"
@@ -94,7 +99,7 @@ def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
 
 def _with_prefix(strategy: Strategy, stage: int) -> str:
     """The strategy with another stage; without one, its data axes are one, as d2z3d4 is d8."""
-    of_data = [axis for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)]
+    of_data = [axis for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH) and not axis.has(Trait.SHARDS_LAYERS)]
     parted = next(axis for axis in of_data if axis.prefix)
     if stage:
         axes = [msgspec.structs.replace(axis, prefix=stage) if axis is parted else axis for axis in strategy.axes]

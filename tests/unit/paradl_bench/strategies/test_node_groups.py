@@ -159,7 +159,7 @@ def placed(exchange: str, given: int | None, known: int | None) -> int | None:
 
 def test_what_the_options_say() -> None:
     settings = plan_settings(batch=1, exchange="leader", ranks_per_node=2)
-    with pytest.raises(UserError, match="--exchange is for data, spatial, context parallelism, not for serial,f2"):
+    with pytest.raises(UserError, match="context, expert parallelism, not for serial,f2"):
         refuse_unused(settings, [parse_strategy("serial"), parse_strategy("f2")])
     refuse_unused(settings, [parse_strategy("serial"), parse_strategy("s2")])
     assert placed("flat", None, 4) is None

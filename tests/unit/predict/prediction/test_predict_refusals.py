@@ -47,7 +47,10 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
             "measure its collectives: paradl-bench collectives --ranks N --backend nccl -o DIR, then calibrate fit",
         ),
         (("--strategy", "serial", "--batch", "8", "--backend", "foo"), "unknown backend 'foo': choices are gloo\n"),
-        (("--strategy", "serial", "--batch", "8", "--optimizer", "foo"), "'foo': choices are adam, sgd\n"),
+        (
+            ("--strategy", "serial", "--batch", "8", "--optimizer", "foo"),
+            "adam, adamw, adamw-fused, sgd\n",
+        ),
         (("--strategy", "serial", "--batch", "8", "--dtype", "fp17"), "unknown dtype 'fp17': choices are bf16, fp32\n"),
         (
             ("--strategy", "serial", "--batch", "8", "--compile", "--no-tf32"),

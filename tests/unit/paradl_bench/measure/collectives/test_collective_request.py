@@ -217,7 +217,7 @@ def test_a_summary_is_printed_as_table_or_json(
         (["--ranks", "1"], "--ranks"),
         ([], "--ranks is missing"),
         (["--ranks", "2", "--backend", "nclc"], "'gloo', 'nccl'"),
-        (["--ranks", "2", "--ops", "all_reduce,gather"], "choices are all_gather, all_reduce, broadcast"),
+        (["--ranks", "2", "--ops", "all_reduce,gather"], "choices are all_gather, all_reduce, all_to_all, broadcast"),
         (["--ranks", "2", "--sizes", "1K:64X:2"], "size '64X' does not parse"),
         (["--ranks", "2", "--sizes", "2M:1M:2"], "the last size is smaller than the first"),
         (["--ranks", "2", "--sizes", "1K:4K:1"], "factor"),

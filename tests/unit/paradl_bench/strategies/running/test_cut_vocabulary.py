@@ -55,7 +55,6 @@ def _without_target(logits: Any, largest: Any, places: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "wrong", "first"),
     [
-        ("reduce", lambda part, _: part, "embedding"),
         ("_look_up", _first_rows, "embedding"),
         ("_exponents", _without_target, "the gradient of the output of mul"),
     ],

@@ -197,7 +197,7 @@ def test_rows_come_back_before_what_reads_others(monkeypatch: pytest.MonkeyPatch
         (transformer_networks.Sorted, "d2e2", {"batch": 6}, "batch 6 does not split evenly over 4 ranks"),
         (transformer_networks.Sorted, "p2e2", {}, "no stages of a pipeline"),
         (transformer_networks.Sorted, "e2t2", {}, "expert and tensor both share layers"),
-        (transformer_networks.Sorted, "z1d2e2", {}, "ZeRO stages nest with no other axis"),
+        (transformer_networks.Sorted, "z1d2e2", {}, "gives ranks parameters of their own; write d2e2"),
         (transformer_networks.Sorted, "e2", {"expert_imbalance": 2.5}, "--expert-imbalance 2.5 is more than the 2"),
         (transformer_networks.Sorted, "d2e2", {"exchange": "leader", "ranks_per_node": 2}, "exchange flat"),
         (Uneven, "e4", {}, "6 experts of layer _grouped_mm do not split evenly over 4 ranks"),

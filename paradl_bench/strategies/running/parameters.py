@@ -1,0 +1,20 @@
+"""Parameters that a rank holds a shard of."""
+
+from __future__ import annotations
+
+import torch
+
+WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put a shard in the place of a parameter, everywhere that the module holds it.
+
+    A walk of the model answers for the whole one where its extents are asked.
+    """
+    old = module.get_parameter(name)
+    shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
+    setattr(shard, WHOLE_SHAPE, old.shape)
+    for owner in module.modules():
+        for attribute in [attribute for attribute, held in owner._parameters.items() if held is old]:
+            owner.register_parameter(attribute, shard)
