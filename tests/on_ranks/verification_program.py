@@ -157,7 +157,7 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "right": contextlib.nullcontext,
     "dropped-halo": lambda: mock.patch.object(group_functions.Group, "send_and_receive", _silent_peers),
     "unscaled-blocks": lambda: mock.patch.object(spatial, "gather", _unscaled),
-    "no-exchange": lambda: mock.patch.object(parallel, "exchange_gradients", lambda module, *_: module),
+    "no-exchange": lambda: mock.patch.object(parallel, "exchange_gradients", lambda module, *_, **__: module),
     "unsent-messages": lambda: mock.patch.object(fused_module._Message, "send", return_value=None),
     "swapped-slices": lambda: mock.patch.object(filters, "gather", _swapped),
     "no-gradient-sum": lambda: mock.patch.object(filters, "reduce_gradient", lambda whole, _: whole),
