@@ -47,7 +47,10 @@ def converts_alone(function: Any, args: tuple[Any, ...]) -> bool:
     """
     if function.__name__ not in _CONVERSIONS or not args or not isinstance(args[0], torch.Tensor):
         return False
-    return args[0].is_floating_point() and torch.is_autocast_enabled(args[0].device.type)
+    # The meta device, on which stages are rehearsed, knows no autocast.
+    device = args[0].device.type
+    known = torch.amp.autocast_mode.is_autocast_available(device)
+    return args[0].is_floating_point() and known and torch.is_autocast_enabled(device)
 
 
 def as_noted(made: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,9 @@ class TensorPlanner:
         if network.layers:
             check_extent(network, strategy, axis, self.limit(network, settings))
         if settings.of(SequenceOptions).on and strategy.axes[axis].degree > 1:
-            refuse_sequence(strategy, strategy.axes[axis].degree, settings, self._parts(network, settings))
+            # Of an empty network, what no network could make right.
+            parts = self._parts(network, settings) if network.layers else SequenceParts(0, {})
+            refuse_sequence(strategy, strategy.axes[axis].degree, settings, parts)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""

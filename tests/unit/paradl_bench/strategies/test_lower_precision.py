@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,13 @@ def test_rooflines_stand_on_fp32_where_it_was_measured() -> None:
     lower = [time for time in times if time.dtype == "bf16"]
     reached = rates_reached(lower, {"chain": network}).peak_flops
     assert reached == pytest.approx(4 * (rates_reached(times, {"chain": network}).peak_flops or 0.0))
+
+
+def test_a_conversion_counts_where_a_device_knows_no_autocast() -> None:
+    torch = pytest.importorskip("torch")
+    autocast = importlib.import_module("paradl_bench.strategies.running.autocast")
+    tensor = torch.ones(2)
+    assert not autocast.converts_alone(torch.Tensor.float, (tensor.to("meta"),))
+    assert not autocast.converts_alone(torch.Tensor.float, (tensor,))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast.converts_alone(torch.Tensor.float, (tensor,))

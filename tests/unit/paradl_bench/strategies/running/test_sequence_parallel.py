@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.layers import shards_proof
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.settings import PlanSettings, plan_settings
@@ -109,3 +110,8 @@ def test_messages_are_parts_of_what_was_all_reduced() -> None:
 def test_what_cannot_run_is_refused(name: str, strategy: str, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         shards(name, strategy, **options)
+
+
+def test_options_are_checked_before_there_is_a_network() -> None:
+    strategy, settings = parse_strategy("t2"), plan_settings(batch=2, sequence_parallel="on")
+    planner_for(strategy).check(ModelGraph(name="", input_shape=(), layers=(), parameters=()), strategy, settings)
