@@ -98,7 +98,7 @@ def _read(found: Found) -> Launch:
     if kind == "FSDP":
         replicas = found.whole(f"{_SIZES}dp_replicate_size", 1)
         if replicas > 1:
-            raise found.wrong(f"{replicas} replicas of shards: predict has one axis of data parallelism, d or z3d")
+            raise found.wrong(f"replicas of shards are read from no file: write their strategy, as d{replicas}z3d4")
         name = _RESHARD if found.has(_RESHARD) else f"{_FSDP}sharding_strategy"
         stage = int(found.choice(name, _STAGES, "true"))
         options["recompute"] = "all" if found.truth(f"{_FSDP}activation_checkpointing") else "none"

@@ -257,7 +257,7 @@ class Found:
     def refuse_set(self, names: Mapping[str, str]) -> None:
         """Raise the UserError of the first of these that is set to something, with what it is."""
         for name in self._set(names):
-            raise self.wrong(f"{name} is {self.text(name)[:40]}: predict has no {names[name]}")
+            raise self.wrong(f"{name} is {self.text(name)[:40]}: predict reads none of it from a file: {names[name]}")
 
     def note_set(self, names: Mapping[str, str]) -> None:
         """Note of each of these that is set, what predictions leave out."""

@@ -23,8 +23,8 @@ _SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
 _LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
 _OTHERS = {
-    "context_parallel_size": "context parallelism",
-    "expert_model_parallel_size": "expert parallelism",
+    "context_parallel_size": "context parallelism (write its strategy, as d4x2)",
+    "expert_model_parallel_size": "expert parallelism (write its strategy, as d4e2)",
     "fp16": "fp16",
     "fp8_format": "fp8",
     "num_layers_per_virtual_pipeline_stage": "stages by their layers: give --num-virtual-stages-per-pipeline-rank",
@@ -32,7 +32,7 @@ _OTHERS = {
 }
 
 _LEFT_OUT = {
-    "sequence_parallel": "sequence parallelism",
+    "sequence_parallel": "sequence parallelism: see --sequence-parallel",
     "recompute_activations": "that attention is computed again: see --recompute",
     "bf16": "that parameters are bf16: they are fp32, with autocast",
     "decoder_first_pipeline_num_layers": "this cut into stages: see --stages",

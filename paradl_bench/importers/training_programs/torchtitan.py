@@ -29,8 +29,8 @@ _BUCKET_CAP_BYTES = 100 * MIB
 _RESHARDS = {2: "never", 3: "always"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _OTHERS = {
-    f"{_PARALLELISM}context_parallel_degree": "context parallelism",
-    f"{_PARALLELISM}expert_parallel_degree": "expert parallelism",
+    f"{_PARALLELISM}context_parallel_degree": "context parallelism (write its strategy, as d4x2)",
+    f"{_PARALLELISM}expert_parallel_degree": "expert parallelism (write its strategy, as d4e2)",
     f"{_TRAINING}enable_cpu_offload": "offloading of parameters",
 }
 
@@ -111,7 +111,7 @@ def _data(found: Found, others: int) -> tuple[int, int]:
     if shard < 1:
         shard = found.replicas(found.ranks("ranks"), replicate * others)
     if replicate > 1 and shard > 1:
-        raise found.wrong(f"{replicate} replicas of {shard} shards: predict has one axis of data parallelism, d or z3d")
+        raise found.wrong(f"replicas of shards are read from no file: write their strategy, d{replicate}z3d{shard}")
     if shard == 1:
         return replicate, 0
     # By default parameters are kept after forward where there is a pipeline.
@@ -142,7 +142,7 @@ def _read(found: Found) -> Launch:
     found.note_set(_LEFT_OUT)
     tensor, pipeline = found.whole(_TENSOR, 1), found.whole(_PIPELINE, 1)
     if tensor > 1 and not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True):
-        found.notes.append("predictions leave out sequence parallelism, which torchtitan has by default")
+        found.notes.append("predictions leave out torchtitan's sequence parallelism: see --sequence-parallel")
     data, stage = _data(found, tensor * pipeline)
     degrees = Degrees(pipeline, data, tensor, stage)
     local = found.whole(f"{_TRAINING}local_batch_size", 8)

@@ -194,7 +194,11 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
     ("file", "text", "why"),
     [
         ("a.args", "--tensor-model-parallel-size 2 --micro-batch-size 1", "give --ranks"),
-        ("a.args", "--micro-batch-size 1 --context-parallel-size 2", "predict has no context parallelism"),
+        (
+            "a.args",
+            "--micro-batch-size 1 --context-parallel-size 2",
+            "none of it from a file: context",
+        ),
         ("a.args", "--micro-batch-size '1", "No closing quotation"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n[training]\nseq_len = 1", "whole number from 1"),
         ("a.toml", "[parallelism\n", "is no valid toml"),
@@ -202,7 +206,7 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
         (
             "a.toml",
             "[parallelism]\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 2\n",
-            "one axis of data parallelism",
+            "write their strategy, d2z3d2",
         ),
         ("a.json", '{"train_batch_size": "auto"}', "is 'auto'"),
         ("a.json", "[" * 100000, "nested too deep"),
