@@ -22,6 +22,8 @@ UNMEASURED_OVERLAP = "overlap that was not measured"
 """The error of what overlap costs where nobody measured it; all predictions of a profile share it."""
 _STANDS_STILL = 1e9
 """Slow-down of compute that makes no progress beside a collective."""
+_SHORTEST = 1e-3
+"""Of an iteration, what is left of it in a ratio where its errors are larger than itself: a ratio needs seconds."""
 
 
 class Interval(NamedTuple):
@@ -170,7 +172,8 @@ def _band(
     scale = value * point.iteration_s / reference.iteration_s
 
     def moved_by(reference_s: float, point_s: float) -> float:
-        return scale * reference_s / max(point_s, 1e-300) - value
+        kept_s = max(reference_s, _SHORTEST * reference.iteration_s)
+        return scale * kept_s / max(point_s, _SHORTEST * point.iteration_s) - value
 
     ours, theirs = point.bounds.moved_s, reference.bounds.moved_s
     unmoved = (reference.iteration_s,) * 2, (point.iteration_s,) * 2

@@ -185,6 +185,14 @@ def test_a_gain_keeps_only_errors_its_sides_do_not_share() -> None:
     assert gain_band(timed(1.0, {}, 0.0, 0.1), timed(2.0, {}, 0.0, 0.1)) == pytest.approx((2.1 / 1.1 - 1, 1.0))
 
 
+def test_errors_larger_than_an_iteration_leave_a_gain_finite() -> None:
+    # Both lose all of themselves at once: that says nothing about which is faster.
+    low, high = gain_band(timed(1.0, {}, 2.5, 0.0), timed(2.0, {}, 2.5, 0.0))
+    assert (low, high) == pytest.approx((4.5 / 3.5 - 1, 1.0))
+    alone = gain_band(timed(1.0, {"exchange": (9.0, -9.0)}, 0.0, 0.0), timed(2.0, {}, 0.0, 0.0))
+    assert alone == pytest.approx((2 / 9 - 1, 2 / 1e-3 - 1))
+
+
 def test_caps_rise_and_have_no_repeats() -> None:
     assert parse_caps("25,1, 2.5,1") == (1.0, 2.5, 25.0)
     for text in ("", "0", "nan", "-1", "inf"):
