@@ -48,6 +48,10 @@ def choose_network(
         UserError: neither profile nor configurations hold the model (names those that the profile holds), the file
             describes another one, a layer is not as its kind needs it, or the configuration is none.
     """
+    place = f"profile {profile_path}"
+    # All of them: what the others' layers took is looked at too.
+    for name, held in profile.network.items():
+        check_layers(held, f"{place}, network {name!r}")
     if path is not None:
         if sequence is not None:
             raise UserError("--sequence: the file of --network says how many tokens a sample has: leave it out")
@@ -56,11 +60,9 @@ def choose_network(
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
         check_layers(network, f"network {path}")
         return network
-    place = f"profile {profile_path}"
     known = profile.network.get(model)
     # Layers that were imported have no shapes.
     if known is not None and sequence in (None, *known.input_shape[-1:]):
-        check_layers(known, f"{place}, network {model!r}")
         return known
     if names_configuration(model) or size_of(model) is not None:
         shipped = traced_network(model)

@@ -62,6 +62,7 @@ _SETTINGS = "--no-channels-last"
 _TOY = f"--model toy --batch 16 {_SETTINGS}"
 EVALUATORS = ("csf", "dag", "flops", "osf", "paradl", "proportional", "simulate")
 _REPLACED = "--replace relu*=none --replace fc=linear(*,20)+gelu+linear(20,10) --json"
+_REPORT = "-o {report} --html {report}/page.html --force --json"
 _USES = (
     "calibrate show {profile}",
     "calibrate show {profile} --json",
@@ -83,7 +84,7 @@ _USES = (
     "predict diagnose --from-profile {profile} --run {training} --force --json --no-remedies",
     f"predict timeline --from-profile {{profile}} {_TOY} --strategy d2",
     f"predict report --from-profile {{profile}} {_TOY} --strategy d2 -o -",
-    "predict validate --from-profile {profile} {training} -o {report} --force --json",
+    f"predict validate --from-profile {{profile}} {{training}} {_REPORT}",
 )
 _OF_CLUSTER = tuple(
     f"predict --from-profile {PROFILE} {_TOY} --strategy {strategy} --cluster {{cluster}} --evaluator {name}"
@@ -160,7 +161,7 @@ def _of_directory(source: str, file: str, commands: Sequence[str]) -> Target:
 
 
 _FIT = ("calibrate fit {folder} -o - --force",)
-_VALIDATE = (f"predict validate --from-profile {PROFILE} {{folder}} -o {{report}} --force --json",)
+_VALIDATE = (f"predict validate --from-profile {PROFILE} {{folder}} {_REPORT}",)
 _DIRECTORIES: tuple[tuple[str, str, type[msgspec.Struct], Sequence[str]], ...] = (
     ("layers-v1", LAYERS_FILE, LayerSamples, _FIT),
     ("layers-v1", ITERATIONS_FILE, IterationSamples, _FIT),

@@ -42,3 +42,13 @@ def test_another_length_of_a_profiled_network_is_refused() -> None:
         choose_network(profile, name, None, PROFILE, length)
     with pytest.raises(UserError, match="--sequence: the file of --network says how many tokens"):
         choose_network(profile, name, Path("n.json"), PROFILE, length)
+
+
+def test_a_wrong_layer_of_another_network_is_refused() -> None:
+    profile = make_profile()
+    name, network = next(iter(profile.network.items()))
+    layer = msgspec.structs.replace(network.layers[0], name="aside", kind="conv", attributes={"kernel": -1.0})
+    other = msgspec.structs.replace(network, name="other", layers=(layer, *network.layers))
+    profile = msgspec.structs.replace(profile, network={name: network, "other": other})
+    with pytest.raises(UserError, match=r"profile p\.json, network 'other': layer 'aside' of kind conv"):
+        choose_network(profile, name, None, PROFILE)
