@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.help import Decorator, option_group, together
 from paradl_bench.core.units import parse_sample_shape
@@ -139,6 +139,23 @@ accumulate_option = click.option(
     show_default=True,
     help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
     " other.",
+)
+
+
+def _finite_norm(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    # A range lets through what compares with nothing.
+    if value is None or 0 < value <= MOST_NORM:
+        return value
+    raise click.BadParameter(f"{value:g} has to be a number larger than 0, and at most {MOST_NORM:g}")
+
+
+clip_option = click.option(
+    "--clip-norm",
+    metavar="MAX",
+    type=float,
+    callback=_finite_norm,
+    help="Scale gradients before each weight update so that their norm over all parameters is MAX at most. Default:"
+    " they stay as they are.",
 )
 
 memory_options = option_group(
