@@ -20,6 +20,7 @@ from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, load_or_refuse
 from paradl_bench.importers.operator_tables.mapping import shipped_mappings
 from paradl_bench.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
+from paradl_bench.plan.options import not_fp8
 from paradl_bench.records.cluster import NODE
 
 _SHOWN = 10
@@ -48,7 +49,11 @@ _LARGEST_TRIED = 1 << 24
 @click.option("--model", metavar="NAME", help="Name of the model that layer times belong to. Default: the file's.")
 @click.option("--batch", type=click.IntRange(1), help="Local batch of layer times, where the file does not say.")
 @click.option(
-    "--dtype", default="fp32", show_default=True, help="Of layer times, a trace's parameters, and tables without types."
+    "--dtype",
+    default="fp32",
+    show_default=True,
+    callback=not_fp8,
+    help="Of layer times, a trace's parameters, and tables without types.",
 )
 @click.option(
     "--keep",

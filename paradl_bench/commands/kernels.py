@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paradl_bench.core.checks import refuse_fp8
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.units import parse_counts, parse_duration, parse_sample_shape, parse_size
@@ -170,6 +171,8 @@ def _kinds(text: str | None, *, of_models: bool) -> tuple[str, ...]:
 
 def _checked_dtypes(text: str) -> tuple[str, ...]:
     names = _names(text, "--dtype")
+    for name in names:
+        refuse_fp8(name)
     unknown = [name for name in names if name not in _DTYPES]
     if unknown:
         raise UserError(f"--dtype {unknown[0]!r}: choices are {', '.join(_DTYPES)}, or both")

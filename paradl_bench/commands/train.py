@@ -18,6 +18,7 @@ from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
     batch_norm_option,
+    clip_option,
     device_options,
     directory_options,
     emulation_options,
@@ -45,6 +46,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     accumulate: int
     batch_norm: Literal["local", "sync"]
+    clip_norm: float | None
     offload: Literal["none", "optimizer"] | None
     balance: str | None
     fusion: str | None
@@ -105,6 +107,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @option_group(
     "Training",
     accumulate_option,
+    clip_option,
     memory_options,
     batch_norm_option,
 )

@@ -63,6 +63,10 @@ Extent = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 SchemaVersion = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
+MOST_NORM = 1e30
+"""Of gradients; a square of it is finite in the widest type alone, and a larger one limits nothing."""
+PositiveNorm = Annotated[float, msgspec.Meta(gt=0, le=MOST_NORM)]
+
 Flops = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Work = Annotated[float, msgspec.Meta(ge=0, le=_MOST_RATE)]
 """FLOPs or bytes of a call."""

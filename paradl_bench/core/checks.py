@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from paradl_bench.core.errors import UserError
+
 _ROUNDING = 1e-6
 
 
@@ -65,3 +67,16 @@ def check_aligned(owner: msgspec.Struct, *labels: str) -> None:
     lengths = {label: len(getattr(owner, label)) for label in labels if getattr(owner, label)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"lists of one index differ in length: {lengths}")
+
+
+_FP8 = ("fp8", "float8", "f8", "e4m3", "e5m2")
+
+
+def refuse_fp8(dtype: str | None) -> None:
+    """Refuse to train or to predict in any form of fp8, by the name that was given.
+
+    Raises:
+        UserError: it is one.
+    """
+    if dtype is not None and any(word in dtype.lower() for word in _FP8):
+        raise UserError(f"--dtype {dtype[:40]}: nothing here trains or is predicted in fp8; take bf16 or fp32")

@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MOST_NORM
+from paradl_bench.core.checks import refuse_fp8
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.help import Decorator, option_group, together
 from paradl_bench.core.units import parse_sample_shape
@@ -43,9 +44,29 @@ sample_options = together(
     ),
 )
 
+
+class _Dtypes(click.Choice[str]):
+    """Dtypes that are trained in; fp8 is refused by its name."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        refuse_fp8(value)
+        return super().convert(value, param, ctx)
+
+
+def not_fp8(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Of a dtype that is given freely, a callback: the same; a UserError of fp8."""
+    refuse_fp8(value)
+    return value
+
+
+measured_dtype_option = click.option(
+    "--dtype", callback=not_fp8, help="fp32, bf16. Default: the one that was measured."
+)
+"""Of what is predicted."""
+
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(["fp32", "bf16"]),
+    type=_Dtypes(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
     help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
@@ -139,6 +160,23 @@ accumulate_option = click.option(
     show_default=True,
     help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
     " other.",
+)
+
+
+def _finite_norm(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    # A range lets through what compares with nothing.
+    if value is None or 0 < value <= MOST_NORM:
+        return value
+    raise click.BadParameter(f"{value:g} has to be a number larger than 0, and at most {MOST_NORM:g}")
+
+
+clip_option = click.option(
+    "--clip-norm",
+    metavar="MAX",
+    type=float,
+    callback=_finite_norm,
+    help="Scale gradients before each weight update so that their norm over all parameters is MAX at most. Default:"
+    " they stay as they are.",
 )
 
 memory_options = option_group(

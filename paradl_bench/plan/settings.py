@@ -7,16 +7,16 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MicroBatches, PositiveCount, Ranks
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MOST_NORM, MicroBatches, PositiveCount, PositiveNorm, Ranks
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axes.registry import option_types
 
 RECOMPUTE_ALL = ("all",)
 """``PlanSettings.recompute`` of every block that the network's names tell."""
 
-AS_GIVEN = ("batch_norm", "accumulate", "offload")
+AS_GIVEN = ("batch_norm", "accumulate", "offload", "clip_norm")
 """Settings whose value is that of the option of their name."""
-SIMULATED_ALONE = ("accumulate", "recompute", "offload")
+SIMULATED_ALONE = ("accumulate", "recompute", "offload", "clip_norm")
 """Settings that no closed form knows."""
 MEMORY_CHOICES: Mapping[str, tuple[object, ...]] = {"recompute": ((), RECOMPUTE_ALL)}
 """Of settings that trade time for memory, the values that a search tries."""
@@ -40,6 +40,8 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
             for none.
         offload: whether the ``optimizer``'s state lies in host memory, and is copied to the device for each weight
             update and back; else ``none``.
+        clip_norm: the largest norm that the gradients of all parameters together may have; larger ones are scaled to
+            it before the weight update. None for no limit.
     """
 
     batch: PositiveCount
@@ -48,6 +50,7 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
     accumulate: MicroBatches = 1
     recompute: tuple[str, ...] = ()
     offload: Literal["none", "optimizer"] = "none"
+    clip_norm: PositiveNorm | None = None
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -77,6 +80,8 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"batch has to be at least 1, not {self.batch}")
         if not 1 <= self.accumulate <= MOST_MICRO_BATCHES:
             raise ValueError(f"accumulate has to be from 1 to {MOST_MICRO_BATCHES}, not {self.accumulate}")
+        if self.clip_norm is not None and not 0 < self.clip_norm <= MOST_NORM:
+            raise ValueError(f"clip_norm has to be larger than 0, and at most {MOST_NORM:g}, not {self.clip_norm}")
         if self.axes:
             chosen = sorted(
                 (options for options in self.axes if options != type(options)()),

@@ -91,7 +91,7 @@ def has_closed_settings(settings: PlanSettings) -> bool:
 def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
     """Raise a UserError where a setting is asked for that no closed form has."""
     for option, text in settings.simulated_alone.items():
-        raise UserError(f"{name} knows no --{option} {text}: take --evaluator simulate")
+        raise UserError(f"{name} knows no --{option.replace('_', '-')} {text}: take --evaluator simulate")
 
 
 def prepare_closed_form(

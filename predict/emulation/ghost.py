@@ -147,7 +147,7 @@ def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
     return GhostRole(
         layers=layers,
         between={work.phase: costs[index].seconds for index, work in overheads},
-        update_s=sum((costs[index].seconds for index in plan.of_kind(WeightUpdate, role)), start=0.0),
+        update_s=_slept(plan, role, costs)["WU"],
     )
 
 

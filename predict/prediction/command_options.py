@@ -19,8 +19,10 @@ from paradl_bench.plan.options import (
     accumulate_option,
     axis_options,
     batch_norm_option,
+    clip_option,
     input_options,
     kernel_options,
+    measured_dtype_option,
     memory_options,
 )
 
@@ -141,9 +143,10 @@ point_options = option_group(
     option_group(
         "Training",
         click.option("--optimizer", help=f"{', '.join(OPTIMIZERS)}. Default: the one that was measured."),
-        click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
+        measured_dtype_option,
         click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
         accumulate_option,
+        clip_option,
         batch_norm_option,
     ),
     kernel_options,

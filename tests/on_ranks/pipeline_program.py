@@ -2,7 +2,8 @@
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
 with :scatter for a reduce-scatter in filter's backward, :again=MODULE[+MODULE]... for what is computed again (body.1-4
-for the run body.1:4), and :bf16 to train by autocast, with or without a pipeline.
+for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by autocast, with
+or without a pipeline.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
@@ -62,6 +63,7 @@ class Case(NamedTuple):
     scatter: bool = False
     lowered: bool = False
     again: tuple[str, ...] = ()
+    clipped: bool = False
 
     @property
     def replicas(self) -> int:
@@ -77,6 +79,7 @@ class Case(NamedTuple):
             schedule=self.schedule,
             stages=self.stages,
             recompute=self.again,
+            clip_norm=1e6 if self.clipped else None,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
         )
 
@@ -102,10 +105,11 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word not in ("scatter", "bf16") and "=" not in word)
+    cuts = tuple(word for word in stages if word not in ("scatter", "bf16", "clip") and "=" not in word)
     again = tuple(name.replace("-", ":") for word in stages if "=" in word for name in word[6:].split("+"))
     parsed = parse_strategy(strategy)
-    return Case(name, parsed, schedule, int(count), cuts, "scatter" in stages, "bf16" in stages, again)
+    words = [word in stages for word in ("scatter", "bf16")]
+    return Case(name, parsed, schedule, int(count), cuts, *words, again=again, clipped="clip" in stages)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
@@ -152,6 +156,8 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     for when in WHEN:
         with CollectiveRecorder() as recorder:
             pipeline.step(*model.make_batch(SAMPLES * case.count, seed=1))
+            if built.clipper is not None:
+                built.clipper.clip()
             optimizer.step()
             optimizer.zero_grad()
         issued += recorder.issued(when)

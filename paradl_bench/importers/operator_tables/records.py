@@ -76,7 +76,8 @@ class Reading:
         dtype = filled(text, row, self.mapping.names) if text else self.options.dtype
         if dtype not in DTYPE_BYTES:
             raise NotTaken(
-                f"dtype {dtype[:40]!r} is none of {', '.join(DTYPE_BYTES)}; names may say which it stands for"
+                f"dtype {dtype[:40]!r} is none of {', '.join(DTYPE_BYTES)}; names may say which it stands for,"
+                " and nothing stands for fp8"
             )
         return dtype
 

@@ -17,6 +17,7 @@ _FSDP, _DEEPSPEED, _SIZES = "fsdp_config.fsdp_", "deepspeed_config.", "paralleli
 _RESHARD = f"{_FSDP}reshard_after_forward"
 _ACCUMULATE = f"{_DEEPSPEED}gradient_accumulation_steps"
 _OFFLOAD = f"{_DEEPSPEED}offload_optimizer_device"
+_CLIPPING = f"{_DEEPSPEED}gradient_clipping"
 _STAGES = {
     **{"true": "3", "full_shard": "3", "1": "3"},
     **{"false": "2", "shard_grad_op": "2", "2": "2"},
@@ -43,8 +44,11 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     micro = wanted.micro_batches(degrees)
     script = [f"batches of {micro.samples}"]
     found: Settings = {"compute_environment": "LOCAL_MACHINE"}
-    recomputes = wanted.recomputes()
+    recomputes, norm = wanted.recomputes(), wanted.norm()
+    clipping: Settings = {_CLIPPING: norm} if norm else {}
+    script += [] if norm is None or degrees.stage == 1 else [f"accelerator.clip_grad_norm_(parameters, {norm:g})"]
     if degrees.stage == 1:
+        found |= clipping
         found |= {_TYPE: "DEEPSPEED", f"{_DEEPSPEED}zero_stage": 1, _ACCUMULATE: micro.number}
         found[_OFFLOAD] = "cpu" if wanted.take("offload", "none") == "optimizer" else "none"
     elif degrees.stage > 1 or degrees.tensor > 1:
@@ -106,7 +110,7 @@ def _read(found: Found) -> Launch:
         if found.has(f"{_DEEPSPEED}deepspeed_config_file"):
             raise found.wrong(f"{_DEEPSPEED}deepspeed_config_file: give that file, as --strategy @FILE")
         stage = found.whole(f"{_DEEPSPEED}zero_stage", 2, least=0, most=3)
-        options["accumulate"] = str(found.whole(_ACCUMULATE, 1))
+        options |= {"accumulate": str(found.whole(_ACCUMULATE, 1)), **found.norm(_CLIPPING, "0")}
         options["offload"] = "none" if found.text(_OFFLOAD, "none").lower() == "none" else "optimizer"
     return Launch(
         strategy=Degrees(1, data, tensor, stage if data > 1 else 0).strategy(_ORDER),

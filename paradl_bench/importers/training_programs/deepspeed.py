@@ -17,6 +17,7 @@ _BATCH, _SAMPLES, _ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_
 _STAGE, _BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
 _OFFLOAD = "zero_optimization.offload_optimizer.device"
 _TENSOR = "tensor_parallel.autotp_size"
+_CLIPPING = "gradient_clipping"
 _AUTOCAST, _AUTOCAST_DTYPE = "torch_autocast.enabled", "torch_autocast.dtype"
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
 _OPTIMIZERS = {"adam": "Adam", "sgd": "SGD", "adamw": "AdamW", "adamw-fused": "AdamW"}
@@ -53,6 +54,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         found[_OFFLOAD] = "cpu"
     if degrees.tensor > 1:
         found[_TENSOR] = degrees.tensor
+    if norm := wanted.norm():
+        found[_CLIPPING] = norm
     if launch.dtype == "bf16":
         found |= {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"}
     if wanted.recomputes():
@@ -79,7 +82,7 @@ def _read(found: Found) -> Launch:
     degrees = Degrees(1, data, tensor, stage)
     found.note_set({"bf16.enabled": "that parameters are bf16: they are fp32, with autocast"})
     autocast = found.choice(_AUTOCAST_DTYPE, _DTYPES, "bfloat16") if found.truth(_AUTOCAST) else "fp32"
-    options = found.micro_batches(degrees, batch, samples)
+    options = found.micro_batches(degrees, batch, samples) | found.norm(_CLIPPING, "0")
     if found.text(_OFFLOAD, "none") != "none":
         options["offload"] = "optimizer"
     named = found.text("optimizer.type").lower()

@@ -112,7 +112,7 @@ def encode_settings(settings: Settings, kind: str, comments: Sequence[str], rank
     return ("\n".join([*said, body]).rstrip("\n") + "\n").encode()
 
 
-def _argument(name: str, value: str | int | bool) -> str:
+def _argument(name: str, value: str | int | float | bool) -> str:
     if ":" in name:
         return name
     return f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
@@ -139,5 +139,10 @@ def _toml(nested: Mapping[str, Any]) -> str:
     """Sections of plain values, of which torchtitan's have one level; JSON's words for these are TOML's."""
     lines: list[str] = []
     for section, values in nested.items():
-        lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        lines += ["", f"[{section}]", *(f"{name} = {_toml_value(value)}" for name, value in values.items())]
     return "\n".join(lines)
+
+
+def _toml_value(value: object) -> str:
+    # JSON has another word for infinity.
+    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -6,25 +6,26 @@ strategy in another order would place other ranks on a node, and is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from paradl_bench.core.bounds import MOST_BYTES, MOST_MICRO_BATCHES
+from paradl_bench.core.bounds import MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import Axis, Strategy
 
-Settings = dict[str, str | int | bool]
+Settings = dict[str, str | int | float | bool]
 """Of a program, by names whose dots part sections, as ``training.seq_len``."""
 FP32_BYTES = 4
 MIB = 1024 * 1024
 BLOCKS = "all"
 """``--recompute`` of all blocks."""
-_HARMLESS = frozenset({"stages", "cut_by", "exchange", "ranks_per_node"})
+_HARMLESS = frozenset({"stages", "cut_by", "exchange", "ranks_per_node", "expert_imbalance"})
 """Options that decide how fast a program is, and neither what it computes nor how much memory ranks need by design."""
 _UNSET = frozenset({"1", "0", "false", "no", "none"})
-_KEPT = {"batch_norm": "local", "recompute": "none", "offload": "none"}
+_KEPT = {"batch_norm": "local", "recompute": "none", "offload": "none", "sequence_parallel": "off"}
 """Options whose value of these is what every program does."""
 
 
@@ -67,23 +68,37 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Degrees(NamedTuple):
-    """How many ranks along each axis, 1 where there is none; ``stage`` is that of ZeRO."""
+    """How many ranks along each axis, 1 where there is none.
+
+    ``stage`` is that of ZeRO, and ``replicas`` how often its shards are there.
+    """
 
     pipeline: int = 1
     data: int = 1
     tensor: int = 1
     stage: int = 0
+    replicas: int = 1
+    expert: int = 1
+
+    @property
+    def reading(self) -> int:
+        """Ranks that each read samples of their own."""
+        return self.replicas * self.data * self.expert
 
     @property
     def ranks(self) -> int:
         """In all."""
-        return self.pipeline * self.data * self.tensor
+        return self.pipeline * self.reading * self.tensor
 
     def strategy(self, order: Sequence[str]) -> Strategy:
-        """The axes of more than one rank, from the outermost."""
+        """The axes of more than one rank, from the outermost; of replicas that is a data axis too."""
         return Strategy(
             axes=tuple(
-                Axis(kind=kind, extents=(degree,), prefix=self.stage if kind == "data" else 0)
+                Axis(
+                    kind="data" if kind == "replicas" else kind,
+                    extents=(degree,),
+                    prefix=self.stage if kind == "data" else 0,
+                )
                 for kind in order
                 if (degree := getattr(self, kind)) > 1
             )
@@ -133,14 +148,16 @@ class Wanted:
         """
         axes = [axis for axis in self.launch.strategy.axes if axis.degree > 1]
         kinds = [axis.kind for axis in axes]
+        stages = [axis.prefix for axis in axes if axis.kind == "data"]
+        if len(stages) == 2 and not stages[0] and stages[1] and "replicas" in orders[0]:
+            kinds[kinds.index("data")] = "replicas"
         if unknown := [kind for kind in kinds if kind not in orders[0]]:
-            self.refuse(f"has no setting for {unknown[0]} parallelism", f"it takes {', '.join(orders[0])}")
+            known = ", ".join(kind for kind in orders[0] if kind != "replicas")
+            self.refuse(f"has no setting for {unknown[0]} parallelism", f"it takes {known}")
         if len(set(kinds)) < len(kinds):
-            self.refuse(
-                f"is told of no replicas outside of shards, as {self.launch.strategy} has", "predict one data axis"
-            )
-        stage = next((axis.prefix for axis in axes if axis.kind == "data"), 0)
-        found = Degrees(**{axis.kind: axis.degree for axis in axes}, stage=stage)
+            self.refuse(f"is told of no two data axes as {self.launch.strategy} has them", "predict one data axis")
+        degrees = {kind: axis.degree for kind, axis in zip(kinds, axes, strict=True)}
+        found = Degrees(**degrees, stage=max(stages, default=0))
         if all(kinds != [kind for kind in order if kind in kinds] for order in orders):
             nested = " or ".join(str(found.strategy(order)) for order in orders)
             self.refuse(f"does not nest axes as {self.launch.strategy} does", f"predict {nested}")
@@ -155,7 +172,7 @@ class Wanted:
         piped = degrees.pipeline > 1
         name, default = ("micro_batches", degrees.pipeline) if piped else ("accumulate", 1)
         count = int(self.take(name, str(default)))
-        local = (self.launch.batch or 1) // degrees.data
+        local = (self.launch.batch or 1) // degrees.reading
         if local % count:
             flag = f"--{name.replace('_', '-')}"
             self.refuse(f"takes equal micro-batches, not {count} of {local} samples", f"give a {flag} that parts them")
@@ -169,6 +186,11 @@ class Wanted:
                 f"has no setting to compute {modules} again alone", f"predict with --recompute {BLOCKS} or none"
             )
         return modules == BLOCKS
+
+    def norm(self) -> float | None:
+        """The largest norm of gradients; None where they are not clipped."""
+        text = self.take("clip_norm", "")
+        return float(text) if text else None
 
     def finish(self) -> tuple[str, ...]:
         """The notes, with what nothing was told of.
@@ -230,6 +252,23 @@ class Found:
         if not least <= value <= most or value != int(value):
             raise self.wrong(f"{name} is {text[:40]!r}: it has to be a whole number from {least} to {most}")
         return int(value)
+
+    def norm(self, name: str, default: str, *, off: str = "0") -> dict[str, str]:
+        """The option that says to which norm gradients are clipped; empty where the setting is ``off``.
+
+        Raises:
+            UserError: no number, or one that is no norm.
+        """
+        text = self.text(name, default)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if value == float(off):
+            return {}
+        if not 0 < value <= MOST_NORM:
+            raise self.wrong(f"{name} is {text[:40]!r}: it has to be a norm larger than 0, or {off} for none")
+        return {"clip_norm": str(value)}
 
     def truth(self, name: str, default: bool = False) -> bool:
         """Yes or no, as ``true`` or a flag alone.
@@ -295,11 +334,11 @@ class Found:
         Raises:
             UserError: they are not even.
         """
-        count, rest = divmod(batch, degrees.data * samples)
+        count, rest = divmod(batch, degrees.reading * samples)
         if rest or not 1 <= count <= MOST_MICRO_BATCHES:
             raise self.wrong(
                 f"a mini-batch of {batch} does not part into micro-batches of {samples} over"
-                f" {degrees.data} ranks of data parallelism, up to {MOST_MICRO_BATCHES} each"
+                f" {degrees.reading} ranks of data parallelism, up to {MOST_MICRO_BATCHES} each"
             )
         return {"micro_batches" if degrees.pipeline > 1 else "accumulate": str(count)}
 

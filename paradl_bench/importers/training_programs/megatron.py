@@ -14,8 +14,8 @@ from paradl_bench.importers.training_programs.file_formats import ARGUMENTS
 from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 
-_ORDER = ("pipeline", "data", "tensor")
-_DATA_OUTERMOST = ("data", "pipeline", "tensor")
+_ORDER = ("pipeline", "replicas", "data", "expert", "tensor")
+_DATA_OUTERMOST = ("replicas", "data", "pipeline", "expert", "tensor")
 _DATA_OUTERMOST_FLAG = "use-tp-pp-dp-mapping"
 _VIRTUAL_STAGES = 2
 _SCHEDULES = ("1f1b", "interleaved")
@@ -24,7 +24,6 @@ _LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
 _OTHERS = {
     "context_parallel_size": "context parallelism (write its strategy, as d4x2)",
-    "expert_model_parallel_size": "expert parallelism (write its strategy, as d4e2)",
     "fp16": "fp16",
     "fp8_format": "fp8",
     "num_layers_per_virtual_pipeline_stage": "stages by their layers: give --num-virtual-stages-per-pipeline-rank",
@@ -32,7 +31,6 @@ _OTHERS = {
 }
 
 _LEFT_OUT = {
-    "sequence_parallel": "sequence parallelism: see --sequence-parallel",
     "recompute_activations": "that attention is computed again: see --recompute",
     "bf16": "that parameters are bf16: they are fp32, with autocast",
     "decoder_first_pipeline_num_layers": "this cut into stages: see --stages",
@@ -57,8 +55,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
             found["num-virtual-stages-per-pipeline-rank"] = _VIRTUAL_STAGES
     found["micro-batch-size"] = wanted.micro_batches(degrees).samples
     found["global-batch-size"] = launch.batch or 1
-    if launch.sequence:
-        found |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence}
+    found |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence} if launch.sequence else {}
+    found |= {"clip-grad": wanted.norm() or 0.0, "expert-model-parallel-size": degrees.expert}
     found |= _data_parallel(launch, degrees)
     if launch.dtype == "bf16":
         found["bf16"] = True
@@ -80,9 +78,11 @@ def _write(wanted: Wanted, kind: str) -> Settings:
 
 def _data_parallel(launch: Launch, degrees: Degrees) -> Settings:
     """How gradients are exchanged, where there are several replicas."""
-    if degrees.data == 1:
+    if degrees.reading == 1:
         return {}
     found: Settings = {"overlap-grad-reduce": True}
+    if degrees.replicas > 1:
+        found["num-distributed-optimizer-instances"] = degrees.replicas
     if degrees.stage:
         found["use-distributed-optimizer"] = True
     if degrees.stage in _SHARDED:
@@ -103,16 +103,42 @@ def _stage(found: Found) -> int:
     return int(found.choice("data_parallel_sharding_strategy", stages, "optim_grads_params"))
 
 
+def _degrees(found: Found, pipeline: int, tensor: int) -> Degrees:
+    """Data parallelism is what other degrees leave of the ranks: parted into replicas of shards, and experts."""
+    experts = found.whole("expert_model_parallel_size", 1)
+    data = found.replicas(found.ranks("ranks"), tensor * pipeline * experts)
+    instances = found.whole("num_distributed_optimizer_instances", 1)
+    stage = _stage(found) if data * experts > 1 else 0
+    if stage and experts > 1:
+        raise found.wrong(
+            f"expert_model_parallel_size is {experts}: predict has no strategy of experts beside ZeRO; with a whole"
+            f" optimizer it is {Degrees(data=data, expert=experts).strategy(('data', 'expert'))}"
+        )
+    if instances > 1 and (not stage or data % instances):
+        raise found.wrong(
+            f"num_distributed_optimizer_instances is {instances}: it has to part {data} ranks of data parallelism, with"
+            " --use-distributed-optimizer"
+        )
+    # Shards that one rank has alone are none.
+    parts = data // instances
+    return (
+        Degrees(pipeline, parts, tensor, stage, instances, experts)
+        if parts > 1
+        else Degrees(pipeline, instances, tensor, 0, 1, experts)
+    )
+
+
 def _read(found: Found) -> Launch:
     found.refuse_set(_OTHERS)
     found.note_set(_LEFT_OUT)
     tensor = found.whole("tensor_model_parallel_size", 1)
     pipeline = found.whole("pipeline_model_parallel_size", 1)
-    data = found.replicas(found.ranks("ranks"), tensor * pipeline)
-    degrees = Degrees(pipeline, data, tensor, _stage(found) if data > 1 else 0)
+    degrees = _degrees(found, pipeline, tensor)
     samples = found.whole("micro_batch_size")
-    batch = found.whole("global_batch_size", samples * data, most=1 << 40)
-    options = found.micro_batches(degrees, batch, samples)
+    batch = found.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
+    options = found.micro_batches(degrees, batch, samples) | found.norm("clip_grad", "1.0")
+    if tensor > 1 and found.truth("sequence_parallel"):
+        options["sequence_parallel"] = "on"
     if pipeline > 1:
         chunks = found.whole("num_virtual_stages_per_pipeline_rank", 1)
         if chunks > _VIRTUAL_STAGES:
@@ -124,8 +150,8 @@ def _read(found: Found) -> Launch:
         found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
     if found.truth("optimizer_cpu_offload"):
         options["offload"] = "optimizer"
-    default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * data) * FP32_BYTES
-    exchanges = data > 1 and degrees.stage < 2
+    default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * FP32_BYTES
+    exchanges = degrees.reading > 1 and degrees.stage < 2
     if exchanges and not found.truth("overlap_grad_reduce"):
         found.notes.append("predictions exchange gradients during backward, as with --overlap-grad-reduce")
     return Launch(

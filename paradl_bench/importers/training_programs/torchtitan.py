@@ -7,6 +7,7 @@ optimizer from ``--module`` and ``--config``. DDP's buckets are of 100 MiB there
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUBCOMMAND
@@ -14,7 +15,7 @@ from paradl_bench.importers.training_programs.launch import MIB, Degrees, Found,
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.plan.schedules.catalog import schedules
 
-_ORDER = ("pipeline", "data", "tensor")
+_ORDER = ("pipeline", "replicas", "data", "tensor")
 _PARALLELISM, _TRAINING = "parallelism.", "training."
 _REPLICATE = f"{_PARALLELISM}data_parallel_replicate_degree"
 _SHARD = f"{_PARALLELISM}data_parallel_shard_degree"
@@ -25,12 +26,13 @@ _SCHEDULE = f"{_PARALLELISM}pipeline_parallel_schedule"
 _MICRO_BATCH = f"{_PARALLELISM}pipeline_parallel_microbatch_size"
 _SEQUENCE_PARALLEL = f"{_PARALLELISM}enable_sequence_parallel"
 _NO_SEQUENCE_PARALLEL = f"{_PARALLELISM}no_enable_sequence_parallel"
+_EXPERT = f"{_PARALLELISM}expert_parallel_degree"
+_MAX_NORM = f"{_TRAINING}max_norm"
 _BUCKET_CAP_BYTES = 100 * MIB
 _RESHARDS = {2: "never", 3: "always"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _OTHERS = {
     f"{_PARALLELISM}context_parallel_degree": "context parallelism (write its strategy, as d4x2)",
-    f"{_PARALLELISM}expert_parallel_degree": "expert parallelism (write its strategy, as d4e2)",
     f"{_TRAINING}enable_cpu_offload": "offloading of parameters",
 }
 
@@ -41,21 +43,29 @@ _LEFT_OUT = {
 
 
 def _write(wanted: Wanted, kind: str) -> Settings:
-    launch, degrees = wanted.launch, wanted.degrees(_ORDER)
+    launch = wanted.launch
+    if any(axis.kind == "expert" and axis.degree > 1 for axis in launch.strategy.axes):
+        wanted.refuse(
+            "parts experts among ranks of FSDP2 alone, beside which predict has no strategy for them",
+            "export to megatron, or predict without e",
+        )
+    degrees = wanted.degrees(_ORDER)
     if degrees.stage == 1:
         wanted.refuse("has no ZeRO stage 1", f"predict d{degrees.data}, z2d{degrees.data} or z3d{degrees.data}")
     micro = wanted.micro_batches(degrees)
-    sharded = degrees.stage > 1
+    sharded, batch = degrees.stage > 1, launch.batch or 1
     found: Settings = {
-        f"{_TRAINING}local_batch_size": (launch.batch or 1) // degrees.data if degrees.pipeline > 1 else micro.samples,
-        f"{_TRAINING}global_batch_size": launch.batch or 1,
+        f"{_TRAINING}local_batch_size": batch // degrees.reading if degrees.pipeline > 1 else micro.samples,
+        f"{_TRAINING}global_batch_size": batch,
     }
     if launch.sequence:
         found[f"{_TRAINING}seq_len"] = launch.sequence
     if launch.dtype:
         found[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
     found |= {
-        _REPLICATE: 1 if sharded else degrees.data,
+        # It clips always; no norm is larger than this one.
+        _MAX_NORM: wanted.norm() or math.inf,
+        _REPLICATE: degrees.replicas if sharded else degrees.data,
         _SHARD: degrees.data if sharded else 1,
         _TENSOR: degrees.tensor,
         _PIPELINE: degrees.pipeline,
@@ -72,7 +82,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
 def _note(wanted: Wanted, degrees: Degrees) -> None:
     """What the settings don't tell, and predictions take otherwise."""
     launch = wanted.launch
-    if launch.dtype == "bf16" and (degrees.stage > 1 or degrees.data < degrees.ranks):
+    if launch.dtype == "bf16" and (degrees.stage > 1 or degrees.reading < degrees.ranks):
         wanted.notes.append("torchtitan gathers and sends in bf16 here; predicted with autocast and fp32 parameters")
     if degrees.data > 1 and not degrees.stage and launch.bucket_cap_bytes not in (None, _BUCKET_CAP_BYTES):
         cap = (launch.bucket_cap_bytes or 0) / MIB
@@ -105,18 +115,16 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     return {**found, "activation_checkpoint.mode": "full" if recomputes else "none"}
 
 
-def _data(found: Found, others: int) -> tuple[int, int]:
-    """Ranks of data parallelism, and the stage of ZeRO."""
+def _data(found: Found, others: int) -> tuple[int, int, int]:
+    """Replicas of shards, ranks of data parallelism beside them, and the stage of ZeRO."""
     replicate, shard = found.whole(_REPLICATE, 1), found.whole(_SHARD, -1, least=-1)
     if shard < 1:
         shard = found.replicas(found.ranks("ranks"), replicate * others)
-    if replicate > 1 and shard > 1:
-        raise found.wrong(f"replicas of shards are read from no file: write their strategy, d{replicate}z3d{shard}")
     if shard == 1:
-        return replicate, 0
+        return 1, replicate, 0
     # By default parameters are kept after forward where there is a pipeline.
     kept = "2" if found.whole(_PIPELINE, 1) > 1 else "3"
-    return shard, int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
+    return replicate, shard, int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
 
 
 def _recompute(found: Found) -> str:
@@ -141,16 +149,17 @@ def _read(found: Found) -> Launch:
     found.refuse_set(_OTHERS)
     found.note_set(_LEFT_OUT)
     tensor, pipeline = found.whole(_TENSOR, 1), found.whole(_PIPELINE, 1)
-    if tensor > 1 and not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True):
-        found.notes.append("predictions leave out torchtitan's sequence parallelism: see --sequence-parallel")
-    data, stage = _data(found, tensor * pipeline)
-    degrees = Degrees(pipeline, data, tensor, stage)
+    replicas, data, stage = _data(found, tensor * pipeline)
+    _refuse_experts(found, replicas * data)
+    degrees = Degrees(pipeline, data, tensor, stage, replicas)
     local = found.whole(f"{_TRAINING}local_batch_size", 8)
     batch = found.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
-    batch = local * degrees.data if batch < 1 else batch
-    options: dict[str, str] = {"recompute": _recompute(found)}
+    batch = local * degrees.reading if batch < 1 else batch
+    options = {"recompute": _recompute(found), **found.norm(_MAX_NORM, "1.0", off="inf")}
+    if tensor > 1 and not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True):
+        options["sequence_parallel"] = "on"
     if pipeline > 1:
-        if batch != local * degrees.data:
+        if batch != local * degrees.reading:
             raise found.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
         options |= found.micro_batches(degrees, batch, found.whole(_MICRO_BATCH, 1))
         names = {each.torch_name: each.name for each in schedules().values()}
@@ -167,6 +176,17 @@ def _read(found: Found) -> Launch:
         kernels=("compile",) if found.truth("compile.enable") else (),
         options=options,
     )
+
+
+def _refuse_experts(found: Found, data: int) -> None:
+    """Experts are parted among ranks that FSDP2 shards all else over, which no strategy does."""
+    experts = found.whole(_EXPERT, 1)
+    if experts > 1:
+        rest = data // experts if data % experts == 0 else 1
+        raise found.wrong(
+            f"{_EXPERT} is {experts}: predict has no strategy of experts beside shards (FSDP2); with whole parameters"
+            f" it is {Degrees(data=rest, expert=experts).strategy(('data', 'expert'))}"
+        )
 
 
 def _optimizer(found: Found) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from paradl_bench.core.checks import refuse_fp8
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.terminal.command_line import progress, say
 from paradl_bench.core.units import counted
@@ -40,6 +41,7 @@ class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for dtype in self.dtypes:
+            refuse_fp8(dtype)
             if dtype not in DTYPES:
                 raise unknown_choice("dtype", dtype, DTYPES)
         if self.device == "cpu" and "tf32" in self.dtypes:

@@ -152,14 +152,27 @@ class StrategyProof:
             serial = torch.optim.SGD(self._reference.module.parameters(), **arguments)
             group, parameters = self._built.optimizer_group, self._module.parameters()
             self._optimizers = make_optimizer(torch.optim.SGD, parameters, group, **arguments), serial
+        comparison = _Comparison(self._case.tolerance, self._ranks.rank)
+        self._clip(comparison)
         for optimizer in self._optimizers:
             optimizer.step()
         exact = dict(self._reference.module.named_parameters())
-        comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         for name, parameter in self._module.named_parameters():
             held = exact[name][self._parts.get(name, ())]
             comparison.compare(f"parameter {name} after the weight update", "", whole(parameter), held, 1.0)
         return comparison.findings
+
+    def _clip(self, comparison: _Comparison) -> None:
+        """Limit the gradients of both, where the settings limit them: always to less than their norm."""
+        if self._built.clipper is None:
+            return
+        parameters = list(self._reference.module.parameters())
+        norm = torch.nn.utils.get_total_norm([own.grad for own in parameters if own.grad is not None])
+        # A limit that nothing exceeds would hide a wrong norm.
+        most = min(self._built.clipper.max_norm, float(norm) / 2) or 1.0
+        torch.nn.utils.clip_grad_norm_(parameters, most)
+        self._built.clipper.max_norm = most
+        comparison.compare("the norm of the gradients", "", self._built.clipper.clip(), norm, 1.0)
 
     def serial_varies(self, inputs: torch.Tensor, targets: torch.Tensor) -> bool:
         """Whether the serial model gives something else with other random numbers."""

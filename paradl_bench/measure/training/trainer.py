@@ -42,6 +42,7 @@ from paradl_bench.records.training.training_record import IssuedCollective, Memo
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.running.autocast import autocast_to
+from paradl_bench.strategies.running.clipped_gradients import GradientClipper
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import LossOfParts, StagedModule
 
@@ -94,6 +95,7 @@ class Trainer:
         self._spans = Spans()
         self._pipeline: StagedModule | None = None
         self._loss_of_parts: LossOfParts | None = None
+        self._clipper: GradientClipper | None = None
         self._last_gradient = _Arrival()
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
@@ -122,7 +124,7 @@ class Trainer:
                 self._twin.layers if self._twin else None,
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
-        self._groups, self._loss_of_parts = built.groups, built.loss
+        self._groups, self._loss_of_parts, self._clipper = built.groups, built.loss, built.clipper
         if built.pipeline is None:
             self._steps = MicroSteps(built, model_loss, self._inputs, self._targets, request.accumulate, self._entered)
         receives = built.pipeline is not None and built.pipeline.stages[0].receives
@@ -187,6 +189,7 @@ class Trainer:
         groups = self._groups[1:]
         del self._parallel, self._optimizer
         self._steps, self._pipeline, self._groups, self._loss_of_parts = None, None, (), None
+        self._clipper = None
         self._counter, self._spans = SequenceCounter(), Spans()
         end_groups(groups)
 
@@ -274,6 +277,9 @@ class Trainer:
             loss = self._steps.run(begin if fed is None else fed.copied, stamp, rows, self._enter)
             backward_end = rows[-1][2]
         self._enter("weight update")
+        if self._clipper is not None:
+            # What an emulated update sleeps holds the seconds of clipping.
+            (self._clipper.communicate if self._twin else self._clipper.clip)()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()

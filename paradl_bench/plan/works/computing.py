@@ -77,3 +77,29 @@ class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):
     def label(self) -> str:
         """With its optimizer."""
         return f"{self.kind} ({self.optimizer})"
+
+
+class GradientClipping(Work, frozen=True, kw_only=True, tag="gradient_clipping"):
+    """Half of limiting the norm of gradients before the weight update: ``elements`` of them in ``tensors`` tensors.
+
+    Attributes:
+        part: reading them for their norm; or reading and writing them, to scale them.
+    """
+
+    kind: ClassVar[str] = "gradient clipping"
+    sort: ClassVar[Sort] = Sort.COMPUTE
+    sizes: ClassVar[tuple[str, ...]] = ("elements", "tensors")
+
+    part: Literal["norm", "scale"]
+    elements: int
+    tensors: int
+
+    @property
+    def way(self) -> Literal["WU"]:
+        """The weight update."""
+        return "WU"
+
+    @property
+    def label(self) -> str:
+        """With its part."""
+        return f"{self.kind} ({self.part})"

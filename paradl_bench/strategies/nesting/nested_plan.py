@@ -43,6 +43,7 @@ from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
+from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
 
@@ -209,15 +210,17 @@ class NestedPlanner:
         if not axes:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
+            last = add_clipping(builder, network, strategy, settings, last)
             add_weight_update(builder, weight_update(network, settings), settings, last)
-            return builder.build(f"device{number}", multiplicity)
+            summed = sums_before(strategy, settings)
+            return builder.build(f"device{number}", multiplicity, exchanged_before=summed)
         ranks = ranks_along(strategy, axes)
         buckets, setup = once.exchanged(sharded)
         received = add_buffer_broadcasts(builder, network, ranks, axes)
         steps.add_but_last(received)
         nodes = None if once.nodes is None else (once.nodes, leader_index)
         exchanges = [GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)]
-        before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
+        before = sums_before(strategy, settings) + (exchanged_over_nodes(buckets, *nodes) if nodes else ())
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:
             found = once.exchanged(sharded, of_apart=True)
@@ -229,6 +232,7 @@ class NestedPlanner:
             for exchange in exchanges:
                 exchange.add_ready(layer, last_task)
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last_task))
+        done = add_clipping(builder, network, strategy, settings, done)
         updates = (planner.add_update(builder, network, strategy, settings, done) for planner in updating)
         update = next((added for added in updates if added is not None), None)
         if update is None:

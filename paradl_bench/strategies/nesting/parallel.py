@@ -10,8 +10,9 @@ are loaded, for a default, and would keep it after the ranks left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,11 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.process_mesh import ProcessMesh
+from paradl_bench.strategies.passes.clipping import axes_of_norm, ranks_alike
 from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.running.clipped_gradients import GradientClipper
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
@@ -48,6 +51,8 @@ from paradl_bench.strategies.running.sharded_module import (
     sharding_runner,
 )
 
+_NONE_TIED: Mapping[str, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelModule:
@@ -61,6 +66,7 @@ class ParallelModule:
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
         optimizer_group: whose ranks part the optimizer's state (ZeRO stage 1); else None.
         sharding: of the layers; None where all of them run as they are.
+        clipper: what limits gradients before the weight update; None where nothing does.
     """
 
     module: torch.nn.Module
@@ -70,6 +76,7 @@ class ParallelModule:
     pipeline: StagedModule | None = None
     optimizer_group: dist.ProcessGroup | None = None
     sharding: Sharding | None = None
+    clipper: GradientClipper | None = None
 
     @property
     def own_part(self) -> OwnPart | None:
@@ -118,25 +125,27 @@ def build_parallel(
             sequence.
     """
     recompute_segments(module, network, settings)
+    model = module
     if not strategy.axes:
         alone = None
         if run_layer is not None:
             alone = Sharding({}, network, run_layer=run_layer)
             module = ShardedModule(module, alone)
-        return ParallelModule(module, network, Spans(), sharding=alone)
+        clipper = _clipper(model, network, None, settings)
+        return ParallelModule(module, network, Spans(), sharding=alone, clipper=clipper)
     mesh = ProcessMesh(strategy)
     if staging_axis(strategy) is not None:
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
     _shard_parameters(module, sharding.network, mesh, strategy, device)
-    model = module
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     optimizer_group: dist.ProcessGroup | None = None
     if group_axes(strategy, Trait.REPLICATES):
         module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
         optimizer_group = mesh.group(sharing_axes(strategy)).process_group if zero_stage(strategy) == 1 else None
+    clipper = _clipper(model, network, mesh, settings)
     return ParallelModule(
         module,
         sharding.network,
@@ -144,7 +153,25 @@ def build_parallel(
         mesh.groups,
         optimizer_group=optimizer_group,
         sharding=sharding,
+        clipper=clipper,
     )
+
+
+def _clipper(
+    model: torch.nn.Module,
+    network: ModelGraph,
+    mesh: ProcessMesh | None,
+    settings: PlanSettings,
+    holders: Mapping[str, int] = _NONE_TIED,
+) -> GradientClipper | None:
+    """What limits the model's gradients, if the settings do; a collective. ``holders`` as of :func:`ranks_alike`."""
+    if settings.clip_norm is None:
+        return None
+    if mesh is None or not axes_of_norm(mesh.strategy):
+        return GradientClipper(model, settings.clip_norm, {}, None)
+    alike = ranks_alike(network, mesh.strategy, dist.get_rank(), settings, holders)
+    group = mesh.group(axes_of_norm(mesh.strategy)).process_group
+    return GradientClipper(model, settings.clip_norm, alike, group)
 
 
 def _shard_parameters(
@@ -229,4 +256,7 @@ def _build_pipeline(
         group_along=mesh.group,
     )
     sharding = pipeline.sharding
-    return ParallelModule(pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding)
+    clipper = _clipper(module, network, mesh, settings, pipeline.holders)
+    return ParallelModule(
+        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding, clipper=clipper
+    )

@@ -82,7 +82,9 @@ class RankPipeline:
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
         missing = hold_only(module, self.stages)
-        self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
+        shared = places_of_shared(network, everywhere, group.size)
+        self.holders = {name: len(places) for name, places in shared.items()}
+        self._shared = SharedGradients(module, shared, group_along(axes))
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
         made = functools.partial(

@@ -43,6 +43,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
+from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
 from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, shard_stage
@@ -188,6 +189,7 @@ class _RankPlan:
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._sharded = network, settings, sharded
+        self._strategy = strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage = len(stages) - 1
         self._shared = places_of_shared(network, stages, self._ranks)
@@ -237,7 +239,8 @@ class _RankPlan:
         held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
         summed = self._add_sums_of_shared(update, held)
-        add_weight_update(update, weight_update(held, self._settings), self._settings, summed)
+        clipped = add_clipping(update, held, self._strategy, self._settings, summed)
+        add_weight_update(update, weight_update(held, self._settings), self._settings, clipped)
         # It follows all that the actions are done with.
         rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
         blocking = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
@@ -252,6 +255,7 @@ class _RankPlan:
             action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
             setup=self._setup(),
             handshake=self._handshake(),
+            exchanged_before=sums_before(self._strategy, self._settings),
         )
 
     def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:

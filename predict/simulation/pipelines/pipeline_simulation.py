@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
+from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
@@ -130,7 +131,8 @@ class StageLine:
         segments = [
             {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(coalesced, ends, strict=True)
         ]
-        self._graph = merge_graphs([each.graph for each in coalesced], _matches(segments))
+        meetings = _meetings(plan, roles, [each.segment for each in coalesced])
+        self._graph = merge_graphs([each.graph for each in coalesced], [*_matches(segments), *meetings])
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
         self._task_straggler = np.ones(len(self.task_work))
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
@@ -264,3 +266,17 @@ def _matches(ends: Sequence[Mapping[TransferEnd, Ints]]) -> list[tuple[int, Ints
         for end, own in of.items()
         if end.direction == "receive"
     ]
+
+
+def _meetings(plan: Plan, roles: Sequence[Role], segments: Sequence[Ints]) -> list[tuple[int, Ints, int, Ints]]:
+    """(role, segments) that collectives of all stages wait for and (role, segments) of these, between unlike roles.
+
+    Every stage issues as many, each behind one task of its own.
+    """
+    (stages,) = group_axes(plan.strategy, Trait.STAGES)
+    of_all = np.array([isinstance(work, Collective) and stages in work.axes for work in plan.works], bool)
+    met = [np.flatnonzero(of_all[role.work]) for role in roles]
+    before = [role.dependencies[role.dependency_start[tasks]] for role, tasks in zip(roles, met, strict=True)]
+    ends = [(own[waited], own[tasks]) for own, waited, tasks in zip(segments, before, met, strict=True)]
+    pairs = ((one, other) for one in range(len(roles)) for other in range(len(roles)) if one != other)
+    return [(one, ends[one][0], other, ends[other][1]) for one, other in pairs if len(ends[one][0])]

@@ -9,6 +9,7 @@ import click
 
 from paradl_bench.core.terminal.forms import asked_form, json_format
 from paradl_bench.core.terminal.help import GroupedCommand
+from paradl_bench.plan.options import measured_dtype_option
 from predict.prediction.command_options import OutputOptions, refuse_missing
 
 
@@ -23,7 +24,7 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
     help="What is held against measured layers: regressors of kernels (NAME: mlp, trees, ...), or the roofline.",
 )
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Local. Default: the largest that was measured.")
-@click.option("--dtype", help="fp32, bf16. Default: the one that was measured.")
+@measured_dtype_option
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
 @click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="Names that make a block, at most.")
 @click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png, .svg or .html.")

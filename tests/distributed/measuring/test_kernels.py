@@ -75,7 +75,7 @@ def test_a_plan_measures_no_kernel(tmp_path: Path) -> None:
         (("--kinds", "conv,", "-o", "x"), "a name is empty"),
         (("--batch", "4", "-o", "x"), "--batch is for --for"),
         (("--budget", "soon", "-o", "x"), "write 10us, 40ms, 90s, 10m or 1.5h"),
-        (("--dtype", "fp8", "-o", "x"), "choices are fp32, bf16"),
+        (("--dtype", "fp64", "-o", "x"), "choices are fp32, bf16"),
         (("--for", "resnet19", "-o", "x"), "did you mean resnet18"),
         (("--kinds", "linear", "--memory", "100", "--samples", "2", "-o", "x"), "raise --kernel-limit or --memory"),
     ],

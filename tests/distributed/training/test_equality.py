@@ -22,7 +22,8 @@ PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
 # accumulate=K, recompute=MODULE+MODULE (body.1-4 for the run body.1:4), scatter for a reduce-scatter in filter's
-# backward, and an exchange of gradients over nodes: leader@2 on nodes of two ranks, 2leaders@2, segmented@2.
+# backward, clip for gradients that are scaled to half of their norm, sequence for sequence parallelism, and an
+# exchange of gradients over nodes: leader@2 on nodes of two ranks, 2leaders@2, segmented@2.
 # Networks are those of equality_networks, or of the module that is named before a dot.
 CASES = {
     2: (
@@ -115,6 +116,20 @@ CASES = {
     ),
 }
 
+CLIPPED = {
+    2: (
+        "Plain:d2 Plain:f2 Plain:c2 Plain:s2 Normed:s2:sync Woven:z1d2 Woven:z2d2 Woven:z3d2 Woven:d2:accumulate=3 "
+        "transformer_networks.Tied:t2 transformer_networks.gpt2:t2 transformer_networks.gpt2_tokens:x2 "
+        "transformer_networks.gpt2_tokens:t2:sequence transformer_networks.mixtral_tokens:e2 "
+        "transformer_networks.Skewed:e2"
+    ),
+    4: (
+        "Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:z3d2f2 Plain:d2z3d2 Plain:d4:2leaders@2 Normed:z1d2s2 "
+        "transformer_networks.Own:d2t2 transformer_networks.Own:t2z3d2 transformer_networks.gpt2:z1d2t2 "
+        "transformer_networks.gpt2_tokens:z3d2x2 transformer_networks.mixtral_tokens:d2e2"
+    ),
+}
+
 DRAWN_STRATEGIES = {
     2: ("f2", "c2", "s2", "t2", "z1d2", "z2d2", "z3d2"),
     3: ("f3", "c3", "s3", "t3", "z3d3"),
@@ -126,6 +141,8 @@ def named(text: str) -> dict[str, Any]:
     network, strategy, *words = text.split(":")
     options: dict[str, Any] = {"batch_norm": "sync"} if "sync" in words else {}
     options |= {"filter_backward": "reduce-scatter"} if "scatter" in words else {}
+    options |= {"clip_norm": 1e6} if "clip" in words else {}
+    options |= {"sequence_parallel": "on"} if "sequence" in words else {}
     for exchange, _, nodes in (word.partition("@") for word in words if "@" in word):
         leaders = exchange.removesuffix("leaders")
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"
@@ -161,6 +178,13 @@ def compare(where: Path, ranks: int, cases: list[dict[str, Any]]) -> dict[str, A
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4, 8))])
 def test_sharded_is_serial(tmp_path: Path, ranks: int) -> None:
     cases = [named(text) for text in CASES[ranks].split()]
+    assert compare(tmp_path, ranks, cases) == {"ran": len(cases), "refused": []}
+
+
+@pytest.mark.parametrize("ranks", CLIPPED)
+def test_clipped_gradients_update_as_serial_ones(tmp_path: Path, ranks: int) -> None:
+    """Norm and update: the proof clips to less than the norm, and compares both."""
+    cases = [named(f"{text}:clip") for text in CLIPPED[ranks].split()]
     assert compare(tmp_path, ranks, cases) == {"ran": len(cases), "refused": []}
 
 

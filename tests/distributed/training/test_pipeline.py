@@ -99,6 +99,16 @@ AGAIN = {
     ],
 }
 
+# Gradients whose squares are summed over stages, tied and sharded parameters among them.
+CLIPPED = {
+    2: ["Chain:p2:gpipe:2", "transformer_networks.Tied:p2:interleaved:2", "Normed:p2:zb:2"],
+    4: [
+        *("transformer_networks.Tied:p2t2:1f1b:2", "transformer_networks.Tied:d2p2:1f1b:2", "Chain:p2f2:gpipe:2"),
+        *("Rereading:s2p2:zb:2", "Branching:c2p2:interleaved:2"),
+    ],
+    8: ["transformer_networks.Tied:d2p2t2:1f1b:2"],
+}
+
 # Tensor and pipeline parallelism by autocast: as far from fp64 as serial training in bf16, and sent as planned.
 LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3")
 MORE_LOWERED = {
@@ -174,6 +184,11 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", MORE_NESTED)
 def test_more_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, MORE_NESTED[ranks])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_clipped_gradients_of_stages_update_as_serial_ones(ranks: int) -> None:
+    run(ranks, [f"{case}:clip" for case in CLIPPED[ranks]])
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -123,3 +123,12 @@ def test_what_is_issued_over_nodes_is_what_is_planned(workplace: Path) -> None:
 
 def test_gradients_are_those_of_serial_training(workplace: Path) -> None:
     launch(workplace, GRADIENTS)
+
+
+@pytest.mark.parametrize(("ranks", "strategies"), [(2, "d2 f2 z1d2 z3d2"), (4, "d2f2 d2z3d2 d2c2")])
+def test_what_is_issued_to_clip_gradients_is_what_is_planned(workplace: Path, ranks: int, strategies: str) -> None:
+    """One number is summed where ranks hold other gradients, and nothing where all hold the same."""
+    cases = [f"Biased {strategy} - local clip_norm=1" for strategy in strategies.split()]
+    for found in issued_and_planned(workplace, cases, ranks):
+        for case, result in found.items():
+            assert result["recorded"] == result["collectives"], case

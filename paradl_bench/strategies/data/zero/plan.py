@@ -52,6 +52,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, BucketCopy, Collective, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.recomputation import segments_of
 
 _EMPTY_BUCKET_BYTES = 4
@@ -121,8 +122,9 @@ def add_sharded_role(
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
     elements = sum(shard_elements(parameter, groups.ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
+    done = add_clipping(builder, network, strategy, settings, done, work)
     add_weight_update(builder, work, settings, done)
-    return _in_first_iterations(reduced)
+    return _in_first_iterations(reduced) + sums_before(strategy, settings)
 
 
 def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:

@@ -29,10 +29,10 @@ NOT_IN_FILE = {
     TITAN: {"optimizer", "bucket_cap_mb"},
     TOML: {"bucket_cap_mb"},
     DEEPSPEED: {"sequence", "bucket_cap_mb"},
-    ACCELERATE: {"batch", "sequence", "optimizer", "bucket_cap_mb", "accumulate"},
+    ACCELERATE: {"batch", "sequence", "optimizer", "bucket_cap_mb", "accumulate", "clip_norm"},
 }
 """What a program's file can't say, and its notes have to."""
-DEFAULTS = {"accumulate": "1", "recompute": "none", "offload": "none"}
+DEFAULTS = {"accumulate": "1", "recompute": "none", "offload": "none", "sequence_parallel": "off"}
 
 
 def launch(strategy: str, batch: str = "96", **options: str) -> Launch:
@@ -57,21 +57,29 @@ def written(folder: Path, file: str, told: Launch) -> tuple[Path, tuple[str, ...
 def said(told: Launch, *left_out: str) -> dict[str, str]:
     """Options, without defaults and without what says nothing of a strategy."""
     found = told.as_options
-    if not any(axis.kind == "data" and axis.prefix < 2 for axis in told.strategy.axes):
+    stages = [axis.prefix for axis in told.strategy.axes if axis.kind in ("data", "expert")]
+    if not stages or max(stages) > 1:
         found.pop("bucket_cap_mb", None)
     return {name: text for name, text in found.items() if name not in left_out and DEFAULTS.get(name) != text}
 
 
 def drawn(draw: random.Random) -> Launch:
-    axes = [(kind, draw.choice((2, 4))) for kind in draw.sample("pdt", k=draw.randint(0, 3))]
+    axes = [(kind, draw.choice((2, 4))) for kind in draw.sample("pdte", k=draw.randint(0, 3))]
     stage = draw.choice(("", "", "z1", "z2", "z3")) if [kind for kind, _ in axes] == ["d"] else ""
+    # Replicas of shards, in the order that programs have and in another.
+    outside, behind = draw.choice((("", ""), ("d2", ""), ("", "d2"))) if stage else ("", "")
     text = "".join(f"{stage if kind == 'd' else ''}{kind}{degree}" for kind, degree in axes) or "serial"
+    text = f"{outside}{text}{behind}"
     degrees = dict(axes)
     options = {"recompute": draw.choice(("none", "all"))}
     if "p" in degrees:
         options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb")), "micro_batches": "4"}
     else:
         options["accumulate"] = draw.choice(("1", "2", "3"))
+    if "t" in degrees:
+        options["sequence_parallel"] = draw.choice(("off", "on"))
+    if draw.random() < 0.5:
+        options["clip_norm"] = draw.choice(("0.5", "1.0", "2.25"))
     if stage:
         options["offload"] = draw.choice(("none", "optimizer"))
     return launch(text, batch=str(96 * draw.randint(1, 3)), **options)
@@ -88,8 +96,11 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
             continue
         kinds.add((str(told.strategy), told.options.get("schedule"), told.options["recompute"]))
         missing = NOT_IN_FILE[file]
+        if file == TOML and told.options.get("sequence_parallel") == "off":
+            missing = missing | {"sequence_parallel"}
+            assert any("has sequence parallelism beside" in note for note in notes)
         if file == ACCELERATE and "DEEPSPEED" in path.read_text():
-            missing = missing - {"accumulate"}
+            missing = missing - {"accumulate", "clip_norm"}
         read = read_launch(path).launch
         if file == DEEPSPEED and read.bucket_cap_bytes is not None:
             missing = missing - {"bucket_cap_mb"}
@@ -98,6 +109,9 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         if "optimizer" in missing:
             assert any("adam" in note for note in notes)
     assert len(kinds) >= 6
+    strategies = [strategy for strategy, *_ in kinds]
+    assert any(strategy.startswith("d2z") for strategy in strategies) == (file in (MEGATRON, TITAN, TOML))
+    assert any("e" in strategy for strategy in strategies if strategy != "serial") == (file == MEGATRON)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +123,10 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         (MEGATRON, "d2", {"offload": "optimizer"}, "offloads a distributed optimizer alone; predict z1d2"),
         (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
         (TITAN, "d2p2", {}, "predict p2d2"),
+        (TITAN, "d2e2", {}, "parts experts among ranks of FSDP2 alone"),
+        (DEEPSPEED, "d2e2", {}, "no setting for expert parallelism; it takes data, tensor"),
+        (DEEPSPEED, "d2z3d2", {}, "told of no two data axes as d2z3d2 has them"),
+        (MEGATRON, "z3d2d2", {}, "told of no two data axes"),
         (TITAN, "d2", {"batch_norm": "sync"}, "no setting for --batch-norm sync"),
         (TITAN, "d2", {"recompute": "layers.0"}, "to compute layers.0 again alone"),
         (TITAN, "d2", {"offload": "optimizer"}, "no setting for --offload optimizer"),
@@ -142,20 +160,47 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             "ARGS='x'\ntorchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size=4 --pipeline-model-parallel-size 2"
             " --micro-batch-size 1 --global-batch-size 64 --sequence-parallel --bf16",
             16,
-            {"strategy": "p2d2t4", "batch": "64", "micro_batches": "32", "schedule": "1f1b", "dtype": "bf16"},
+            {
+                **{"strategy": "p2d2t4", "batch": "64", "micro_batches": "32", "schedule": "1f1b", "dtype": "bf16"},
+                **{"sequence_parallel": "on", "clip_norm": "1.0"},
+            },
+        ),
+        (
+            "moe.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --expert-model-parallel-size 4 --clip-grad 0 --sequence-parallel",
+            8,
+            {"strategy": "d2e4", "batch": "8", "accumulate": "1", "sequence_parallel": None, "clip_norm": None},
+        ),
+        (
+            "hsdp.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --use-distributed-optimizer --num-distributed-optimizer-instances 2"
+            " --tensor-model-parallel-size 2 --clip-grad 0.5",
+            16,
+            {"strategy": "d2z1d4t2", "batch": "8", "sequence_parallel": None, "clip_norm": "0.5"},
+        ),
+        (
+            "hsdp.toml",
+            "[parallelism]\ndata_parallel_shard_degree = -1\ndata_parallel_replicate_degree = 2\n"
+            "enable_sequence_parallel = false\ntensor_parallel_degree = 2\n[training]\nmax_norm = inf\n",
+            16,
+            {"strategy": "d2z3d4t2", "batch": "64", "sequence_parallel": None, "clip_norm": None},
         ),
         (
             "llama.toml",
             "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n[training]\n"
             'local_batch_size = 2\n[activation_checkpoint]\nmode = "full"\n',
             8,
-            {"strategy": "z3d4t2", "batch": "8", "accumulate": "1", "recompute": "all", "sequence": "2048"},
+            {
+                **{"strategy": "z3d4t2", "batch": "8", "accumulate": "1", "recompute": "all", "sequence": "2048"},
+                **{"sequence_parallel": "on", "clip_norm": "1.0"},
+            },
         ),
         (
             "ds.json",
-            '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
+            '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2},'
+            ' "gradient_clipping": 2}',
             8,
-            {"strategy": "z2d8", "batch": "32", "accumulate": "2", "dtype": "fp32"},
+            {"strategy": "z2d8", "batch": "32", "accumulate": "2", "dtype": "fp32", "clip_norm": "2.0"},
         ),
         (
             "fsdp.yaml",
@@ -180,7 +225,6 @@ def test_files_of_others_are_read(
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --bf16", "parameters are bf16"),
         ("a.args", "--micro-batch-size 1", "exchange gradients during backward"),
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
-        ("a.args", "--training.seq_len 64 --parallelism.tensor_parallel_degree 2", "sequence parallelism"),
         ("a.toml", "[training]\nseq_len = 64", "computes some again"),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
     ],
@@ -199,14 +243,32 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
             "--micro-batch-size 1 --context-parallel-size 2",
             "none of it from a file: context",
         ),
+        (
+            "a.args",
+            "# ranks: 8\n--micro-batch-size 1 --use-distributed-optimizer --expert-model-parallel-size 4",
+            "no strategy of experts beside ZeRO; with a whole optimizer it is d2e4",
+        ),
+        (
+            "a.args",
+            "# ranks: 8\n--micro-batch-size 1 --use-distributed-optimizer --num-distributed-optimizer-instances 3",
+            "has to part 8 ranks",
+        ),
+        ("a.args", "# ranks: 8\n--micro-batch-size 1 --clip-grad -1", "a norm larger than 0, or 0 for none"),
         ("a.args", "--micro-batch-size '1", "No closing quotation"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n[training]\nseq_len = 1", "whole number from 1"),
         ("a.toml", "[parallelism\n", "is no valid toml"),
         ("a.toml", "[training]\ndtype='bfloat16'\n[parallelism]\ndata_parallel_shard_degree=1", "parameters in fp32"),
         (
             "a.toml",
-            "[parallelism]\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 2\n",
-            "write their strategy, d2z3d2",
+            "[parallelism]\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n",
+            "no strategy of experts beside shards (FSDP2); with whole parameters it is d4e2",
+        ),
+        ("a.toml", "[parallelism]\ndata_parallel_shard_degree = 2\n[training]\nmax_norm = 0", "or inf for none"),
+        (
+            "a.json",
+            '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1,'
+            ' "gradient_clipping": "nan"}',
+            "it has to be a norm larger than 0, or 0 for none",
         ),
         ("a.json", '{"train_batch_size": "auto"}', "is 'auto'"),
         ("a.json", "[" * 100000, "nested too deep"),
@@ -242,13 +304,14 @@ EXPECTED_OF_TITAN = {
     "training.local_batch_size": 24,
     "training.global_batch_size": 96,
     "training.seq_len": 512,
+    "training.max_norm": 0.5,
 }
 
 
 def test_torchtitan_parses_its_arguments(tmp_path: Path) -> None:
     tyro = pytest.importorskip("tyro")
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
-    path, _ = written(tmp_path, TITAN, launch("p2d4t2", schedule="interleaved", micro_batches="4"))
+    path, _ = written(tmp_path, TITAN, launch("p2d4t2", schedule="interleaved", micro_batches="4", clip_norm="0.5"))
     words = shlex.split(path.read_text(), comments=True)
     config = tyro.cli(trainer.Trainer.Config, args=words)
     assert flat(config, EXPECTED_OF_TITAN) == EXPECTED_OF_TITAN
@@ -260,7 +323,7 @@ def test_torchtitan_of_before_parses_its_toml(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan.config.job_config", exc_type=ImportError)
     from torchtitan.config.manager import ConfigManager  # type: ignore[import-not-found]
 
-    told = launch("p2d4t2", schedule="interleaved", micro_batches="4", recompute="all")
+    told = launch("p2d4t2", schedule="interleaved", micro_batches="4", recompute="all", clip_norm="0.5")
     path, _ = written(tmp_path, TOML, told)
     config = ConfigManager().parse_args(["--job.config_file", str(path)])
     assert flat(config, EXPECTED_OF_TITAN) == EXPECTED_OF_TITAN

@@ -277,7 +277,7 @@ def test_kernels_go_beyond_the_caches_and_fit_into_them() -> None:
         (["--ranks", "2"], "--ranks says how to measure: give --measure"),
         (["--measure"], "--measure needs -o DIR"),
         (["--measure", "--dtype", "tf32", "-o", "x"], "TensorFloat-32 is a mode of GPUs"),
-        (["--measure", "--dtype", "fp8", "-o", "x"], "bf16, fp32, tf32"),
+        (["--measure", "--dtype", "fp64", "-o", "x"], "bf16, fp32, tf32"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(arguments: list[str], message: str) -> None:

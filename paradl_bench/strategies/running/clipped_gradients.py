@@ -1,0 +1,69 @@
+"""The gradients of one rank limited by their norm over all parameters of the model, by torch's own functions.
+
+See :mod:`~paradl_bench.strategies.passes.clipping` for what ranks sum.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+class GradientClipper:
+    """Limits the norm of a rank's gradients before each weight update.
+
+    Args:
+        module: whose parameters' gradients are limited.
+        max_norm: the largest that the norm may be.
+        alike: per parameter, how many ranks of the group hold the same gradient; 1 where it is missing.
+        group: whose ranks hold other gradients; None where every rank holds all of them.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, max_norm: float, alike: Mapping[str, int], group: dist.ProcessGroup | None
+    ) -> None:
+        self.max_norm = max_norm
+        self._module, self._alike, self._group = module, alike, group
+
+    def clip(self) -> torch.Tensor:
+        """Scale the gradients where their norm is too large; returns the norm that they had. A collective."""
+        held = {name: local_part(own) for name, own in self._module.named_parameters() if own.grad is not None}
+        by_count: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        for name, own in held.items():
+            assert own.grad is not None
+            by_count[self._alike.get(name, 1)].append(own.grad)
+        squares = self._zero()
+        for count, gradients in by_count.items():
+            squares += get_total_norm(gradients) ** 2 / count
+        norm = self._summed(squares).sqrt()
+        clip_grads_with_norm_(list(held.values()), self.max_norm, norm)
+        return norm
+
+    def communicate(self) -> None:
+        """What the ranks communicate for it, alone."""
+        self._summed(self._zero())
+
+    def _zero(self) -> torch.Tensor:
+        first = next(self._module.parameters())
+        return torch.zeros((), dtype=first.dtype, device=first.device)
+
+    def _summed(self, squares: torch.Tensor) -> torch.Tensor:
+        if self._group is not None:
+            dist.all_reduce(squares, group=self._group)
+        return squares
+
+
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter, with its gradient; of one that ranks hold rows of, this rank's rows, in the same memory."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    part = parameter.to_local().detach()
+    gradient = parameter.grad
+    assert isinstance(gradient, DTensor)
+    part.grad = gradient.to_local()
+    return part
