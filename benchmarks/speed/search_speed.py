@@ -7,7 +7,8 @@ Profiles are synthetic: traced models with times from a roofline (which needs to
 of 8 ranks in racks of 64. gpt2-medium-untied is GPT-2 of 345 million parameters whose head has weights of its own: with
 one matrix for both ends, as gpt2-medium has it, no pipeline can be cut. The figure to reach at 1,024 ranks: 50,000
 candidates in 10 s and 500 MB, on two cores. That of the large models, on a shipped profile: 20 s and 1 GB. Beside
-seconds by the clock stand the processor's, to which other load on the machine adds less. The figures of the simulator are those of ``benchmarks/speed/simulator_speed.py``.
+seconds by the clock stand the processor's, to which other load on the machine adds less. The figures of the simulator
+are those of ``benchmarks/speed/simulator_speed.py``.
 """
 
 from __future__ import annotations

@@ -310,7 +310,9 @@ class Estimates:
             schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
             bounds = stage_bounds(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
             crossed = data_flow(network).crossing
-            sent = [sum(elements(network, at) * self._widths[at.layer].runs for at in crossed[end]) for end in bounds[1:-1]]
+            sent = [
+                sum(elements(network, at) * self._widths[at.layer].runs for at in crossed[end]) for end in bounds[1:-1]
+            ]
             self._cuts[key] = Cut(key, np.array(bounds), np.array([*sent, 0.0]))
         return self._cuts[key]
 

@@ -37,8 +37,8 @@ class Exchanges(NamedTuple):
         """Of shape (candidates, bucket sizes, ranks).
 
         Args:
-            backward: of shape (rows, layers). row: of each candidate. which: what each needs; those of a row need of the
-                same part.
+            backward: of shape (rows, layers). row: of each candidate. which: what each needs; those of a row
+                need of the same part.
         """
         before = np.concatenate([np.zeros((len(backward), 1)), np.cumsum(backward, axis=1)], axis=1)
         ends = before[:, None, self.bounds[1:]]
