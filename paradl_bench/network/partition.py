@@ -7,6 +7,7 @@ several dims come out as messages between diagonal neighbours. The plan counts t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ class Interval(NamedTuple):
 Box = tuple[Interval, ...]
 
 
+# Layers repeat, and are cut alike.
+@functools.lru_cache(maxsize=1024)
 def cut(extent: int, parts: int) -> tuple[Interval, ...]:
     """``parts`` intervals of nearly equal extent; the first ``extent % parts`` hold one position more."""
     small, larger = divmod(extent, parts)

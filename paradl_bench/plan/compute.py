@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.optimizers import state_copies
 from paradl_bench.plan.settings import PlanSettings
@@ -64,13 +66,20 @@ def layers_with_gradient(network: ModelGraph, *, input_has_gradient: bool = Fals
     Args:
         input_has_gradient: whether what the network reads needs a gradient too.
     """
+    return list(_with_gradient(Same(network), input_has_gradient))
+
+
+# Every plan of a network asks, for every degree of every axis.
+@functools.lru_cache(maxsize=64)
+def _with_gradient(same: Same[ModelGraph], input_has_gradient: bool) -> tuple[bool, ...]:
+    network = same.thing
     trained = {parameter.name for parameter in network.parameters}
     found: dict[str, bool] = {INPUT: input_has_gradient}
     layers = {layer.name: layer for layer in network.layers}
     for layer in network.layers:
         reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, found)
         found[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
-    return [found[layer.name] for layer in network.layers]
+    return tuple(found[layer.name] for layer in network.layers)
 
 
 def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str, bool]) -> bool:
@@ -85,10 +94,15 @@ def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str
 
 def input_needs_gradient(network: ModelGraph) -> list[bool]:
     """Per layer that has a gradient, whether backward makes one of what it reads."""
-    made = layers_with_gradient(network)
+    return list(_needing_gradient(Same(network)))
+
+
+@functools.lru_cache(maxsize=64)
+def _needing_gradient(same: Same[ModelGraph]) -> tuple[bool, ...]:
+    network, made = same.thing, _with_gradient(same, False)
     found = dict(zip((layer.name for layer in network.layers), made, strict=True))
     layers = {layer.name: layer for layer in network.layers}
-    return [own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True)]
+    return tuple(own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True))
 
 
 def operations_of_forward(network: ModelGraph) -> int:

@@ -103,11 +103,11 @@ class Ranker:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
         shared = SharedWorks(costs.network, space.settings)
-        self._estimates = Estimates(costs, space, shared).seconds()
         memory_bounds = MemoryBounds(costs, space, shared)
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
+        self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)

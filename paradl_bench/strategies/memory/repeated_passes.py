@@ -35,62 +35,53 @@ class _Effect(NamedTuple):
     holders: tuple[int, ...] = ()
 
 
-class RepeatedPasses:
-    """Forward and backward of micro-batches through a stage.
+class Walks:
+    """The passes of a stage, each walked once on a ledger of its own; stages that are alike have the same.
 
     Args:
-        ledger: that they are counted on.
         walk: makes the stage's walk over a ledger.
         received_bytes: of what forward of a micro-batch holds of its own while it runs, beside what it makes.
         sent: bytes of the gradient of each of its outputs, which lie in memory of the caller's.
     """
 
-    def __init__(
-        self, ledger: Ledger, walk: Callable[[Ledger], PartedLiveness], received_bytes: int, sent: Sequence[int]
-    ) -> None:
-        self._ledger, self._scratch = ledger, Ledger()
-        self._walk = walk(self._scratch)
+    def __init__(self, walk: Callable[[Ledger], PartedLiveness], received_bytes: int, sent: Sequence[int]) -> None:
+        self._scratch, self._make = Ledger(), walk
         self._received_bytes, self._sent = received_bytes, tuple(sent)
         self._forward: _Effect | None = None
-        self._left: Pass | None = None
         self._backward: dict[tuple[Direction, bool, tuple[int, ...]], _Effect] = {}
-        self._is_first = True
+        # One that forward has passed alone, with what that left; and one that has been through a backward.
+        self._fresh: tuple[PartedLiveness, Pass] | None = None
+        self._later: PartedLiveness | None = None
 
-    def forward(self) -> list[Storage]:
-        """Run forward of a micro-batch; returns its outputs, which backward lets go of."""
+    def forward(self) -> _Effect:
+        """What forward of a micro-batch does."""
         if self._forward is None:
             self._start_over()
-            self._left = self._walk_forward()
-            self._forward = self._effect(self._left.outputs)
-        return self._repeat(self._forward)
+            walk = self._make(self._scratch)
+            left = self._walk_forward(walk)
+            self._forward, self._fresh = self._effect(left.outputs), (walk, left)
+        return self._forward
 
-    def backward(self, direction: Direction, outputs: Sequence[Storage]) -> list[Storage]:
-        """Run backward, or a part of it, of the micro-batch of these outputs.
-
-        Returns the gradients of what it had received; the weights' part returns none, and lets go of the outputs.
-        """
-        held = tuple(output.holders for output in outputs)
-        case = direction, self._is_first, held
+    def backward(self, direction: Direction, is_first: bool, held: tuple[int, ...]) -> _Effect:
+        """What backward does, or a part of it; ``held``: by how many each output of the micro-batch is held."""
+        case = direction, is_first, held
         if case not in self._backward:
-            self._backward[case] = self._walk_backward(direction, held)
-        effect = self._backward[case]
-        for output, holders in zip(outputs, effect.holders, strict=True):
-            output.holders = holders
-        self._is_first = self._is_first and direction == "BW_input"
-        return self._repeat(effect)
+            self._backward[case] = self._walk_backward(direction, is_first, held)
+        return self._backward[case]
 
-    def _walk_backward(self, direction: Direction, held: tuple[int, ...]) -> _Effect:
-        # A walk backward uses up what one forward left; that of the effect has not been used yet.
-        left, self._left = self._left or self._walk_forward(), None
+    def _walk_backward(self, direction: Direction, is_first: bool, held: tuple[int, ...]) -> _Effect:
+        stage, left = self._before_first() if is_first else self._after_first()
+        if is_first and direction != "BW_input":
+            self._later = stage
         if direction == "BW_weight":
-            self._walk.backward_input(left, self._given())
+            stage.backward_input(left, self._given())
         for output, holders in zip(left.outputs, held, strict=True):
             output.holders = holders
         self._start_over()
         if direction == "BW_weight":
-            self._walk.backward_weight(left, self._given())
+            stage.backward_weight(left, self._given())
             return self._effect((), left.outputs)
-        walk = self._walk.backward if direction == "BW" else self._walk.backward_input
+        walk = stage.backward if direction == "BW" else stage.backward_input
         made = walk(left, self._given())
         effect = self._effect(made, left.outputs)
         # What waits for the parameters' part is let go of by that, and not by whoever takes the gradients.
@@ -99,12 +90,27 @@ class RepeatedPasses:
             copy.holders = storage.holders - waiting.count(id(storage))
         return effect
 
+    def _before_first(self) -> tuple[PartedLiveness, Pass]:
+        """A walk that no backward has been through. One uses up what forward left."""
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            return fresh
+        walk = self._make(self._scratch)
+        return walk, self._walk_forward(walk)
+
+    def _after_first(self) -> tuple[PartedLiveness, Pass]:
+        """A walk that holds gradients already, which others are added to."""
+        if self._later is None:
+            self._later, left = self._before_first()
+            self._later.backward(left, self._given())
+        return self._later, self._walk_forward(self._later)
+
     def _given(self) -> list[Gradient]:
         return [Gradient(Storage(0), size) for size in self._sent]
 
-    def _walk_forward(self) -> Pass:
+    def _walk_forward(self, walk: PartedLiveness) -> Pass:
         received = self._scratch.allocate(self._received_bytes)
-        left = self._walk.forward(received)
+        left = walk.forward(received)
         self._scratch.release(received)
         return left
 
@@ -117,6 +123,29 @@ class RepeatedPasses:
         holders = tuple(storage.holders for storage in given)
         # What is made is copied, since what it is made of may go on to change.
         return _Effect(scratch.peak, scratch.activations, scratch.gradients, tuple(_copies(made)), holders)
+
+
+class RepeatedPasses:
+    """Forward and backward of micro-batches through a stage, counted on a ledger."""
+
+    def __init__(self, ledger: Ledger, walks: Walks) -> None:
+        self._ledger, self._walks = ledger, walks
+        self._is_first = True
+
+    def forward(self) -> list[Storage]:
+        """Run forward of a micro-batch; returns its outputs, which backward lets go of."""
+        return self._repeat(self._walks.forward())
+
+    def backward(self, direction: Direction, outputs: Sequence[Storage]) -> list[Storage]:
+        """Run backward, or a part of it, of the micro-batch of these outputs.
+
+        Returns the gradients of what it had received; the weights' part returns none, and lets go of the outputs.
+        """
+        effect = self._walks.backward(direction, self._is_first, tuple(output.holders for output in outputs))
+        for output, holders in zip(outputs, effect.holders, strict=True):
+            output.holders = holders
+        self._is_first = self._is_first and direction == "BW_input"
+        return self._repeat(effect)
 
     def _repeat(self, effect: _Effect) -> list[Storage]:
         ledger = self._ledger

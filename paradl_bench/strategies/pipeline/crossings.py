@@ -98,6 +98,7 @@ class DataFlow:
             for value in of(layer.values_written):
                 self._writers.setdefault(value, []).append(i)
 
+    @functools.cached_property
     def crossing(self) -> list[tuple[Crossing, ...]]:
         """What crosses, for every cut from the one before the first layer on.
 
@@ -152,7 +153,7 @@ def refusals(network: ModelGraph) -> dict[int, str]:
     # Its gradient would be waited for in a stage where it never comes.
     half_used = {name: own for name, own in using.items() if 0 < len(passed_back.intersection(own)) < len(own)}
     half_used_at = _first_across((own[0], own[-1], name) for name, own in half_used.items())
-    crossed = flow.crossing()
+    crossed = flow.crossing
 
     def has_gradient(value: Crossing, made_by: int) -> bool:
         # What autograd says of a tensor it says of the operation that returned it last.

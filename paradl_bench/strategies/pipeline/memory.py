@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
-from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -42,12 +42,15 @@ from paradl_bench.strategies.memory.peak import (
     optimizer_state,
 )
 from paradl_bench.strategies.memory.rank_operations import RankRun
-from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
+from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
+
+_NOBODYS = frozenset({"", INPUT, NEXT_FORWARD})
+"""What stands in the place of names of layers."""
 
 
 def pipelined_memory(
@@ -62,10 +65,10 @@ def pipelined_memory(
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
-    uses = []
+    uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device)
     for rank, sharded in itertools.product(range(ranks), shards.distinct):
         own = [shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank]
-        parts = _parts(own, rank, shared, network, strategy, settings, dtype, device)
+        parts = _parts(own, rank, shared, network, strategy, settings, dtype, device, walks)
         uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
@@ -79,6 +82,7 @@ def _parts(
     settings: PlanSettings,
     dtype: str,
     device: str,
+    walks: _WalksOfStages,
 ) -> dict[str, int]:
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
@@ -97,13 +101,8 @@ def _parts(
     samples = count * micro_batch
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[kept_dtype(dtype)]
     passes = {
-        shard.stage.index: RepeatedPasses(
-            ledger,
-            functools.partial(_walk, shard, micro_batch, dtype, device),
-            # Forward of the first stage copies the rank's block of a micro-batch.
-            0 if shard.stage.index else block,
-            message_bytes(shard.sends, micro_batch),
-        )
+        # Forward of the first stage copies the rank's block of a micro-batch.
+        shard.stage.index: RepeatedPasses(ledger, walks.of(shard, 0 if shard.stage.index else block))
         for shard in own
     }
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
@@ -119,21 +118,83 @@ def _parts(
     }
 
 
-def _walk(shard: StageShard, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
-    stage = shard.stage
-    run = RankRun(
-        samples=micro_batch,
-        dtype=dtype,
-        device=device,
-        shards=shard.shards,
-        widths=shard.widths,
-        # What a stage passes on is made by an earlier one.
-        outputs=stage.outputs if stage.sends else (),
-        kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
-        input_has_gradient=bool(stage.receives),
-        recomputed=shard.recomputed,
+class _WalksOfStages:
+    """Walks over a pipeline's stages, which mostly are alike: so many blocks each."""
+
+    def __init__(self, micro_batch: int, dtype: str, device: str) -> None:
+        self._micro_batch, self._dtype, self._device = micro_batch, dtype, device
+        self._known: dict[tuple[bytes, int, tuple[int, ...]], Walks] = {}
+
+    def of(self, shard: StageShard, received_bytes: int) -> Walks:
+        """Those of a stage, or of one like it."""
+        sent = message_bytes(shard.sends, self._micro_batch)
+        run = self._run_of(shard)
+        key = _likeness(shard, run), received_bytes, sent
+        if key not in self._known:
+            walk = functools.partial(_walk, shard.network, run)
+            self._known[key] = Walks(walk, received_bytes, sent)
+        return self._known[key]
+
+    def _run_of(self, shard: StageShard) -> RankRun:
+        stage = shard.stage
+        return RankRun(
+            samples=self._micro_batch,
+            dtype=self._dtype,
+            device=self._device,
+            shards=shard.shards,
+            widths=shard.widths,
+            # What a stage passes on is made by an earlier one.
+            outputs=stage.outputs if stage.sends else (),
+            kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
+            input_has_gradient=bool(stage.receives),
+            recomputed=shard.recomputed,
+        )
+
+
+def _walk(network: ModelGraph, run: RankRun, ledger: Ledger) -> PartedLiveness:
+    return PartedLiveness(ledger, network, run)
+
+
+def _likeness(shard: StageShard, run: RankRun) -> bytes:
+    """All that a walk over a stage reads. Names do no more than tell things apart, and are numbered as they come."""
+    network, start = shard.network, shard.stage.layers.start
+    things = (*network.layers, *network.parameters, *network.buffers)
+    numbers = {thing.name: number for number, thing in enumerate(things)}
+
+    def number(name: str) -> int | str:
+        # Shards name layers of earlier stages too.
+        return name if name in _NOBODYS else numbers.setdefault(name, len(numbers))
+
+    def numbered(names: Sequence[str]) -> list[int | str]:
+        return list(map(number, names))
+
+    def of_layer(layer: Layer | None) -> dict[str, object] | None:
+        if layer is None:
+            return None
+        named = {"inputs": layer.inputs, "parameters": layer.parameters, "state": layer.state}
+        single = {"name": layer.name, "held_until": layer.held_until}
+        return (
+            msgspec.structs.asdict(layer)
+            | {field: numbered(names) for field, names in named.items()}
+            | {field: number(name) for field, name in single.items()}
+        )
+
+    def of_shard(own: LayerShard) -> dict[str, object]:
+        leader = None if own.leader is None else own.leader - start
+        return own._asdict() | {"layer": of_layer(own.layer), "held": of_layer(own.held), "leader": leader}
+
+    return msgspec.msgpack.encode(
+        (
+            [of_layer(layer) for layer in network.layers],
+            [msgspec.structs.replace(tensor, name=str(numbers[tensor.name])) for tensor in network.parameters],
+            [msgspec.structs.replace(tensor, name=str(numbers[tensor.name])) for tensor in network.buffers],
+            [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
+            (network.input_shape, network.input_dtype, network.frozen),
+            [(index, of_shard(own)) for index, own in sorted(run.shards.items())],
+            (run.widths, run.outputs, run.kept_outputs, run.input_has_gradient),
+            [(part.start, part.stop) for part in run.recomputed],
+        )
     )
-    return PartedLiveness(ledger, shard.network, run)
 
 
 def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:

@@ -37,7 +37,7 @@ from paradl_bench.strategies.pipeline.crossings import (
     refusals,
     users_of_parameters,
 )
-from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
+from paradl_bench.strategies.pipeline.even_cuts import EvenCuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,36 @@ def cut_into_stages(network: ModelGraph, ranks: int, settings: PlanSettings) -> 
     Raises:
         UserError: the network can't be cut into so many, or not where the settings ask for.
     """
-    # Comparing two networks layer by layer takes longer than to cut one.
+    bounds = stage_bounds(network, ranks, settings)
+    return _stages(Same(network), bounds, range(len(bounds) - 1))
+
+
+def first_stage(network: ModelGraph, ranks: int, settings: PlanSettings) -> Stage:
+    """The first of :func:`cut_into_stages`, without the others."""
+    return _stages(Same(network), stage_bounds(network, ranks, settings), range(1))[0]
+
+
+def stage_bounds(network: ModelGraph, ranks: int, settings: PlanSettings) -> tuple[int, ...]:
+    """Index of the first layer of each stage of :func:`cut_into_stages`, and of the end; raises as that does."""
     options = settings.of(PipelineOptions)
-    return _cut(Same(network), schedule_of(options.schedule).stages(ranks), options.stages)
+    return _bounds(Same(network), schedule_of(options.schedule).stages(ranks), options.stages)
+
+
+# Comparing two networks layer by layer takes longer than to cut one.
+@functools.lru_cache(maxsize=64)
+def _bounds(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -> tuple[int, ...]:
+    network = same.thing
+    cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
+    return (0, *cuts, len(network.layers))
 
 
 # A plan's check, the plan and its memory all ask for the same.
 @functools.lru_cache(maxsize=16)
-def _cut(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
-    network = same.thing
-    cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
-    bounds = (0, *cuts, len(network.layers))
+def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> tuple[Stage, ...]:
+    network, count = same.thing, len(bounds) - 1
     names = {layer.name: i for i, layer in enumerate(network.layers)}
     owners, flow = _owners(network, bounds), data_flow(network)
-    crossed = flow.crossing()
+    crossed = flow.crossing
     sends = [crossed[bounds[stage + 1]] if stage + 1 < count else () for stage in range(count)]
     return tuple(
         Stage(
@@ -102,7 +118,7 @@ def _cut(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -> t
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
             shared=frozenset(name for name, own in owners.items() if stage in own and len(own) > 1),
         )
-        for stage in range(count)
+        for stage in chosen
     )
 
 
@@ -240,22 +256,33 @@ def balanced_cuts(network: ModelGraph, stages: int, weights: Sequence[float] | N
     Raises:
         UserError: there are fewer places to cut at.
     """
-    if weights is None:
-        weights = [float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in network.layers]
-    places = (0, *allowed_cuts(network), len(network.layers))
-    crossed = data_flow(network).crossing()
-    sent = [sum(elements(network, value) for value in crossed[cut]) for cut in places]
-    above, trained = [0.0], [0]
-    for trains, weight in zip(_trains(network), weights, strict=True):
-        above.append(above[-1] + weight)
-        trained.append(trained[-1] + trains)
-    cut = cut_evenly(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent, stages)
+    cut = (_by_flops(Same(network)) if weights is None else _even_cuts(network, weights)).into(stages)
     if cut is None:
         raise UserError(
             f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
             " the most"
         )
     return cut
+
+
+# A search asks for every number of stages.
+@functools.lru_cache(maxsize=4)
+def _by_flops(same: Same[ModelGraph]) -> EvenCuts:
+    layers = same.thing.layers
+    return _even_cuts(
+        same.thing, [float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in layers]
+    )
+
+
+def _even_cuts(network: ModelGraph, weights: Sequence[float]) -> EvenCuts:
+    places = (0, *allowed_cuts(network), len(network.layers))
+    crossed = data_flow(network).crossing
+    sent = [sum(elements(network, value) for value in crossed[cut]) for cut in places]
+    above, trained = [0.0], [0]
+    for trains, weight in zip(_trains(network), weights, strict=True):
+        above.append(above[-1] + weight)
+        trained.append(trained[-1] + trains)
+    return EvenCuts(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent)
 
 
 def _trains(network: ModelGraph) -> list[bool]:

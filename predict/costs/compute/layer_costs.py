@@ -86,7 +86,7 @@ class LayerCosts:
         self._as = frozenset((of, shard) for of, phase, shard in keys if phase in ("FW", "BW", "BW_weight"))
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
-        self._known: dict[tuple[Key, int, int], Cost] = {}
+        self._known: dict[tuple[str, PhaseName, str, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
@@ -135,10 +135,12 @@ class LayerCosts:
             cost = self.cost(whole, phase, "", batch, ranks_on_host)
             part = cost.times(share)
             return part._replace(adjustments=cost.adjusted("share of the whole layer", part.seconds).adjustments)
-        key = (operation, phase, self._measured_as(operation, shard))
-        known = self._known.get((key, batch, ranks_on_host))
+        # Blocks repeat their operations: what is asked for again is looked up as it was asked for.
+        asked = operation, phase, shard, batch, ranks_on_host
+        known = self._known.get(asked)
         if known is None:
-            known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
+            key = operation, phase, self._measured_as(operation, shard)
+            known = self._known[asked] = self._find(key, batch, ranks_on_host)
         return known
 
     def relative_spread(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> float:

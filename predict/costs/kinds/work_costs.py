@@ -9,7 +9,7 @@ import numpy as np
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, WeightUpdate, Work
+from paradl_bench.plan.tasks import Communication, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from predict.costs.communication.calls import calls_of
 from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM
 from predict.costs.kinds.catalog import costs_of
@@ -25,7 +25,8 @@ def parts_of(known: KnownCosts, plan: Plan, place: PricingContext, *, as_swept: 
         as_swept: no communication stands behind compute, or beside an all-reduce.
     """
     context, counts = _context(known, plan, place)
-    calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if as_swept else calls_of(plan)
+    alone = as_swept or not plan.of_kind(Communication)
+    calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if alone else calls_of(plan)
     return [
         costs_of(work).price(work, known, WorkContext(context, count, call))
         for work, count, call in zip(plan.works, counts, calls, strict=True)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import widths_of
@@ -30,8 +31,8 @@ from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.crossings import elements
-from paradl_bench.strategies.pipeline.stages import cut_into_stages
+from paradl_bench.strategies.pipeline.crossings import data_flow, elements
+from paradl_bench.strategies.pipeline.stages import stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
@@ -111,14 +112,18 @@ class Estimates:
         self._parts = np.zeros((len(space.strategies), 3))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
+        self._widths = widths_of(costs.network, costs.dtype, costs.device_kind)
 
-    def seconds(self) -> Floats:
+    def seconds(self, wanted: NDArray[np.bool_] | None = None) -> Floats:
         """Of every candidate; infinite where the network has no such cut, or the profile lacks what the strategy needs.
 
         What it lacks is added to what the space counts as impossible.
+
+        Args:
+            wanted: candidates to estimate, None for all; others are estimated as if they took no time.
         """
         space = self._space
-        rows, row = self._rows()
+        rows, row, estimated = self._rows(np.ones(len(space), bool) if wanted is None else wanted)
         found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(axis) for axis, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
@@ -132,6 +137,8 @@ class Estimates:
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
+        found[possible & ~estimated] = 0.0
+        possible &= estimated
         for key in self._cuts:
             alike_cut = possible & (zero < 2) & (stages == key[0]) & (rows.stages_per_rank == key[1])
             for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
@@ -158,8 +165,8 @@ class Estimates:
             reading = np.asarray(reading_seconds(reading, seconds, process_s, ranks_on_host, cores))
         return np.asarray(iteration_seconds(terms.fetch, reading, copying, seconds))
 
-    def _rows(self) -> tuple[_Rows, Ints]:
-        """All rows, and the row of each candidate."""
+    def _rows(self, wanted: NDArray[np.bool_]) -> tuple[_Rows, Ints, NDArray[np.bool_]]:
+        """All rows, the row of each candidate, and which rows are of wanted candidates."""
         space = self._space
         schedules = [schedule_of(name) for name in space.schedules]
         meshes = space.mesh_of[space.strategy]
@@ -171,7 +178,8 @@ class Estimates:
         strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
         local = space.settings.batch // np.array([each.samplers for each in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]
-        links = self._links(strategy, samples, per_rank)
+        estimated = np.bincount(row[wanted], minlength=len(first)) > 0
+        links = self._links(strategy, samples, per_rank, estimated)
         numbers = np.array([self._numbers.get((each.shared, each.holds_alone), 0) for each in space.meshes])
         of_strategies = np.array(links, np.int64).T[:, strategy]
         found = _Rows(
@@ -185,9 +193,11 @@ class Estimates:
             in_parts[first],
             *of_strategies,
         )
-        return found, row
+        return found, row, estimated
 
-    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int]]:
+    def _links(
+        self, strategy: Ints, samples: Ints, stages_per_rank: Ints, estimated: NDArray[np.bool_]
+    ) -> list[tuple[int, int, int]]:
         """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
         space = self._space
         self._possible = np.zeros(len(space.strategies), bool)
@@ -200,7 +210,7 @@ class Estimates:
             try:
                 for per_rank in sorted({*stages_per_rank[own].tolist()}):
                     self._cut(mesh.stages, per_rank)
-                found.append(self._links_of(mesh, each, sorted({*samples[own].tolist()})))
+                found.append(self._links_of(mesh, each, sorted({*samples[own][estimated[own]].tolist()})))
                 self._parts[index] = self._part_seconds(mesh, each)
                 self._possible[index] = True
             except UserError as error:
@@ -230,34 +240,41 @@ class Estimates:
         ranks, own = cut.key[0], rows.take(chosen)
         first, which = alike(own.shared, own.exchanged)
         exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], own.shared[first], own.exchanged[first])
+        # What computes alike stands together, and is computed once.
+        kind = alike(own.mesh, own.samples, own.waits, own.again)[1]
+        order = np.argsort(kind, kind="stable")
         step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
         for start in range(0, len(chosen), step):
-            some = np.arange(start, min(start + step, len(chosen)))
+            some = order[start : start + step]
             yield chosen[some], self._of_turns(cut, own.take(some), exchanges, which[some])
 
     def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
         """Of shape (rows, bucket sizes)."""
         ranks = cut.key[0]
-        work = self._work(cut, rows, alone=ranks > 1)
+        # Rows differ in their links, or in whether backward is in parts, and compute alike.
+        first, kind = alike(rows.mesh, rows.samples, rows.waits, rows.again)
+        work = self._work(cut, rows.take(first), alone=ranks > 1)
         # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
         forward, backward = (
-            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(rows.turns), -1, ranks)
+            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(first), -1, ranks)[kind]
             for own in (work.forward, work.backward)
         )
-        sent = self._transfers(cut, rows)
+        crossing = self._crossing(cut, rows)
+        # What each rank but the last sends forward at first.
+        sent = np.pad(crossing[:, : ranks - 1], ((0, 0), (0, 1)))
         in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
         done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
         gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
-        update = work.update[:, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
-        exchanged = exchanges.seconds(work.backward, which)
+        update = work.update[kind, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
+        exchanged = exchanges.seconds(work.backward, kind, which)
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
         # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
         # the way back is that of the messages alone.
         parted = (in_front + rows.turns[:, None] * forward.sum(axis=1) + _before(sent)).max(axis=1) + update[:, 0]
         found = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
-        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, rows)
+        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing)
         found = np.maximum(found, sending.max(axis=1)[:, None])
         # Under ZeRO's first stage each rank broadcasts what it changed after the update.
         return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
@@ -291,33 +308,31 @@ class Estimates:
                 self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
                 return self._cuts[key]
             schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
-            stages = cut_into_stages(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
-            widths = widths_of(network, self._costs.dtype, self._costs.device_kind)
-            sent = [sum(elements(network, at) * widths[at.layer].runs for at in stage.sends) for stage in stages]
-            bounds = np.array([*(stage.layers.start for stage in stages), len(network.layers)])
-            self._cuts[key] = Cut(key, bounds, np.array(sent, float))
+            bounds = stage_bounds(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
+            crossed = data_flow(network).crossing
+            sent = [
+                sum(elements(network, at) * self._widths[at.layer].runs for at in crossed[end]) for end in bounds[1:-1]
+            ]
+            self._cuts[key] = Cut(key, np.array(bounds), np.array([*sent, 0.0]))
         return self._cuts[key]
 
-    def _transfers(self, cut: Cut, rows: _Rows) -> Floats:
-        """Seconds of what each rank but the last sends forward of a micro-batch at first; of shape (rows, ranks)."""
-        return np.pad(self._crossing(cut, rows, cut.key[0] - 1), ((0, 0), (0, 1)))
-
-    def _sent_each_turn(self, cut: Cut, rows: _Rows) -> Floats:
-        """Seconds of all that each rank sends of a micro-batch, of each of its stages and both ways; as above."""
-        crossing = self._crossing(cut, rows, len(cut.bounds) - 2)
+    def _sent_each_turn(self, cut: Cut, crossing: Floats) -> Floats:
+        """Seconds of all that each rank sends of a micro-batch, of each of its stages and both ways; (rows, ranks)."""
         # Each stage but the last sends forward what the next one reads, and that one as much of gradients back.
         of_stages = np.pad(crossing, ((0, 0), (0, 1))) + np.pad(crossing, ((0, 0), (1, 0)))
-        return np.asarray(of_stages.reshape(len(rows.turns), -1, cut.key[0]).sum(axis=1))
+        return np.asarray(of_stages.reshape(len(crossing), -1, cut.key[0]).sum(axis=1))
 
-    def _crossing(self, cut: Cut, rows: _Rows, count: int) -> Floats:
-        """Seconds of a micro-batch's message over each of the first cuts; of shape (rows, count)."""
-        if not count:
+    def _crossing(self, cut: Cut, rows: _Rows) -> Floats:
+        """Seconds of a micro-batch's message over each cut; of shape (rows, cuts)."""
+        if len(cut.bounds) == 2:
             return np.zeros((len(rows.turns), 0))
         # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
         parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
         first, row = alike(rows.samples, parts, rows.sent)
-        sizes = rows.samples[first, None] * cut.sent_bytes[:count] / parts[first, None]
-        return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row])
+        # Blocks repeat, and so does what crosses cuts between them.
+        distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)
+        sizes = rows.samples[first, None] * distinct / parts[first, None]
+        return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row[:, None], place])
 
     def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
         """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""

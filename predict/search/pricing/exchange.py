@@ -33,13 +33,20 @@ class Exchanges(NamedTuple):
     every: Floats
     last: Floats
 
-    def seconds(self, backward: Floats, which: Ints) -> Floats:
-        """Of shape (candidates, bucket sizes, ranks); ``backward`` (candidates, layers), ``which`` each needs."""
+    def seconds(self, backward: Floats, row: Ints, which: Ints) -> Floats:
+        """Of shape (candidates, bucket sizes, ranks).
+
+        Args:
+            backward: of shape (rows, layers). row: of each candidate. which: what each needs; those of a row
+                need of the same part.
+        """
         before = np.concatenate([np.zeros((len(backward), 1)), np.cumsum(backward, axis=1)], axis=1)
         ends = before[:, None, self.bounds[1:]]
-        found = ends - before[:, None, self.bounds[:-1]] + self.last[which]
-        ready = ends - before[np.arange(len(backward))[:, None, None], self.filled[which]]
-        return np.asarray(np.maximum(found, ready + self.every[which], out=found))
+        part = np.empty(len(backward), np.int64)
+        part[row] = which
+        ready = ends - before[np.arange(len(backward))[:, None, None], self.filled[part]]
+        found = (ends - before[:, None, self.bounds[:-1]])[row] + self.last[which]
+        return np.asarray(np.maximum(found, ready[row] + self.every[which], out=found))
 
 
 class Buckets:

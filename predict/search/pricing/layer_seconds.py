@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.strategies.passes.recomputation import parts_within
+from paradl_bench.strategies.passes.recomputation import segments_of
 from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
@@ -67,12 +68,15 @@ def computed_again(network: ModelGraph, settings: PlanSettings, bounds: Sequence
         bounds: index of each stage's first layer, and of the end.
     """
     order = backward_layers(network, layers_with_gradient(network))
+    turn = {layer: at for at, layer in enumerate(order)}
     found = []
-    for start, stop in itertools.pairwise(bounds):
-        for part in parts_within(network, settings, range(start, stop)):
-            first = next((layer for layer in order if layer in part), None)
-            if first is not None:
-                found.append((first, part.start, part.stop))
+    for segment in segments_of(network, settings):
+        own = segment.layers
+        inside = bounds[bisect.bisect_right(bounds, own.start) : bisect.bisect_left(bounds, own.stop)]
+        for start, stop in itertools.pairwise((own.start, *inside, own.stop)):
+            reached = [layer for layer in range(start, stop) if layer in turn]
+            if reached:
+                found.append((min(reached, key=turn.__getitem__), start, stop))
     return ComputedAgain(*np.array(found, np.int64).reshape(-1, 3).T)
 
 

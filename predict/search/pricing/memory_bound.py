@@ -22,7 +22,7 @@ from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from paradl_bench.strategies.pipeline.stages import Stage, first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
@@ -115,9 +115,10 @@ class MemoryBounds:
         if key not in self._kept:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
             settings = msgspec.structs.replace(settings, **self._space.held[again])
-            stages = cut_into_stages(self._costs.network, ranks, settings)
-            recomputed = parts_within(self._costs.network, settings, stages[0].layers)
-            self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0], recomputed)
+            first = first_stage(self._costs.network, ranks, settings)
+            recomputed = parts_within(self._costs.network, settings, first.layers)
+            bounds = stage_bounds(self._costs.network, ranks, settings)
+            self._kept[key] = np.array(bounds[:-1]), self._kept_by(first, recomputed)
         return self._kept[key]
 
     def _kept_by(self, stage: Stage, recomputed: tuple[range, ...]) -> float:

@@ -18,13 +18,15 @@ class _Known(NamedTuple):
 
     Attributes:
         work: kept, because parts are told apart by what object they are.
-        layer: index of the one that waits. forward: whether that is in its forward. link: by number.
+        layer: index of the one that waits. forward: whether that is in its forward. kind: which of the distinct
+            messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow: blocks repeat theirs.
     """
 
     work: SharedWork
     layer: Ints
-    bytes_per_sample: Floats
     forward: NDArray[np.bool_]
+    kind: Ints
+    bytes_per_sample: Floats
     link: Ints
 
 
@@ -43,12 +45,16 @@ class Waits:
         key = id(work), tuple(links.values())
         if key not in self._numbers:
             self._numbers[key] = len(self._known)
+            each_bytes = np.array([each.bytes_per_sample for each in messages], float)
+            each_link = np.array([links[each.operation] for each in messages], np.int64)
+            first, kind = alike(np.unique(each_bytes, return_inverse=True)[1], each_link)
             known = _Known(
                 work,
                 np.array([each.layer for each in messages], np.int64),
-                np.array([each.bytes_per_sample for each in messages], float),
                 np.array([each.phase == "FW" for each in messages], bool),
-                np.array([links[each.operation] for each in messages], np.int64),
+                kind,
+                each_bytes[first],
+                each_link[first],
             )
             self._known.append(known)
         return self._numbers[key]
@@ -61,7 +67,10 @@ class Waits:
         place = np.concatenate([at * layers + each.layer for at, each in enumerate(known)])
         sizes = np.concatenate([each.bytes_per_sample * count for each, count in zip(known, counts, strict=True)])
         forward = np.concatenate([each.forward for each in known])
-        seconds = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))
+        starts = np.cumsum([0, *(len(each.link) for each in known)]).tolist()
+        kind = np.concatenate([each.kind + start for each, start in zip(known, starts, strict=False)])
+        distinct = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))
+        seconds = distinct[kind]
         of_forward, of_backward = (
             np.bincount(place[own], seconds[own], len(first) * layers).astype(float).reshape(-1, layers)[row]
             for own in (forward, ~forward)

@@ -13,7 +13,7 @@ The rule reads a network's names alone, so that a plan knows the units without t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
@@ -46,7 +46,7 @@ def units_of(network: ModelGraph) -> tuple[Unit, ...]:
 
 
 def _find_units(network: ModelGraph) -> tuple[Unit, ...]:
-    found = list(_units_below(network, ""))
+    found = list(_units_below(_Modules(network), ""))
     taken = {parameter.name for unit in found for parameter in unit.parameters}
     inside = {layer for unit in found for layer in unit.layers}
     rest = tuple(parameter for parameter in network.parameters if parameter.name not in taken)
@@ -54,23 +54,44 @@ def _find_units(network: ModelGraph) -> tuple[Unit, ...]:
     return (*found, Unit("", rest, outside))
 
 
-def _inside(name: str, module: str) -> bool:
-    """Whether a parameter, or an operation, belongs to a module; ``#2`` marks an operation's second call."""
-    return name == module or name.startswith((f"{module}.", f"{module}#"))
+class _Modules:
+    """What belongs to each module: indices of parameters and operations; and which operations read each parameter."""
+
+    def __init__(self, network: ModelGraph) -> None:
+        self.network = network
+        self.parameters = _by_module(parameter.name for parameter in network.parameters)
+        self.layers = _by_module(layer.name for layer in network.layers)
+        self.readers: dict[str, list[int]] = {}
+        for i, layer in enumerate(network.layers):
+            for name in set(layer.parameters):
+                self.readers.setdefault(name, []).append(i)
+
+    def parameters_of(self, module: str) -> tuple[Tensor, ...]:
+        """In registration order."""
+        return tuple(self.network.parameters[i] for i in self.parameters.get(module, ()))
 
 
-def _units_below(network: ModelGraph, module: str) -> Iterator[Unit]:
-    for child in _children(network, module):
-        unit = _unit(network, child) if _has_right_size(network, child) else None
+def _by_module(names: Iterable[str]) -> dict[str, list[int]]:
+    """Indices of names, by every module that they belong to; ``#2`` marks an operation's second call."""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        for end in (*(at for at, sign in enumerate(name) if sign in ".#"), len(name)):
+            found.setdefault(name[:end], []).append(i)
+    return found
+
+
+def _units_below(modules: _Modules, module: str) -> Iterator[Unit]:
+    for child in _children(modules.network, module):
+        unit = _unit(modules, child) if _has_right_size(modules, child) else None
         if unit is None:
-            yield from _units_below(network, child)
+            yield from _units_below(modules, child)
         else:
             yield unit
 
 
-def _has_right_size(network: ModelGraph, module: str) -> bool:
+def _has_right_size(modules: _Modules, module: str) -> bool:
     """Whether sizes and parameters of its own make a module a unit."""
-    below = [parameter for parameter in network.parameters if _inside(parameter.name, module)]
+    network, below = modules.network, modules.parameters_of(module)
     if any(parameter.name.rpartition(".")[0] == module for parameter in below):
         return True
     numbered = module.rpartition(".")[2].isdigit()
@@ -78,16 +99,16 @@ def _has_right_size(network: ModelGraph, module: str) -> bool:
     return small and not all(name.rpartition(".")[2].isdigit() for name in _children(network, module))
 
 
-def _unit(network: ModelGraph, module: str) -> Unit | None:
+def _unit(modules: _Modules, module: str) -> Unit | None:
     """The module as a unit; None where its operations are not one piece, or share parameters or memory with others."""
-    parameters = tuple(parameter for parameter in network.parameters if _inside(parameter.name, module))
-    layers = tuple(i for i, layer in enumerate(network.layers) if _inside(layer.name, module))
+    network, parameters = modules.network, modules.parameters_of(module)
+    layers = tuple(modules.layers.get(module, ()))
     inside = {network.layers[i].name for i in layers}
     own = {parameter.name for parameter in parameters}
-    reads = [(i, name) for i, layer in enumerate(network.layers) for name in set(layer.parameters) & own]
+    reads = [modules.readers.get(name, []) for name in own]
     in_one_piece = not layers or layers[-1] - layers[0] + 1 == len(layers)
     tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
-    alone = not tied and len({name for _, name in reads}) == len(reads) and {i for i, _ in reads} <= set(layers)
+    alone = not tied and all(len(each) <= 1 and set(each) <= set(layers) for each in reads)
     changes_given = not inside.issuperset(name for i in layers for name, _ in network.layers[i].values_written)
     return Unit(module, parameters, layers) if in_one_piece and alone and not changes_given else None
 

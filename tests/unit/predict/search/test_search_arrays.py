@@ -70,9 +70,11 @@ def test_buckets_of_many_stages_and_sizes_are_those_of_each(costs: CostModel) ->
     caps = (None, 0.001, 0.01, 1.0)
     bounds = np.array([0, 2, 5, 6])
     exchanges = Buckets(groups, gradient_bytes, caps).exchanges(bounds, np.arange(3), np.full(3, link))
-    backward = np.random.default_rng(3).random((5, 6)) * 1e-4
-    which = np.array([2, 0, 1, 1, 0])
-    found = exchanges.seconds(backward, which)
+    of_rows = np.random.default_rng(3).random((4, 6)) * 1e-4
+    # Candidates that compute alike are one row.
+    row = np.array([3, 0, 1, 1, 2])
+    backward, which = of_rows[row], np.array([2, 0, 1, 1, 0])
+    found = exchanges.seconds(of_rows, row, which)
     assert found.shape == (5, 4, 3)
 
     def seconds(size: float) -> float:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from network_factory import NetworkFactory
+from profile_factory import make_network
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.memory.peak import per_phase_memory
+from paradl_bench.strategies.memory.repeated_passes import Walks
+from paradl_bench.strategies.pipeline import memory
 from paradl_bench.strategies.pipeline.memory import pipelined_memory
 
 
@@ -60,3 +65,20 @@ def test_zero_bubble_keeps_micro_batches_until_the_weights_turn(count: int) -> N
     # wait for the weights' turn, each with the gradient of its output, whose buffer is counted as communication.
     assert under_zb == 16 * sample + 16 * sample
     assert under_1f1b < under_zb
+
+
+@pytest.mark.parametrize("text", ["p4", "d2p4", "f2p4"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb"])
+@pytest.mark.parametrize("widths", [(32,) * 9, (32, 64, 32, 64, 32, 64, 32, 64, 16)])
+def test_stages_alike_share_a_walk_to_the_byte(
+    monkeypatch: pytest.MonkeyPatch, text: str, schedule: str, widths: tuple[int, ...]
+) -> None:
+    network, walked = make_network(widths, buffers=True), []
+    settings = plan_settings(batch=32, micro_batches=8, schedule=schedule)
+    monkeypatch.setattr(memory, "Walks", lambda *given: walked.append(1) or Walks(*given))
+    together = pipelined_memory(network, parse_strategy(text), settings)
+    shared = len(walked)
+    numbers = itertools.count()
+    monkeypatch.setattr(memory, "_likeness", lambda *_: str(next(numbers)).encode())
+    assert pipelined_memory(network, parse_strategy(text), settings) == together
+    assert shared < len(walked) - shared

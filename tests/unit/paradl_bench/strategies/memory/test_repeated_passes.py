@@ -12,7 +12,7 @@ from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hol
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 from paradl_bench.strategies.memory.rank_operations import RankRun
-from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
+from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 
 SAMPLES, RECEIVED, SENT = 3, 40, 512
 
@@ -69,7 +69,7 @@ def test_repeating_a_pass_is_walking_it_again(network: ModelGraph, order: list[i
     ledgers = Ledger(), Ledger()
     passes = (
         EveryOne(ledgers[0], network),
-        RepeatedPasses(ledgers[1], lambda ledger: walk_over(network, ledger), RECEIVED, (SENT,)),
+        RepeatedPasses(ledgers[1], Walks(lambda ledger: walk_over(network, ledger), RECEIVED, (SENT,))),
     )
     outputs: list[dict[int, list[Storage]]] = [{}, {}]
     messages: list[list[tuple[int, Storage]]] = [[], []]
@@ -102,7 +102,7 @@ def test_repeating_the_parts_of_backward_is_walking_them_again(
     ledgers = Ledger(), Ledger()
     passes = (
         EveryOne(ledgers[0], network),
-        RepeatedPasses(ledgers[1], lambda ledger: walk_over(network, ledger), RECEIVED, (SENT,)),
+        RepeatedPasses(ledgers[1], Walks(lambda ledger: walk_over(network, ledger), RECEIVED, (SENT,))),
     )
     for ledger, each in zip(ledgers, passes, strict=True):
         outputs: dict[int, list[Storage]] = {}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.plan.tasks import FrameworkOverhead, Phase, RoleBuilder, Stream
-from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
+from paradl_bench.strategies.pipeline.even_cuts import EvenCuts, cut_evenly
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, repeat
 
 FORWARD, BACKWARD = FrameworkOverhead(phase="FW"), FrameworkOverhead(phase="BW")
@@ -83,6 +83,18 @@ def test_the_cut_is_that_of_a_plain_recursion(case: tuple[list[int], list[bool],
     found = cut_evenly(places, above, np.concatenate([[0], np.cumsum(trained)]), sent, stages)
     wanted = cut_plainly(*case)
     assert found == (wanted[1] if wanted else None)
+
+
+@given(cut_cases(), st.permutations(range(1, 8)))
+def test_other_cuts_before_it_do_not_change_a_cut(
+    case: tuple[list[int], list[bool], list[int], int], orders: list[int]
+) -> None:
+    weights, trained, sent, _ = case
+    above = np.concatenate([[0.0], np.cumsum(weights)])
+    cuts = EvenCuts(range(len(weights) + 1), above, np.concatenate([[0], np.cumsum(trained)]), sent)
+    for stages in orders:
+        wanted = cut_plainly(weights, trained, sent, stages)
+        assert cuts.into(stages) == (wanted[1] if wanted else None)
 
 
 @given(cut_cases())
