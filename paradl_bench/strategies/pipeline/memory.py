@@ -158,11 +158,9 @@ def _walk(network: ModelGraph, run: RankRun, ledger: Ledger) -> PartedLiveness:
 def _likeness(shard: StageShard, run: RankRun) -> bytes:
     """All that a walk over a stage reads. Names do no more than tell things apart, and are numbered as they come."""
     network, start = shard.network, shard.stage.layers.start
-    things = (*network.layers, *network.parameters, *network.buffers)
-    numbers = {thing.name: number for number, thing in enumerate(things)}
+    numbers: dict[str, int] = {}
 
     def number(name: str) -> int | str:
-        # Shards name layers of earlier stages too.
         return name if name in _NOBODYS else numbers.setdefault(name, len(numbers))
 
     def numbered(names: Sequence[str]) -> list[int | str]:
@@ -186,8 +184,8 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
     return msgspec.msgpack.encode(
         (
             [of_layer(layer) for layer in network.layers],
-            [msgspec.structs.replace(tensor, name=str(numbers[tensor.name])) for tensor in network.parameters],
-            [msgspec.structs.replace(tensor, name=str(numbers[tensor.name])) for tensor in network.buffers],
+            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.parameters],
+            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.buffers],
             [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
             (network.input_shape, network.input_dtype, network.frozen),
             [(index, of_shard(own)) for index, own in sorted(run.shards.items())],
