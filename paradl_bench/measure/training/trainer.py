@@ -75,8 +75,7 @@ class Trainer:
         self._request = request
         self._context = context
         self.phase = "setting up"
-        self.attempt = 0
-        self.sample_s = 0.0
+        self.attempt, self.sample_s = 0, 0.0
         self.compiled: tuple[CompileRecord, ...] = ()
         set_modes(request.kernel_settings, context.device)
         set_up_compiler(context.device)
@@ -87,17 +86,14 @@ class Trainer:
         local = request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH)
         self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
         self._inputs = laid_out(self._inputs, request.kernel_settings)
-        self._parallel = model.module
-        self._entered = autocast_to(request.dtype, context.device)
+        self._parallel, self._entered = model.module, autocast_to(request.dtype, context.device)
         self._steps: MicroSteps | None = None
         self._groups: tuple[dist.ProcessGroup, ...] = ()
-        self._counter = SequenceCounter()
-        self._spans = Spans()
+        self._counter, self._spans = SequenceCounter(), Spans()
         self._pipeline: StagedModule | None = None
         self._loss_of_parts: LossOfParts | None = None
         self._clipper: GradientClipper | None = None
-        self._last_gradient = _Arrival()
-        self._watches_gradients = False
+        self._last_gradient, self._watches_gradients = _Arrival(), False
         self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
         self.feed: ImageFeed | None = None
@@ -188,8 +184,7 @@ class Trainer:
             return  # nothing was built, or on this rank alone
         groups = self._groups[1:]
         del self._parallel, self._optimizer
-        self._steps, self._pipeline, self._groups, self._loss_of_parts = None, None, (), None
-        self._clipper = None
+        self._steps, self._pipeline, self._groups, self._loss_of_parts, self._clipper = None, None, (), None, None
         self._counter, self._spans = SequenceCounter(), Spans()
         end_groups(groups)
 
@@ -278,7 +273,6 @@ class Trainer:
             backward_end = rows[-1][2]
         self._enter("weight update")
         if self._clipper is not None:
-            # What an emulated update sleeps holds the seconds of clipping.
             (self._clipper.communicate if self._twin else self._clipper.clip)()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

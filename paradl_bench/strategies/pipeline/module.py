@@ -82,9 +82,7 @@ class RankPipeline:
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
         missing = hold_only(module, self.stages)
-        shared = places_of_shared(network, everywhere, group.size)
-        self.holders = {name: len(places) for name, places in shared.items()}
-        self._shared = SharedGradients(module, shared, group_along(axes))
+        self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
         made = functools.partial(
@@ -115,6 +113,11 @@ class RankPipeline:
             # The loss is scaled instead: gradients come out right without another pass over them.
             scale_grads=False,
         )
+
+    @property
+    def holders(self) -> dict[str, int]:
+        """How many ranks hold each parameter that several do."""
+        return self._shared.holders
 
     def _loss_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
         count, whole = self._count, sharded_loss(loss, self.sharding)

@@ -188,19 +188,16 @@ class _RankPlan:
         works: dict[Work, int],
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
-        self._network, self._settings, self._sharded = network, settings, sharded
-        self._strategy = strategy
+        self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
-        self._last_stage = len(stages) - 1
+        self._last_stage, self._works = len(stages) - 1, works
         self._shared = places_of_shared(network, stages, self._ranks)
         own = [stage for stage in stages if stage.index % self._ranks == rank]
         self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in own}
         self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
-        self._count = micro_batches(settings, self._ranks)
-        self._micro_batch = samples_at_once(strategy, settings)
-        self._works = works
+        self._count, self._micro_batch = micro_batches(settings, self._ranks), samples_at_once(strategy, settings)
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
@@ -238,8 +235,7 @@ class _RankPlan:
         own = list(self._own.values())
         held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
-        summed = self._add_sums_of_shared(update, held)
-        clipped = add_clipping(update, held, self._strategy, self._settings, summed)
+        clipped = add_clipping(update, held, self._strategy, self._settings, self._add_sums_of_shared(update, held))
         add_weight_update(update, weight_update(held, self._settings), self._settings, clipped)
         # It follows all that the actions are done with.
         rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)

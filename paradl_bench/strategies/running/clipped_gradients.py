@@ -45,7 +45,7 @@ class GradientClipper:
         return norm
 
     def communicate(self) -> None:
-        """What the ranks communicate for it, alone."""
+        """What the ranks communicate for it, alone: an emulated update sleeps its seconds."""
         self._summed(self._zero())
 
     def _zero(self) -> torch.Tensor:

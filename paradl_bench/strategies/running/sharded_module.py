@@ -154,13 +154,15 @@ class StagedModule(Protocol):
 
     Attributes:
         module: what holds their parameters. stages: what they are. sharding: how their layers are sharded.
-        holders: per parameter that several ranks hold, how many do.
     """
 
     module: torch.nn.Module
     stages: Sequence[Any]
     sharding: Sharding
-    holders: Mapping[str, int]
+
+    @property
+    def holders(self) -> Mapping[str, int]:
+        """Per parameter that several ranks hold, how many do."""
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""

@@ -21,6 +21,7 @@ class SharedGradients:
     """
 
     def __init__(self, module: torch.nn.Module, shared: Mapping[str, tuple[int, ...]], group: Group) -> None:
+        self.holders = {name: len(places) for name, places in shared.items()}
         self._group, self._partners = group, sent_to_places(shared, group.rank)
         self._parameters = {name: module.get_parameter(name) for name, places in shared.items() if group.rank in places}
 
