@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import PIECE_BYTES, open_regular
 from paradl_bench.core.statistics import grouped
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
-from paradl_bench.measure.stragglers.stragglers import sweep_pace
+from paradl_bench.measure.stragglers.pace import sweep_pace
 from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.records.contexts.context import ContextSamples

@@ -6,7 +6,8 @@ Matern 5/2 with a length scale a feature, plus a plane, plus noise (Rasmussen an
 scales maximise the marginal likelihood of a part of the kernels, under a weak prior that keeps those that matter little
 from running away; a kernel far off the rest counts less, as under Student's t with four degrees of freedom.
 
-It is fitted with scipy, kept as arrays, and evaluated with numpy alone.
+It is fitted with scipy, kept as arrays, and evaluated with numpy alone. scikit-learn's process has neither that prior
+nor weights that change as it is fitted.
 """
 
 from __future__ import annotations

@@ -214,17 +214,17 @@ class Remarks:
 
     def extrapolated(self) -> tuple[str, ...]:
         """Lines on what lies beyond measurement."""
-        return self._lines(beyond=True)
+        return self._lines(extrapolated=True)
 
     def notes(self) -> tuple[str, ...]:
         """All other lines."""
-        return self._lines(beyond=False)
+        return self._lines(extrapolated=False)
 
-    def _lines(self, *, beyond: bool) -> tuple[str, ...]:
+    def _lines(self, *, extrapolated: bool) -> tuple[str, ...]:
         return tuple(
             text + (f": {_first_few(list(names))}" if names else "")
-            for (text, is_beyond), names in self._names.items()
-            if is_beyond == beyond
+            for (text, is_extrapolated), names in self._names.items()
+            if is_extrapolated == extrapolated
         )
 
 

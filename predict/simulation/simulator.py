@@ -126,7 +126,7 @@ class Condensed:
 
 
 def task_graph(role: Role, *, blocking: NDArray[np.bool_] | None = None) -> TaskGraph:
-    """The graph of all tasks of a role; ``blocking`` as :func:`condense` takes it."""
+    """The graph of all tasks of a role; ``blocking`` as :func:`coalesce` takes it."""
     return coalesce(role, merge=False, blocking=blocking).graph
 
 

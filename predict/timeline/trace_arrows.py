@@ -78,7 +78,7 @@ class _Tasks:
 
     Attributes:
         seen: per task, whether it lasts long enough.
-        awaited: per task, of what it waits for on other streams the one that ended last; the one before that on its
+        blocking: per task, of what it waits for on other streams the one that ended last; the one before that on its
             stream where it is not seen; -1 where there is none.
         following: per task of the compute stream, itself or the next one on it that is seen; -1 where there is none.
     """
@@ -87,10 +87,10 @@ class _Tasks:
         role, plan = process.role, process.role.of_plan
         stamps = stamps_of(role)
         long_enough = stamps.end > stamps.start
-        awaited = _awaited_last(plan, role.end_s)
+        blocking = _blocking_last(plan, role.end_s)
         before = _last_seen(plan, long_enough)
         self.seen: list[bool] = long_enough.tolist()
-        self.awaited: list[int] = np.where(awaited >= 0, before[awaited], -1).tolist()
+        self.blocking: list[int] = np.where(blocking >= 0, before[blocking], -1).tolist()
         self.following: list[int] = _next_seen(plan, long_enough).tolist()
         self._rank = process.rank
         self._thread = [thread_number(process.rank, stream) for stream in process.role.threads.tolist()]
@@ -107,14 +107,14 @@ class _Tasks:
         return self._rank, self._thread[task], self._arriving_us[task]
 
 
-def _awaited_last(plan: Role, end_s: Floats) -> Ints:
+def _blocking_last(plan: Role, end_s: Floats) -> Ints:
     waiting = np.repeat(np.arange(plan.tasks), np.diff(plan.dependency_start))
     elsewhere = plan.stream[plan.dependencies] != plan.stream[waiting]
-    waiting, awaited = waiting[elsewhere], plan.dependencies[elsewhere]
-    order = np.lexsort((end_s[awaited], waiting))
+    waiting, blocking = waiting[elsewhere], plan.dependencies[elsewhere]
+    order = np.lexsort((end_s[blocking], waiting))
     last = np.full(plan.tasks, -1, np.int64)
     # The last assignment of a task counts, and that is what ended last.
-    last[waiting[order]] = awaited[order]
+    last[waiting[order]] = blocking[order]
     return last
 
 
@@ -147,7 +147,7 @@ def arrows_of_collectives(
             continue
         tasks = _Tasks(process)
         for task in np.flatnonzero(collective).tolist():
-            source = tasks.awaited[task]
+            source = tasks.blocking[task]
             if source < 0 or not tasks.seen[task]:
                 continue
             number, category = next(numbers), described.named(int(plan.work[task]), int(plan.phase[task]))[1]
@@ -165,7 +165,7 @@ def arrows_of_messages(
     forward = [(process.role.of_plan.phase == Phase.FW).tolist() for process in line]
     for (sender, send), (receiver, receive) in simulated.messages:
         source, target = stages[sender], stages[receiver]
-        made, used = source.awaited[send], target.following[receive]
+        made, used = source.blocking[send], target.following[receive]
         stops = [source.leaving(task) for task, shown in ((made, made >= 0), (send, source.seen[send])) if shown]
         if not stops or used < 0:
             continue

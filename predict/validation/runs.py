@@ -15,7 +15,7 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
-from paradl_bench.measure.stragglers.stragglers import training_pace
+from paradl_bench.measure.stragglers.pace import training_pace
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.strategy import parse_strategy

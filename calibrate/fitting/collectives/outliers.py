@@ -40,8 +40,8 @@ def outlier_words(fits: Iterable[CommunicationFit]) -> tuple[str, ...]:
 
 
 def _line(fit: CommunicationFit, far: Outliers) -> str:
-    """``congestion: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took 4.0 times the median, ...``."""
-    kind = "congestion" if far.ratio > 1 else "faster than the rest"
+    """``slower than the rest: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took ...``."""
+    kind = "slower than the rest" if far.ratio > 1 else "faster than the rest"
     blocks = ", ".join(map(str, far.blocks))
     when = f"all in block {blocks}" if len(far.blocks) == 1 else f"in blocks {blocks}"
     return (

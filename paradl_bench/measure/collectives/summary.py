@@ -15,7 +15,7 @@ from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.collectives.context_summary import CAPTION, ContextRow, context_rows, context_table
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
-from paradl_bench.measure.stragglers.stragglers import SweepPace, sweep_pace
+from paradl_bench.measure.stragglers.pace import SweepPace, sweep_pace
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories.directory import emulation_noted
 from paradl_bench.records.contexts.older import read_contexts

@@ -16,7 +16,7 @@ from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
-from paradl_bench.measure.stragglers.stragglers import TrainingPace, training_pace
+from paradl_bench.measure.stragglers.pace import TrainingPace, training_pace
 from paradl_bench.ranks.directories.directory import emulation_noted
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records

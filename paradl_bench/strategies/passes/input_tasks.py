@@ -71,13 +71,13 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
     before = len(added)
     copies = input_works[1] is not None
     # Whether computing waits for the last of them.
-    awaited = before - 1 if not fetch.ahead or (copies and not fetch.to_device) else None
+    blocking = before - 1 if not fetch.ahead or (copies and not fetch.to_device) else None
     # Streams run in order: where its first task waits, all of it does.
     first = np.unique(role.stream, return_index=True)[1]
     lengths = np.diff(role.dependency_start)
-    held = first[lengths[first] == 0] if awaited is not None else first[:0]
+    held = first[lengths[first] == 0] if blocking is not None else first[:0]
     lengths[held] += 1
-    own = np.insert(role.dependencies + before, role.dependency_start[held], awaited or 0)
+    own = np.insert(role.dependencies + before, role.dependency_start[held], blocking or 0)
     lengths = np.concatenate([[0, int(in_turn)][:before], lengths])
     works, phases, streams = zip(*added, strict=True)
     return dataclasses.replace(

@@ -106,6 +106,8 @@ SIMULATED = (
     ),
     *(Case("d4", model={"fusion": Fusion(rule=rule)}) for rule in RULES),  # type: ignore[arg-type]
     Case("d4", model={"hardware": Hardware(bandwidth=0.5, peak_flops=2.0)}),
+    *(Case(strategy) for strategy in ("d2z3d4", "z3d4d2", "d2z2d2f2", "d2z1d4")),
+    *(Case(strategy, {"offload": "optimizer", "optimizer": "adam"}) for strategy in ("d4", "f4")),
 )
 CLOSED = (
     *(

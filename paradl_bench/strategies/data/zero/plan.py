@@ -201,7 +201,7 @@ class _ShardedUnits:
         self._copied_out: list[int] = []
         self._reduced: dict[str, int] = {}
         self._scattered: tuple[int, ...] = ()
-        self._awaited: list[int] = []
+        self._waited_for: list[int] = []
         self.reductions: list[Collective] = []
 
     def before_forward(self, layer: int) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ class _ShardedUnits:
                 # The streams of a gather of forward wait for the copy-out of the unit before the last.
                 self._gather(unit, Phase.FW, tuple(self._copied_out[-2:-1]))
                 self._copy_out(unit, Phase.FW)
-        return self._take_awaited()
+        return self._take_waited_for()
 
     def end_forward(self) -> None:
         """Free what stage 3 frees: all but the whole model's own parameters."""
@@ -232,7 +232,7 @@ class _ShardedUnits:
             position = self._order.index(unit)
             if position:
                 self._gather(self._order[position - 1], Phase.BW, tuple(self._copied_out[-1:]))
-        return self._take_awaited()
+        return self._take_waited_for()
 
     def after_backward(self, layer: int, task: int) -> None:
         """Reduce a unit's gradients once backward has left it."""
@@ -245,19 +245,19 @@ class _ShardedUnits:
         for unit in (self._root, *self._units[:-1]):
             if unit.name not in self._reduced:
                 self._reduce(unit, last)
-        return (*list(self._reduced.values())[-1:], *self._take_awaited())
+        return (*list(self._reduced.values())[-1:], *self._take_waited_for())
 
-    def _take_awaited(self) -> tuple[int, ...]:
+    def _take_waited_for(self) -> tuple[int, ...]:
         """What the next task of the compute stream waits for."""
-        awaited = tuple(self._awaited)
-        self._awaited.clear()
-        return awaited
+        waited_for = tuple(self._waited_for)
+        self._waited_for.clear()
+        return waited_for
 
     def _call(self, work: Collective, phase: Phase, after: tuple[int, ...]) -> int:
         """A collective; where calls block, all that the process computes next waits for it."""
         task = self._builder.add(work, phase, Stream.COMMUNICATION, after)
         if self._blocking:
-            self._awaited.append(task)
+            self._waited_for.append(task)
         return task
 
     def _gather(self, unit: Unit, phase: Phase, after: tuple[int, ...]) -> None:
@@ -266,7 +266,7 @@ class _ShardedUnits:
         size = shard_bytes(unit.parameters, self._ranks)
         copy = BucketCopy(direction="into", bytes=size, tensors=len(unit.parameters))
         stream = Stream.COMPUTE if self._blocking else Stream.COPY
-        copied = self._builder.add(copy, phase, stream, (*after, *self._take_awaited()))
+        copied = self._builder.add(copy, phase, stream, (*after, *self._take_waited_for()))
         work = Collective(operation="all_gather", message_bytes=size, ranks=self._ranks, axes=self._groups.axes)
         self._gathers[unit.name] = self._call(work, phase, (copied,))
 
@@ -275,9 +275,9 @@ class _ShardedUnits:
             return
         size = self._ranks * shard_bytes(unit.parameters, self._ranks)
         work = BucketCopy(direction="out", bytes=size, tensors=len(unit.parameters))
-        waits = (self._gathers.pop(unit.name), *self._take_awaited())
+        waits = (self._gathers.pop(unit.name), *self._take_waited_for())
         self._copied_out.append(self._builder.add(work, phase, Stream.COMPUTE, waits))
-        self._awaited.append(self._copied_out[-1])
+        self._waited_for.append(self._copied_out[-1])
         self._whole.add(unit.name)
 
     def _reduce(self, unit: Unit, after: int) -> None:
@@ -287,7 +287,7 @@ class _ShardedUnits:
         size = shard_bytes(parameters, self._ranks)
         copy = BucketCopy(direction="into", bytes=self._ranks * size, tensors=len(parameters))
         # torch keeps one buffer of gradients at a time: the next is filled when the last has been sent.
-        waits = (after, *self._scattered, *self._take_awaited())
+        waits = (after, *self._scattered, *self._take_waited_for())
         copied = self._builder.add(copy, Phase.GE, Stream.COMPUTE, waits)
         done = self._send("reduce_scatter", size, self._ranks, self._groups.axes, copied)
         self._scattered = (done,)

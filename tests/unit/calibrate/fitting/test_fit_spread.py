@@ -231,7 +231,7 @@ def test_repetitions_far_from_the_rest_are_counted_and_said() -> None:
     assert found.ratio == pytest.approx(4, rel=0.1)
     fit = msgspec.structs.replace(ring_fit(), library="gloo", outliers=(found,))
     assert outlier_words([fit]) == (
-        "congestion: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took"
+        "slower than the rest: 3 of 40 repetitions of gloo all_reduce, 64.0 MiB on 2 ranks, took"
         f" {found.ratio:.1f} times the median, all in block 2",
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.collectives.summary import sweep_rows
-from paradl_bench.measure.stragglers.stragglers import sweep_pace, training_pace
+from paradl_bench.measure.stragglers.pace import sweep_pace, training_pace
 from paradl_bench.records.hosts.host_record import RankHost
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TrainingIterations, TrainingRun
