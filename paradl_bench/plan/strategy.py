@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from difflib import get_close_matches
 from functools import cache
 
 import msgspec
@@ -165,7 +166,9 @@ def parse_strategy(text: str) -> Strategy:
         return _build([(known[mark], (degree,), 0) for mark, degree in degrees.items() if degree != 1], text)
     found = _axes_of(text)
     if not found:
-        raise UserError(f"strategy {text!r} does not parse: {_expected()}")
+        near = get_close_matches(text.lower(), axis_kinds(), n=1)
+        meant = f"did you mean {near[0]}? else " if near else ""
+        raise UserError(f"strategy {text!r} does not parse: {meant}{_expected()}")
     parts = []
     for front, axis in found:
         kind = _kinds_by_letter()[axis[0]]

@@ -82,6 +82,9 @@ class PipelinePlanner:
         schedule_of(settings.of(PipelineOptions).schedule).check(ranks, count, recomputes=bool(settings.recompute))
         local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
         if local % count:
+            # Of more stages than the network has, no number of micro-batches is right.
+            if network.layers:
+                cut_into_stages(network, ranks, settings)
             raise UserError(
                 f"strategy {strategy}: {local} samples do not split evenly into {count} micro-batches;"
                 f" give --micro-batches one of {', '.join(str(n) for n in range(1, local + 1) if not local % n)}"

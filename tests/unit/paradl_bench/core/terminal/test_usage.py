@@ -145,6 +145,13 @@ IN = ("--from-profile", "profile.json", "--model", "chain")
             ("what-if", *IN, "--strategy", "d2", "--batch", "8", "--vary", "bandwidth=1-2"),
             "a range as 0.1:10:log",
         ),
+        (
+            predict,
+            (*IN, "--strategy", "d2", "--batch", "8", "--memory", "16GiB"),
+            "No such option '--memory' here; it belongs to group diagnose, group explore, group report, group search",
+        ),
+        (predict, ("profiles", "--ranks", "2"), "'--ranks' here; it belongs to group, group buckets, "),
+        (predict, ("report", *IN, "--ranks", "2", "--batch", "8", "-o", "r.pdf"), "r.pdf: the page is HTML; give a name"),
         (predict, ("own.json",), "No such command 'own.json'. Commands are buckets, "),
         (bench, ("colectives",), "No such command 'colectives'. Did you mean 'collectives'?"),
         (bench, ("collectives", "--ranks", "2", "--sizes", "1K-4K", "-o", "c"), "write first:last:factor, as 1K:64M:2"),
