@@ -213,8 +213,8 @@ def _from_torchvision(name: str) -> torch.nn.Module:
     models = import_torchvision_models()
     names = model_names()
     if name not in names:
-        if any(mark in name for mark in "/."):
-            file = Path(name)
+        file = Path(name)
+        if any(mark in name for mark in "/.") or file.is_dir():
             if file.is_dir():
                 raise UserError(f"model {name!r} is a folder: give the config.json in it, as {file / 'config.json'}")
             raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
