@@ -14,7 +14,7 @@ import msgspec
 
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import run_command
-from paradl_bench.core.terminal.forms import CSV, PARQUET, check_form, form_of, table_format
+from paradl_bench.core.terminal.forms import CSV, PARQUET, check_form, check_page, form_of, table_format
 from paradl_bench.core.terminal.help import GroupedGroup, option_group
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets.command import buckets
@@ -192,6 +192,7 @@ def validate(
         refuse_undrawable(plot)
         refuse_overwrite(plot, force=force)
     if html:
+        check_page(html)
         refuse_overwrite(html, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
     paths = write_report(output, report)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from difflib import get_close_matches
 from functools import cache
 
 import msgspec
@@ -165,7 +166,7 @@ def parse_strategy(text: str) -> Strategy:
         return _build([(known[mark], (degree,), 0) for mark, degree in degrees.items() if degree != 1], text)
     found = _axes_of(text)
     if not found:
-        raise UserError(f"strategy {text!r} does not parse: {_expected()}")
+        raise UserError(f"strategy {text!r} does not parse: {_meant(text)}{_expected()}")
     parts = []
     for front, axis in found:
         kind = _kinds_by_letter()[axis[0]]
@@ -173,6 +174,14 @@ def parse_strategy(text: str) -> Strategy:
             raise UserError(f"strategy {text!r}: {front} stands in front of no {kind.name} axis")
         parts.append((kind.name, tuple(map(int, axis[1:].split("x"))), int(front[1:]) if front else 0))
     return _build(parts, text)
+
+
+def _meant(text: str) -> str:
+    """What is said of a kind's name, or of one that is mistyped."""
+    near = get_close_matches(text.lower(), axis_kinds(), n=1)
+    if near and near[0] == text.lower():
+        return f"{text} is a kind, without its degree; "
+    return f"did you mean {near[0]}? else " if near else ""
 
 
 def _build(parts: list[tuple[str, tuple[int, ...], int]], text: str) -> Strategy:

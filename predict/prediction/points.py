@@ -50,6 +50,8 @@ def expand_points(
     counts = parse_ranks(ranks) if ranks is not None else ()
     texts = [text.strip() for text in strategies.split(",")]
     if counts and not any(parse_strategy_kinds(text) for text in texts):
+        for text in texts:
+            parse_strategy(text)
         raise UserError(
             f"the degrees of {strategies} are fixed: leave --ranks out, or name a kind that ranks can set, as data"
         )

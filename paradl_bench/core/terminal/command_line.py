@@ -190,8 +190,17 @@ def write_pieces(target: str, pieces: Iterable[bytes], *, force: bool = False) -
 
 
 def refuse_overwrite(target: str, *, force: bool) -> None:
-    """Raise before any work is done when ``target`` is no file's name, or exists and may not be replaced."""
+    """Raise before any work is done when ``target`` is no file's name, cannot be made, or may not be replaced."""
     if not Path(target).name:
         raise UserError(f"--output {target!r} is no file: give a path, or - for standard output")
-    if target != "-" and Path(target).exists() and not force:
+    if target == "-":
+        return
+    if os.path.isdir(target):
+        raise UserError(f"{target} is a folder; give the name of a file, or - for standard output")
+    if os.path.exists(target) and not force:
         raise UserError(f"{target} exists; give --force to replace it, or another name")
+    folder = next(folder for folder in Path(target).absolute().parents if os.path.exists(folder))
+    if not folder.is_dir():
+        raise UserError(f"cannot write {target}: {folder} is a file and no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {target}: you may not write in {folder}; give another place")

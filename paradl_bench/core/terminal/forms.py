@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,6 +109,12 @@ def check_form(form: str, output: str | None = None) -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise UserError("Parquet needs pyarrow: pip install 'paradl[parquet]'") from None
+
+
+def check_page(target: str) -> None:
+    """Refuse, by a UserError before any work is done, a page whose name says that it is something else."""
+    if target != "-" and Path(target).suffix.lower() not in ("", ".html", ".htm"):
+        raise UserError(f"{target}: the page is HTML; give a name that ends in .html")
 
 
 def frame_bytes(frame: DataFrame, form: str) -> bytes:

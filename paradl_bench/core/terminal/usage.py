@@ -19,6 +19,8 @@ def usage_text(error: click.ClickException) -> str:
     text = error.format_message()
     if isinstance(error, click.exceptions.NoSuchCommand):
         return _of_command(error, text)
+    if isinstance(error, click.exceptions.NoSuchOption):
+        return _of_option(error, text)
     for said, meant in _NUMBERS:
         text = text.replace(said, meant)
     parameter = getattr(error, "param", None)
@@ -43,6 +45,20 @@ def _spelled(parameter: click.Parameter) -> str:
     form = parameter.metavar or parameter.type.name.upper().removesuffix(" RANGE")
     first = (parameter.help or "").partition(". ")[0].rstrip(".")
     return f"{parameter.opts[-1]} {form}" + (f" ({first})" if first else "")
+
+
+def _of_option(error: click.exceptions.NoSuchOption, text: str) -> str:
+    """What is no option, and the commands beside this one that have it."""
+    if error.ctx is None or not isinstance(group := error.ctx.find_root().command, click.Group):
+        return text
+    root = error.ctx.find_root()
+    commands = {f"{root.info_name} {name}": group.get_command(root, name) for name in group.list_commands(root)}
+    having = [
+        name
+        for name, command in {str(root.info_name): group, **commands}.items()
+        if command is not None and any(error.option_name in each.opts for each in command.params)
+    ]
+    return f"No such option {error.option_name!r} here; it belongs to {', '.join(having)}" if having else text
 
 
 def _of_command(error: click.exceptions.NoSuchCommand, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,8 +213,8 @@ def _from_torchvision(name: str) -> torch.nn.Module:
     models = import_torchvision_models()
     names = model_names()
     if name not in names:
-        if any(mark in name for mark in "/."):
-            file = Path(name)
+        file = Path(name)
+        if any(mark in name for mark in "/.") or file.is_dir():
             if file.is_dir():
                 raise UserError(f"model {name!r} is a folder: give the config.json in it, as {file / 'config.json'}")
             raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
@@ -241,6 +242,8 @@ def _from_factory(name: str, device: str) -> tuple[Any, tuple[int, ...] | None]:
         raise UserError(
             f"model {name!r}: cannot import {module_name!r} from here or from the environment ({error})"
         ) from None
+    except Exception as error:
+        raise _failed(name, f"importing {module_name}", error) from error
     factory = getattr(module, attribute, None)
     if isinstance(factory, torch.nn.Module):
         return _copied(name, factory, device), _own_shape(factory)
@@ -259,7 +262,21 @@ def _from_factory(name: str, device: str) -> tuple[Any, tuple[int, ...] | None]:
         raise UserError(
             f"model {name!r}: calling {attribute}() failed: {error}; it is called without arguments"
         ) from None
+    except UserError:
+        raise
+    except Exception as error:
+        # What cannot be built without memory is built anew on the CPU.
+        if device == "meta" and isinstance(error, RuntimeError):
+            raise
+        raise _failed(name, f"{attribute}()", error) from error
     return built, _own_shape(built) or _own_shape(factory)
+
+
+def _failed(name: str, what: str, error: Exception) -> UserError:
+    """What a user's own code raised, and the innermost line of it."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(innermost.filename).name}, line {innermost.lineno}"
+    return UserError(f"model {name!r}: {what} failed: {type(error).__name__}: {error} ({where}); --debug says more")
 
 
 def _own_shape(holder: Any) -> tuple[int, ...] | None:

@@ -82,14 +82,14 @@ class PipelinePlanner:
         count = micro_batches(settings, ranks)
         schedule_of(settings.of(PipelineOptions).schedule).check(ranks, count, recomputes=bool(settings.recompute))
         local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
+        # First: with more stages than there can be, no number of micro-batches is right.
+        stages = cut_into_stages(network, ranks, settings) if network.layers else ()
         if local % count:
             raise UserError(
                 f"strategy {strategy}: {local} samples do not split evenly into {count} micro-batches;"
                 f" give --micro-batches one of {', '.join(str(n) for n in range(1, local + 1) if not local % n)}"
             )
-        if not network.layers:
-            return
-        twice = held_twice(cut_into_stages(network, ranks, settings), ranks)
+        twice = held_twice(stages, ranks)
         if twice is not None and degree_of(strategy, Trait.REPLICATES) > 1:
             name, first, second = twice
             raise UserError(

@@ -36,6 +36,7 @@ def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> Non
     """
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import progress, refuse_overwrite, tell
+    from paradl_bench.core.terminal.forms import check_page
     from predict.prediction.utilisation import check_price
     from predict.validation.report.gather import gather
     from predict.validation.report.page import write_page
@@ -53,6 +54,7 @@ def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> Non
         if name in given and name in unused:
             raise UserError(f"--{name.replace('_', '-')}: {unused[name]}")
     check_price(options["price"])
+    check_page(options["output"])
     refuse_overwrite(options["output"], force=options["force"])
     with progress("candidates predicted", options["predictions"]) as bar:
         content = gather(options, runs, bar.advance)

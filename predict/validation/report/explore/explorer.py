@@ -59,7 +59,7 @@ class Explorer:
         self._paths = tuple(paths)
         self._profiles: tuple[Profile, ...] = tuple(map(read_profile, paths))
         self._models = tuple(models)
-        self._costs_of = lru_cache(_KEPT)(self._read_costs)
+        self._read = lru_cache(_KEPT)(self._read_costs)
         self._found = lru_cache(_KEPT)(self._search)
         self._predictor = lru_cache(_KEPT)(self._changed_predictor)
         self._predicted = lru_cache(_KEPT * SHOWN)(self._predict)
@@ -122,15 +122,26 @@ class Explorer:
     def _models_of(self, number: int) -> list[str]:
         return list(dict.fromkeys((*self._models, *self._profiles[number].network, *traced_models())))
 
-    def _read_costs(self, searched: Searched) -> tuple[CostModel, Mapping[str, Any]]:
+    def _costs_of(self, searched: Searched) -> tuple[CostModel, Mapping[str, Any]]:
+        """What searches of a model share, and the options of one.
+
+        Plans, their memory and the measured layers depend on neither ranks, batch nor limit: searches keep them.
+        """
         if searched.profile >= len(self._profiles):
             raise UserError(f"profile {searched.profile}: there are {len(self._profiles)}")
         if searched.model not in (known := self._models_of(searched.profile)):
             raise unknown_choice("model", searched.model, known)
+        options = self._options(searched)
+        return self._read(searched.profile, searched.model, searched.dtype), options
+
+    def _options(self, searched: Searched) -> Mapping[str, Any]:
         path = str(self._paths[searched.profile])
         asked = ask(search_command, "predict search", ["--from-profile", path], searched.options())
-        options = asked.options | {READ_PROFILE: self._profiles[searched.profile]}
-        return read_model(options, simulate.EVALUATOR), options
+        return asked.options | {READ_PROFILE: self._profiles[searched.profile]}
+
+    def _read_costs(self, profile: int, model: str, dtype: str) -> CostModel:
+        any_search = Searched(profile=profile, model=model, ranks=1, batch=1, dtype=dtype)
+        return read_model(self._options(any_search), simulate.EVALUATOR)
 
     def _search(self, searched: Searched, changed: Changed) -> _Found:
         costs, options = self._costs_of(searched)

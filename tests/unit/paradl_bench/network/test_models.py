@@ -23,6 +23,7 @@ def build():
     return net
 def wrong(): return 7
 def needs(x): return x
+def fails(): raise RuntimeError("no weights")
 """
 
 
@@ -78,6 +79,16 @@ def test_unknown_names_come_with_choices(user_module: str) -> None:
         load_model(f"{user_module}:wrong")
     with pytest.raises(UserError, match="calling needs"):
         load_model(f"{user_module}:needs")
+
+
+def test_what_own_code_raises_is_told_with_its_line(user_module: str, tmp_path: Path) -> None:
+    """Also of a failure that building without memory is first taken for."""
+    for device in ("cpu", "meta"):
+        with pytest.raises(UserError, match=r"fails\(\) failed: RuntimeError: no weights \(user_nets.*py, line 9\)"):
+            load_model(f"{user_module}:fails", device=device)
+    (tmp_path / "user_nets_with_a_slip.py").write_text("def build(:\n")
+    with pytest.raises(UserError, match="importing user_nets_with_a_slip failed: SyntaxError"):
+        load_model("user_nets_with_a_slip:build")
 
 
 # Millions of parameters, and GFLOPs of forward of one image (two a multiply-add), as torchvision states them: those of

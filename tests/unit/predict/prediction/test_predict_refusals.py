@@ -33,6 +33,11 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
             ("--strategy", "p4", "--batch", "8"),
             "chain cannot be cut into 4 stages that each have a parameter: 3 is the most",
         ),
+        (
+            ("--strategy", "p5", "--batch", "8"),
+            "chain cannot be cut into 5 stages that each have a parameter: 3 is the most",
+        ),
+        (("--strategy", "dta", "--ranks", "4", "--batch", "8"), "'dta' does not parse: did you mean data? else write"),
         (("--strategy", "data+filter", "--ranks", "4", "--batch", "8"), "write the degrees of both, as d4f1"),
         (("--strategy", "data", "--batch", "8"), "strategy 'data' is a kind: say how many ranks"),
         (("--strategy", "d4", "--ranks", "2:8:x2", "--batch", "8"), "the degrees of d4 are fixed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 import pytest
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.core.terminal.command_line import run_command, write_output
+from paradl_bench.core.terminal.command_line import refuse_overwrite, run_command, write_output
 
 
 def run(act: object, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -83,6 +84,19 @@ def test_a_file_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
     assert target.read_bytes() == b"old"
     write_output(str(target), b"new", force=True)
     assert target.read_bytes() == b"new"
+
+
+def test_what_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a path through a file, and a folder that is another's, whether or not a file may be replaced."""
+    with pytest.raises(UserError, match="is a folder; give the name of a file"):
+        refuse_overwrite(str(tmp_path), force=True)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot write .*/page\.html: .*/file is a file and no folder"):
+        refuse_overwrite(str(tmp_path / "file" / "deeper" / "page.html"), force=False)
+    refuse_overwrite(str(tmp_path / "new" / "deeper" / "page.html"), force=False)
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)  # root may write anywhere
+    with pytest.raises(UserError, match="you may not write in"):
+        refuse_overwrite(str(tmp_path / "page.html"), force=False)
 
 
 WITHOUT_TORCH = """

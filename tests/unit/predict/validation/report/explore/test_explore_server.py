@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("uvicorn")
@@ -18,6 +19,8 @@ from explored_page import SEARCH, Served
 from paradl_bench.core.errors import UserError
 from predict import load_profile
 from predict.cli import group
+from predict.costs.cost_model import CostModel
+from predict.prediction.request import read_model
 from predict.validation.report.explore.explorer import Explorer
 from predict.validation.report.explore.server import listening
 from predict.validation.report.explore.state import Asked, Changed, Searched
@@ -142,6 +145,28 @@ def test_what_searches_share_changes_no_answer(served: Served) -> None:
     before = used.search(Asked(search=search))
     after = used.search(Asked(search=search, found_on=there))
     assert after == fresh.search(Asked(search=search, found_on=there)) != before
+
+
+@pytest.mark.parametrize("field", [{"batch": 32}, {"ranks": 2}, {"memory": "1GiB"}])
+def test_a_changed_field_reads_no_model_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch, field: dict[str, object]
+) -> None:
+    """Searches for other ranks, batches and limits share the model, and answer as if each had its own."""
+    read: list[object] = []
+
+    def counted(*arguments: Any) -> CostModel:
+        read.append(arguments)
+        return read_model(*arguments)
+
+    monkeypatch.setattr("predict.validation.report.explore.explorer.read_model", counted)
+    first, then = (Asked(search=Searched(**SEARCH | more)) for more in ({}, field))
+    slid = msgspec.structs.replace(first, changed=Changed(latency=2.0))
+    used = Explorer([served.profile])
+    answers = [(used.search(asked), used.look(asked)) for asked in (first, then, slid)]
+    assert len(read) == 1
+    for asked, answer in zip((first, then, slid), answers, strict=True):
+        fresh = Explorer([served.profile])
+        assert answer == (fresh.search(asked), fresh.look(asked))
 
 
 def test_a_notebook_serves_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
