@@ -20,7 +20,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.launcher import launch_ranks
-from random_modules.case import SAMPLES, Case, case_of
+from random_modules.case import SAMPLES, Case
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = TESTS / "random_modules" / "program.py"
@@ -89,13 +89,13 @@ def _refused_by_torch(case: Case) -> str:
     return ""
 
 
-def run(numbers: Iterable[int]) -> Iterator[Result]:
+def run(cases: Iterable[Case]) -> Iterator[Result]:
     """Results of cases, in the order in which they are found."""
-    left = iter(numbers)
+    left = iter(cases)
     while some := list(islice(left, AT_ONCE)):
         planned: list[Planned] = []
-        for number in some:
-            found = plan(case_of(number))
+        for case in some:
+            found = plan(case)
             if isinstance(found, Result):
                 yield found
             else:
