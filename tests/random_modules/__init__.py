@@ -15,8 +15,8 @@ def __getattr__(name: str) -> Callable[[], Any]:
     number = re.fullmatch(r"(module|decoder)(\d+)", name)
     if number is None:
         raise AttributeError(name)
-    from random_modules.described import Described
     from random_modules.decoder import describe_decoder
+    from random_modules.described import Described
     from random_modules.draw import describe
 
     describes = {"module": describe, "decoder": describe_decoder}[number[1]]

@@ -104,7 +104,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """Strategy and settings, on one line."""
         words = [f"{name}={value}" for name, value in self.options.items()]
         family = [] if self.family == "module" else [self.family]
-        return " ".join([self.strategy, *family, *words, *(["cut"] if self.cut else []), *(["split"] if self.split else [])])
+        return " ".join(
+            [self.strategy, *family, *words, *(["cut"] if self.cut else []), *(["split"] if self.split else [])]
+        )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,9 +1,9 @@
 """Modules from their descriptions, which are plain JSON: steps one after the other, each with a name.
 
 A description has ``input_shape`` (of one sample; of token ids where ``vocabulary`` is there, some of which are
-``masked``), ``steps`` and ``returns``. A step has ``do`` (an operation, or ``block``), ``name``, its arguments ``with``, and ``reads``: names of
-the values that it is given, its own result being known by its name and the model's input as ``x``. ``shares`` names a
-step whose parts it uses, ``frozen`` says that its parameters are not trained.
+``masked``), ``steps`` and ``returns``. A step has ``do`` (an operation, or ``block``), ``name``, its arguments
+``with``, and ``reads``: names of the values that it is given, its own result being known by its name and the model's
+input as ``x``. ``shares`` names a step whose parts it uses, ``frozen`` says that its parameters are not trained.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def plan(case: Case) -> Planned | Result:
         network = trace_network(load_model(case.model, device="meta"))
         request = case.request(network)
         request.check()
-        check_limits(request)
+        check_limits(request, network)
     except UserError as error:
         return Result(number=case.number, case=case.label, outcome="refused", reasons=(str(error),))
     except Exception as error:

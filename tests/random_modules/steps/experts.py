@@ -1,4 +1,4 @@
-"""Mixtures of experts, as they are written by hand: a router, rows sorted by expert, grouped products, rows put back."""
+"""Mixtures of experts, written by hand: a router, rows sorted by expert, grouped products, rows put back."""
 
 from __future__ import annotations
 

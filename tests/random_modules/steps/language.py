@@ -51,7 +51,9 @@ def build_grouped(features: int, heads: int, shared: int, fused: bool, bias: boo
     if fused:
         parts["qkv"] = nn.Linear(features, features + 2 * few, bias=bias)
     else:
-        parts |= {name: nn.Linear(features, size, bias=bias) for name, size in (("q", features), ("k", few), ("v", few))}
+        parts |= {
+            name: nn.Linear(features, size, bias=bias) for name, size in (("q", features), ("k", few), ("v", few))
+        }
     return parts if norm == "none" else parts | {"norm": nn.LayerNorm(features)}
 
 
