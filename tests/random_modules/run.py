@@ -119,7 +119,8 @@ def run_on_ranks(planned: Sequence[Planned], ranks: int) -> Iterator[Result]:
             cases.write_bytes(msgspec.json.encode([{"case": item.case, "network": item.network} for item in left]))
             failure = ""
             try:
-                environment = {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS / "on_ranks")))}
+                paths = [str(TESTS), str(TESTS / "on_ranks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+                environment = {"PYTHONPATH": os.pathsep.join(paths)}
                 command = [sys.executable, str(PROGRAM), str(cases), str(results)]
                 launch_ranks(command, ranks=ranks, device="cpu", timeout_s=None, environment=environment)
             except (UserError, WorkError) as error:
