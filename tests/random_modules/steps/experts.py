@@ -55,8 +55,8 @@ def build_experts(features: int, number: int, hidden: int, kind: str, held: str,
 
 def product(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor, held: str) -> torch.Tensor:
     read = matrices.transpose(1, 2) if held == "transposed" else matrices
-    # torch's own takes no double precision.
-    if rows.dtype == torch.float64:
+    # torch's own takes no double precision, and without memory bf16 alone.
+    if rows.dtype == torch.float64 or rows.is_meta:
         import transformers.integrations.moe  # noqa: F401
 
         return torch.ops.transformers.grouped_mm_fallback(rows, read, ends)
