@@ -138,7 +138,8 @@ def _lines(results: Path) -> list[str]:
 
 
 def _result(found: dict[str, Any], planned: Sequence[Planned]) -> Result:
-    case = next(item.case for item in planned if item.case.number == found["number"])
+    same = found["number"], found["case"]
+    case = next(item.case for item in planned if (item.case.number, item.case.label) == same)
     outcome: Outcome = "differs" if found["serial"] else "other collectives" if found["plan"] else "equal"
     return Result(
         number=case.number,

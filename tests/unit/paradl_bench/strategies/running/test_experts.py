@@ -28,7 +28,7 @@ from paradl_bench.strategies.expert import module as running
 from paradl_bench.strategies.expert.routes import find_routes
 from paradl_bench.strategies.nesting.catalog import planner_for
 
-NAMES = ("mixtral_tokens", "qwen_tokens", "Sorted", "Skewed")
+NAMES = ("mixtral_tokens", "qwen_tokens", "Sorted", "Added", "Skewed")
 ROWS, WIDTH = transformer_networks.READ, transformer_networks.WIDTH
 
 
