@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -28,10 +29,34 @@ FAILED_ONCE = {
 }
 
 
-def _found(cases: list[Case]) -> dict[str, Any]:
+ALL = ("all",)
+
+
+def _decoder(number: int, strategy: str, **options: Any) -> Case:
+    return Case(number=number, family="decoder", strategy=strategy, options=options)
+
+
+OF_KINDS = (
+    _decoder(0, "e2", optimizer="adamw", bucket_cap_mb=0.001),
+    _decoder(24, "d2e2", accumulate=2, bucket_cap_mb=0.001),
+    _decoder(12, "x2", optimizer="adamw-fused", recompute=ALL),
+    _decoder(6, "t2", sequence_parallel="on", accumulate=2),
+    _decoder(6, "p2", schedule="1f1b", micro_batches=2, recompute=ALL),
+    _decoder(12, "z1d2x2", recompute=ALL),
+    _decoder(23, "z3d1x2", bucket_cap_mb=0.001),
+    _decoder(6, "z3d2t2", sequence_parallel="on", optimizer="adamw"),
+    _decoder(23, "d2z3d2", optimizer="adamw", accumulate=2),
+    _decoder(6, "z3d2f2"),
+    _decoder(23, "z3d2c2", optimizer="adamw-fused"),
+    Case(number=22000053, strategy="z1d2s2", options=SMALL),
+)
+"""One of each kind of strategy and setting, which trains in seconds."""
+
+
+def _found(cases: Iterable[Case]) -> dict[str, Any]:
     return {f"{result.number} {result.case}": (result.outcome, result.reasons) for result in run(cases)}
 
 
-def test_cases_that_failed_once_are_equal() -> None:
-    cases = list(FAILED_ONCE.values())
+def test_cases_of_each_kind_and_that_failed_once_are_equal() -> None:
+    cases = (*FAILED_ONCE.values(), *OF_KINDS)
     assert _found(cases) == {f"{case.number} {case.label}": ("equal", ()) for case in cases}
