@@ -26,6 +26,8 @@ DESCRIBES: Mapping[Family, Callable[[int], Description]] = {"module": describe, 
 STRATEGIES: Mapping[Family, Mapping[str, float]] = {"module": OF_MODULES, "decoder": OF_DECODERS}
 DECODERS = 0.4
 """Of all cases, those of small language models."""
+PARTS = {"multi_head": "", "linear": "", "token_norm": "", "grouped_attention": "_out", "perceptron": "_up"}
+"""A module of a step, by what its name ends in: ZeRO's units of a block are often as small."""
 OPTIMIZERS = ("adam", "adamw", "adamw-fused")
 
 SAMPLES = 2
@@ -127,7 +129,7 @@ def case_of(number: int) -> Case:
         options["batch_norm"] = "sync"
     if "filter" in kinds and rng.random() < 0.4:
         options["filter_backward"] = "reduce-scatter"
-    if "tensor" in kinds and family == "decoder" and rng.random() < 0.6:
+    if "tensor" in kinds and family == "decoder" and rng.random() < (0.03 if "pipeline" in kinds else 0.6):
         options["sequence_parallel"] = "on"
     if "expert" in kinds and rng.random() < 0.2:
         options["expert_imbalance"] = 1.5
@@ -151,13 +153,13 @@ def case_of(number: int) -> Case:
 
 
 def _repeated(rng: Random, steps: list[Description]) -> tuple[str, ...]:
-    """What is computed again: mostly all blocks, or the first one, or one kind of module in all of them."""
+    """What is computed again: mostly all blocks, or the first one, or a module in it."""
     blocks = [step for step in steps if step["do"] == "block"]
     if not blocks or rng.random() < 0.6:
         return RECOMPUTE_ALL
     name = blocks[0]["name"]
-    modules = [step["name"] for step in blocks[0]["blocks"][0] if step["do"] in ("multi_head", "linear", "token_norm")]
-    return (f"{name}.*.{modules[0]}",) if modules and rng.random() < 0.5 else (f"{name}.0",)
+    modules = [step["name"] + PARTS[step["do"]] for step in blocks[0]["blocks"][0] if step["do"] in PARTS]
+    return (f"{name}.0.{modules[0]}",) if modules and rng.random() < 0.5 else (f"{name}.0",)
 
 
 def draws_again(description: Description) -> bool:

@@ -46,6 +46,7 @@ OF_KINDS = (
     _decoder(23, "z3d1x2", bucket_cap_mb=0.001),
     _decoder(6, "z3d2t2", sequence_parallel="on", optimizer="adamw"),
     _decoder(23, "d2z3d2", optimizer="adamw", accumulate=2),
+    _decoder(23, "z3d2", optimizer="adamw-fused", recompute=("blocks1.0.grouped_attention0_out",)),
     _decoder(6, "z3d2f2"),
     _decoder(23, "z3d2c2", optimizer="adamw-fused"),
     Case(number=22000053, strategy="z1d2s2", options=SMALL),
