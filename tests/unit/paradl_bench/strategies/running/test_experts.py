@@ -95,6 +95,13 @@ def test_rows_of_two_products_are_sent_once() -> None:
     assert {(work.ranks, work.axes) for work in sent} == {(2, (1,))}
 
 
+def test_gradients_go_back_where_a_reader_has_none() -> None:
+    bytes_sent = [
+        sorted(sent.message_bytes for sent in all_to_alls(planned(name, "e2"))) for name in ("Added", "Sorted")
+    ]
+    assert bytes_sent[0] == bytes_sent[1]
+
+
 def test_an_imbalance_is_paid_for_not_checked() -> None:
     even, uneven = (all_to_alls(planned("Sorted", "e2", expert_imbalance=share)) for share in (1.0, 1.5))
     assert [work.messages for work in even] == [work.messages for work in uneven]
