@@ -52,10 +52,7 @@ def main(cases: Path, results: Path) -> None:
                 }
                 seconds = time.monotonic() - began
                 with results.open("a") as file:
-                    file.write(
-                        json.dumps({"case": case.label, "number": case.number, "seconds": round(seconds, 3), **lines})
-                        + "\n"
-                    )
+                    file.write(json.dumps({"number": case.number, "seconds": round(seconds, 3), **lines}) + "\n")
 
 
 if __name__ == "__main__":

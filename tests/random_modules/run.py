@@ -125,7 +125,7 @@ def run_on_ranks(planned: Sequence[Planned], ranks: int) -> Iterator[Result]:
                 launch_ranks(command, ranks=ranks, device="cpu", timeout_s=None, environment=environment)
             except (UserError, WorkError) as error:
                 failure = str(error)
-            done = [_result(json.loads(line), left) for line in _lines(results)]
+            done = [_result(json.loads(line), item.case) for line, item in zip(_lines(results), left, strict=False)]
             yield from done
             left = left[len(done) :]
             if left and failure:
@@ -137,9 +137,7 @@ def _lines(results: Path) -> list[str]:
     return results.read_text().splitlines() if results.exists() else []
 
 
-def _result(found: dict[str, Any], planned: Sequence[Planned]) -> Result:
-    same = found["number"], found["case"]
-    case = next(item.case for item in planned if (item.case.number, item.case.label) == same)
+def _result(found: dict[str, Any], case: Case) -> Result:
     outcome: Outcome = "differs" if found["serial"] else "other collectives" if found["plan"] else "equal"
     return Result(
         number=case.number,
