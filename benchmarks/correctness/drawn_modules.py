@@ -67,7 +67,7 @@ def main() -> int:
         results = [result for result in results if not result.failed]
     known = {result.number for result in results}
     first = options.seed * OF_A_SEED
-    for result in run(n for n in range(first, first + options.cases) if n not in known):
+    for result in run(case_of(n) for n in range(first, first + options.cases) if n not in known):
         results.append(result)
         if result.failed:
             print(result.line, flush=True)
@@ -83,7 +83,7 @@ def repeat(numbers: Sequence[int]) -> int:
     failed = False
     for number in numbers:
         print(json.dumps(case_of(number).description))
-    for result in run(numbers):
+    for result in run(map(case_of, numbers)):
         print(f"{result.number}: {result.case}: {result.outcome}", *result.reasons, sep="\n  ")
         failed |= result.failed
     return int(failed)

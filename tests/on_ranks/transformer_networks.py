@@ -318,8 +318,18 @@ class Sorted(nn.Module):
         ends = F.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
         sent = rows[order]
         inner = F.silu(self.product(sent, self.gate, ends)) * self.product(sent, self.up, ends)
-        made = self.product(inner, self.down, ends)[order.argsort()] * weight.unsqueeze(-1)
+        made = self.put_back(self.product(inner, self.down, ends), order) * weight.unsqueeze(-1)
         return self.head(x + made.view_as(x))
+
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return made[order.argsort()]
+
+
+class Added(Sorted):
+    """Rows are added to zeros where they were: what takes them back reads another tensor first."""
+
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return made.new_zeros(made.shape).index_add(0, order, made)
 
 
 class Skewed(Sorted):

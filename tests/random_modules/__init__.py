@@ -1,4 +1,7 @@
-"""Modules as users write them, drawn by number: ``load_model("random_modules:module7")`` is the seventh."""
+"""Modules as users write them, drawn by number: ``load_model("random_modules:module7")`` is the seventh.
+
+``random_modules:decoder7`` is the seventh of small language models, which come with experts or without.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Callable[[], Any]:
-    number = re.fullmatch(r"module(\d+)", name)
+    number = re.fullmatch(r"(module|decoder)(\d+)", name)
     if number is None:
         raise AttributeError(name)
+    from random_modules.decoder import describe_decoder
     from random_modules.described import Described
     from random_modules.draw import describe
 
-    return functools.partial(Described, describe(int(number[1])))
+    describes = {"module": describe, "decoder": describe_decoder}[number[1]]
+    return functools.partial(Described, describes(int(number[2])))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,28 +14,32 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import RECOMPUTE_ALL
 from paradl_bench.plan.strategy import parse_strategy
+from random_modules.decoder import describe_decoder
 from random_modules.described import Description
 from random_modules.draw import describe
+from random_modules.strategies import LAYERS, OF_DECODERS, OF_MODULES, SPLIT, every_step, fits
+
+Family = Literal["module", "decoder"]
+DESCRIBES: Mapping[Family, Callable[[int], Description]] = {"module": describe, "decoder": describe_decoder}
+STRATEGIES: Mapping[Family, Mapping[str, float]] = {"module": OF_MODULES, "decoder": OF_DECODERS}
+DECODERS = 0.4
+"""Of all cases, those of small language models."""
+PARTS = {"multi_head": "", "linear": "", "token_norm": "", "grouped_attention": "_out", "perceptron": "_up"}
+"""A module of a step, by what its name ends in: ZeRO's units of a block are often as small."""
+OPTIMIZERS = ("adam", "adamw", "adamw-fused")
 
 SAMPLES = 2
 """Of a micro-batch, on one replica."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
-STRATEGIES = {
-    "serial": 3,
-    **{"d2": 6, "z1d2": 3, "z2d2": 5, "z3d2": 6, "f2": 6, "c2": 6, "s2": 10, "s1x2": 3, "t2": 4, "p2": 22},
-    **{"d3": 1, "z3d3": 1, "f3": 2, "s3": 3, "p3": 4},
-    **{"p4": 4, "d2p2": 4, "p2f2": 3, "p2c2": 2, "p2s2": 5, "p2t2": 2, "d2f2": 3, "d2c2": 2, "d2s2": 5, "d2t2": 2},
-    **{"s2x2": 3, "s4": 1, "d4": 2, "z2d4": 1, "f2d2": 1, "s2d2": 1, "f2p2": 1, "s2p2": 1, "t4": 1, "f4": 1},
-    **{"d2p2t2": 1, "d2p2f2": 1, "d2p2s2": 1},
-}
-"""Strategies, and how often each is drawn beside the others."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """What one number stands for.
 
     Attributes:
+        family: that the module is drawn from.
         strategy: as it is written.
         options: of TrainingRequest.
         cut: where a pipeline is cut, as shares of the model's operations; empty for where the planner cuts it.
@@ -45,16 +49,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     strategy: str
     options: dict[str, Any]
+    family: Family = "module"
     cut: tuple[float, ...] = ()
     split: bool = False
 
     @property
     def model(self) -> str:
-        return f"random_modules:module{self.number}"
+        return f"random_modules:{self.family}{self.number}"
 
     @property
     def description(self) -> Description:
-        return describe(self.number)
+        return DESCRIBES[self.family](self.number)
 
     @property
     def replicas(self) -> int:
@@ -76,7 +81,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             network: of the model; a cut that was drawn is among its operations.
         """
-        options = dict(self.options)
+        # JSON has no tuples.
+        options = {name: tuple(own) if isinstance(own, list) else own for name, own in self.options.items()}
         if self.cut and network is not None:
             own = [layer.name for layer in network.layers if not layer.name.startswith("loss")]
             at = sorted({max(1, min(len(own) - 1, int(share * len(own)))) for share in self.cut})
@@ -99,88 +105,61 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """Strategy and settings, on one line."""
         words = [f"{name}={value}" for name, value in self.options.items()]
-        return " ".join([self.strategy, *words, *(["cut"] if self.cut else []), *(["split"] if self.split else [])])
+        family = [] if self.family == "module" else [self.family]
+        return " ".join(
+            [self.strategy, *family, *words, *(["cut"] if self.cut else []), *(["split"] if self.split else [])]
+        )
 
 
 @functools.lru_cache(maxsize=4096)
 def case_of(number: int) -> Case:
     """The case of a number."""
+    family: Family = "decoder" if Random(f"family {number}").random() < DECODERS else "module"
     rng = Random(f"case {number}")
-    steps = describe(number)["steps"]
+    steps = DESCRIBES[family](number)["steps"]
     names = {step["do"] for step in every_step(steps)}
-    weights = {name: weight * _fits(name, steps) for name, weight in STRATEGIES.items()}
+    weights = {name: weight * fits(name, steps) for name, weight in STRATEGIES[family].items()}
     strategy = rng.choices(list(weights), list(weights.values()))[0]
-    options: dict[str, Any] = {}
+    axes = parse_strategy(strategy).axes
+    kinds, stage = {axis.kind for axis in axes}, max((axis.prefix for axis in axes), default=0)
+    options: dict[str, Any] = {"optimizer": rng.choice(OPTIMIZERS)} if rng.random() < 0.4 else {}
     if rng.random() < 0.5:
         options["bucket_cap_mb"] = 0.001
-    if "batch_norm" in names and rng.random() < 0.5 and not set(strategy) & set("p23"):
+    if "batch_norm" in names and rng.random() < 0.5 and stage < 2 and "pipeline" not in kinds:
         options["batch_norm"] = "sync"
-    if "f" in strategy and rng.random() < 0.4:
+    if "filter" in kinds and rng.random() < 0.4:
         options["filter_backward"] = "reduce-scatter"
+    if "tensor" in kinds and family == "decoder" and rng.random() < (0.03 if "pipeline" in kinds else 0.6):
+        options["sequence_parallel"] = "on"
+    if "expert" in kinds and rng.random() < 0.2:
+        options["expert_imbalance"] = 1.5
+    # What refuses it beside these has to be seen a few times alone.
+    refusing = "sequence_parallel" in options or (stage > 1 and len(kinds) > 1)
+    if rng.random() < (0.03 if refusing or "block" not in names else 0.5):
+        options["recompute"] = _repeated(rng, steps)
     cut: tuple[float, ...] = ()
-    split = strategy[0] in "fc" and len(names & SPLIT) > 1 and rng.random() < 0.2
-    if "p" in strategy:
+    split = bool(kinds & {"filter", "channel"}) and len(names & SPLIT) > 1 and rng.random() < 0.2
+    if "pipeline" in kinds:
         stages = degree_of(parse_strategy(strategy), Trait.STAGES)
         schedule = rng.choice(SCHEDULES if len(names & LAYERS) > 2 * stages else ("gpipe", "1f1b"))
         options |= {"schedule": schedule, "micro_batches": rng.choice([stages, stages, stages + 1, 2 * stages])}
         if rng.random() < 0.2 and schedule in ("gpipe", "1f1b"):
             cut = tuple(rng.random() for _ in range(stages - 1))
-    else:
-        options |= _of_whole_batches(rng, strategy, "block" in names)
-    return Case(number=number, strategy=strategy, options=options, cut=cut, split=split)
-
-
-def _of_whole_batches(rng: Random, strategy: str, has_blocks: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if rng.random() < 0.3:
+    elif rng.random() < 0.3:
         options["accumulate"] = rng.choice([2, 3])
-    if not strategy.startswith(("z2", "z3")) and rng.random() < (0.6 if has_blocks else 0.05):
-        options["recompute"] = ("all",)
     if strategy == "d4":
         options |= {"exchange": rng.choice(["segmented", "leader"]), "ranks_per_node": 2}
-    return options
+    return Case(number=number, family=family, strategy=strategy, options=options, cut=cut, split=split)
 
 
-SPLIT = {"conv", "linear", "functional_linear", "functional_conv", "mlp"}
-LAYERS = SPLIT | {"scale", "offset", "batch_norm", "layer_norm", "positions", "multi_head", "fused_attention", "excite"}
-"""Steps that filters or channels are split of; those that may begin a stage."""
-WHOLE = {
-    "layer_norm",
-    "group_norm",
-    "pool_positions",
-    "patches",
-    "unit_length",
-    "softmax",
-    "centre",
-    "einsum",
-    "excite",
-}
-"""Steps that read all positions of an image."""
-
-
-def _fits(strategy: str, steps: list[Description]) -> float:
-    """Far fewer cases of what a limit refuses."""
-    names = {step["do"] for step in every_step(steps)}
-    if "s" in strategy.replace("serial", ""):
-        early = [step["do"] for step in every_step(steps[:3]) if step["do"] != "block"]
-        fits = bool({"conv", "pool", "functional_conv"} & set(early)) and not WHOLE & set(early)
-        return 1.5 if fits else 0.02
-    if "t" in strategy:
-        return 1.0 if names & {"mlp", "encoder_layer", "separate_attention"} else 0.05
-    if "p" in strategy:
-        stages = degree_of(parse_strategy(strategy), Trait.STAGES)
-        return 1.0 if len([s for s in every_step(steps) if s["do"] in LAYERS]) >= stages else 0.05
-    if "f" in strategy or "c" in strategy:
-        return 1.0 if names & SPLIT else 0.05
-    return 1.0
-
-
-def every_step(steps: list[Description]) -> Iterator[Description]:
-    """Steps and those of blocks inside."""
-    for step in steps:
-        yield step
-        for inner in step.get("blocks", ()):
-            yield from every_step(inner)
+def _repeated(rng: Random, steps: list[Description]) -> tuple[str, ...]:
+    """What is computed again: mostly all blocks, or the first one, or a module in it."""
+    blocks = [step for step in steps if step["do"] == "block"]
+    if not blocks or rng.random() < 0.6:
+        return RECOMPUTE_ALL
+    name = blocks[0]["name"]
+    modules = [step["name"] + PARTS[step["do"]] for step in blocks[0]["blocks"][0] if step["do"] in PARTS]
+    return (f"{name}.0.{modules[0]}",) if modules and rng.random() < 0.5 else (f"{name}.0",)
 
 
 def draws_again(description: Description) -> bool:

@@ -56,6 +56,7 @@ def compare_with_serial(case: Case, network: ModelGraph, context: RankContext) -
         # These treat each sample by itself, all but batch norms.
         at_once=None if any(layer.kind == "batch_norm" for layer in network.layers) else "all",
         with_input=with_input,
+        optimizer=settings.optimizer,
     )
     proof = proving.StrategyProof(about, model, serial, ranks, build)
     found: list[proving.Difference] = []

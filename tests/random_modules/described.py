@@ -1,9 +1,9 @@
 """Modules from their descriptions, which are plain JSON: steps one after the other, each with a name.
 
-A description has ``input_shape`` (of one sample; of token ids where ``vocabulary`` is there), ``steps`` and
-``returns``. A step has ``do`` (an operation, or ``block``), ``name``, its arguments ``with``, and ``reads``: names of
-the values that it is given, its own result being known by its name and the model's input as ``x``. ``shares`` names a
-step whose parts it uses, ``frozen`` says that its parameters are not trained.
+A description has ``input_shape`` (of one sample; of token ids where ``vocabulary`` is there, some of which are
+``masked``), ``steps`` and ``returns``. A step has ``do`` (an operation, or ``block``), ``name``, its arguments
+``with``, and ``reads``: names of the values that it is given, its own result being known by its name and the model's
+input as ``x``. ``shares`` names a step whose parts it uses, ``frozen`` says that its parameters are not trained.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paradl_bench.network.models.token_tasks import NextToken
-from random_modules import attention, elementwise, layers, windows
+from paradl_bench.network.models.token_tasks import MaskedTokens, NextToken
 from random_modules.operation import OPERATIONS, Parts
+from random_modules.steps import attention, elementwise, experts, language, layers, windows
 
 Description = dict[str, Any]
-OF_OPERATIONS = (attention, elementwise, layers, windows)
+OF_OPERATIONS = (attention, elementwise, experts, language, layers, windows)
 """Modules that register operations when they are loaded."""
 
 
@@ -83,7 +83,12 @@ class Described(Body):
         self.returns = description["returns"]
         vocabulary = description.get("vocabulary")
         if vocabulary:
-            self.token_task = NextToken(vocabulary=vocabulary, sequence=self.input_shape[0])
+            tokens = self.input_shape[0]
+            self.token_task: MaskedTokens | NextToken = (
+                MaskedTokens(vocabulary=vocabulary, sequence=tokens, mask_token=3)
+                if description.get("masked")
+                else NextToken(vocabulary=vocabulary, sequence=tokens)
+            )
             self.embedding = nn.Embedding(vocabulary, description["features"])
             self.tied = description["tied"]
             if not self.tied:

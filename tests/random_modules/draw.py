@@ -7,6 +7,7 @@ anew. The whole is then trained once for real: a module that torch itself does n
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -48,10 +49,14 @@ class Drawing:
         ]
         return Sight(self.kind, tuple(self.value.shape), tuple(alike[-4:]))
 
-    def add(self) -> bool:
-        """Draw one step; False where it does not fit."""
+    def add(self, among: Mapping[str, float] | None = None) -> bool:
+        """Draw one step; False where it does not fit.
+
+        Args:
+            among: operations by how often they are drawn; None for all of the value's kind by their own weights.
+        """
         rng = self.rng
-        fitting = {name: found.weight for name, found in OPERATIONS.items() if self.kind in found.kinds}
+        fitting = among or {name: found.weight for name, found in OPERATIONS.items() if self.kind in found.kinds}
         do = rng.choices(list(fitting), list(fitting.values()))[0]
         arguments = OPERATIONS[do].draw(rng, self.sight)
         if arguments is None:
@@ -67,18 +72,21 @@ class Drawing:
             step["unused"] = True
         return self._try(step, OPERATIONS[do].to or self.kind)
 
-    def add_block(self) -> bool:
-        """Draw a sequence of blocks, each of steps of its own, which keep the shape."""
+    def add_block(self, filling: Sequence[Callable[[Drawing], object]] | None = None) -> bool:
+        """Draw a sequence of blocks, each of steps of its own, which keep the shape.
+
+        Args:
+            filling: adds the steps of one block each; None for one or two of any steps.
+        """
         rng, made = self.rng, []
-        for _ in range(rng.choice([1, 2, 2])):
+        for fill in filling or [_fill_any] * rng.choice([1, 2, 2]):
             inner = Drawing(rng, self.kind, tuple(self.value.shape[1:]))
-            for _ in range(rng.randint(2, 5)):
-                inner.add()
+            fill(inner)
             if inner.kind != self.kind or inner.value.shape != self.value.shape or not inner.steps:
                 return False
             made.append(inner.steps)
         name = f"blocks{len(self.steps)}"
-        checkpoint = rng.choice(["no"] * 5 + ["reentrant", "not reentrant"])
+        checkpoint = rng.choice(["no"] * (60 if filling else 5) + ["reentrant", "not reentrant"])
         return self._try(
             {"do": "block", "name": name, "blocks": made, "reads": [self.current], "checkpoint": checkpoint}, self.kind
         )
@@ -114,6 +122,11 @@ class Drawing:
         """Read an earlier value of the same kind next: a branch begins there."""
         earlier = [name for name, (kind, _) in self._values.items() if kind == self.kind]
         self.current = self.rng.choice(earlier)
+
+
+def _fill_any(drawing: Drawing) -> None:
+    for _ in range(drawing.rng.randint(2, 5)):
+        drawing.add()
 
 
 def draw_description(number: int, attempt: int) -> Description:

@@ -20,7 +20,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.launcher import launch_ranks
-from random_modules.case import SAMPLES, Case, case_of
+from random_modules.case import SAMPLES, Case
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = TESTS / "random_modules" / "program.py"
@@ -69,7 +69,7 @@ def plan(case: Case) -> Planned | Result:
         network = trace_network(load_model(case.model, device="meta"))
         request = case.request(network)
         request.check()
-        check_limits(request)
+        check_limits(request, network)
     except UserError as error:
         return Result(number=case.number, case=case.label, outcome="refused", reasons=(str(error),))
     except Exception as error:
@@ -89,13 +89,13 @@ def _refused_by_torch(case: Case) -> str:
     return ""
 
 
-def run(numbers: Iterable[int]) -> Iterator[Result]:
+def run(cases: Iterable[Case]) -> Iterator[Result]:
     """Results of cases, in the order in which they are found."""
-    left = iter(numbers)
+    left = iter(cases)
     while some := list(islice(left, AT_ONCE)):
         planned: list[Planned] = []
-        for number in some:
-            found = plan(case_of(number))
+        for case in some:
+            found = plan(case)
             if isinstance(found, Result):
                 yield found
             else:
@@ -119,12 +119,13 @@ def run_on_ranks(planned: Sequence[Planned], ranks: int) -> Iterator[Result]:
             cases.write_bytes(msgspec.json.encode([{"case": item.case, "network": item.network} for item in left]))
             failure = ""
             try:
-                environment = {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS / "on_ranks")))}
+                paths = [str(TESTS), str(TESTS / "on_ranks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+                environment = {"PYTHONPATH": os.pathsep.join(paths)}
                 command = [sys.executable, str(PROGRAM), str(cases), str(results)]
                 launch_ranks(command, ranks=ranks, device="cpu", timeout_s=None, environment=environment)
             except (UserError, WorkError) as error:
                 failure = str(error)
-            done = [_result(json.loads(line), left) for line in _lines(results)]
+            done = [_result(json.loads(line), item.case) for line, item in zip(_lines(results), left, strict=False)]
             yield from done
             left = left[len(done) :]
             if left and failure:
@@ -136,8 +137,7 @@ def _lines(results: Path) -> list[str]:
     return results.read_text().splitlines() if results.exists() else []
 
 
-def _result(found: dict[str, Any], planned: Sequence[Planned]) -> Result:
-    case = next(item.case for item in planned if item.case.number == found["number"])
+def _result(found: dict[str, Any], case: Case) -> Result:
     outcome: Outcome = "differs" if found["serial"] else "other collectives" if found["plan"] else "equal"
     return Result(
         number=case.number,

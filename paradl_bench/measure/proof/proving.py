@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
-from paradl_bench.measure.execution.optimizers import make_optimizer
+from paradl_bench.measure.execution.optimizers import build_optimizer, make_optimizer
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.parts import AtOnce, norm_cuts, own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialStep
@@ -62,6 +63,8 @@ class Case(NamedTuple):
         settings: with the mini-batch of the proof.
         at_once: what a forward of the serial model reads; None for its own replica's samples, or all replicas' where
             norms synchronise them.
+        optimizer: by name, whose steps are compared. Those that divide by a gradient's size make rounding errors of
+            gradients that are zero as large as any other step: they are for double precision.
     """
 
     network: ModelGraph
@@ -71,6 +74,7 @@ class Case(NamedTuple):
     hold: bool = True
     at_once: AtOnce | None = None
     with_input: bool = True
+    optimizer: str = "sgd"
 
 
 class StrategyProof:
@@ -148,10 +152,11 @@ class StrategyProof:
     def update(self) -> Findings:
         """One optimizer step of both; parameters are compared."""
         if self._optimizers is None:
-            arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
-            serial = torch.optim.SGD(self._reference.module.parameters(), **arguments)
             group, parameters = self._built.optimizer_group, self._module.parameters()
-            self._optimizers = make_optimizer(torch.optim.SGD, parameters, group, **arguments), serial
+            self._optimizers = (
+                _optimizer(self._case.optimizer, parameters, group),
+                _optimizer(self._case.optimizer, self._reference.module.parameters()),
+            )
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         self._clip(comparison)
         for optimizer in self._optimizers:
@@ -311,6 +316,14 @@ class StrategyProof:
 
 
 _GRADIENT = "the gradient of "
+
+
+def _optimizer(
+    name: str, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
+    if name != "sgd":
+        return build_optimizer(name, parameters, group)
+    return make_optimizer(torch.optim.SGD, parameters, group, lr=_LEARNING_RATE, momentum=_MOMENTUM)
 
 
 def _backward(layers: int, index: int) -> int:

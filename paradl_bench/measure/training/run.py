@@ -47,14 +47,17 @@ _HOST_ITERATIONS = 9
 """Of an emulated run's ranks, in which nothing is slept or moved: some ten milliseconds each."""
 
 
-def check_limits(request: TrainingRequest) -> None:
+def check_limits(request: TrainingRequest, network: ModelGraph | None = None) -> None:
     """Refuse, before any rank is started, what the model's layers do not allow.
+
+    Args:
+        network: of the request's model, where it has been traced before.
 
     Raises:
         UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
     """
     model = load_model(request.model, request.input_shape, device="meta")
-    network = trace_network(model)
+    network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     refuse_changed_input(network)
     request = _settled(request, model, network)

@@ -125,7 +125,7 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
     imbalance = settings.of(ExpertOptions).expert_imbalance
     messages = _Messages(network, routes, place, settings)
     shards = {}
-    for index in sorted({*routes.routed, *routes.views, *routes.returned}):
+    for index in sorted({*routes.routed, *routes.views, *routes.returned, *messages.gradients}):
         layer = network.layers[index]
         shard = LayerShard(layer)
         if index in routes.views:
@@ -140,7 +140,12 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
 
 
 class _Messages:
-    """What a rank sends around layers."""
+    """What a rank sends around layers.
+
+    Attributes:
+        gradients: a layer behind whose backward gradients of rows that came back go to the experts, and the layers that
+            made those rows: the first that reads them and has a gradient, as what takes their dtype has none.
+    """
 
     def __init__(self, network: ModelGraph, routes: Routes, place: AxisPlace, settings: PlanSettings) -> None:
         self._network, self._routes, self._place = network, routes, place
@@ -148,6 +153,16 @@ class _Messages:
         self._imbalance = settings.of(ExpertOptions).expert_imbalance
         names = (layer.name for layer in network.layers)
         self._differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
+        self.gradients: dict[int, list[int]] = {}
+        for index, sources in routes.returned.items():
+            for source in sources:
+                self.gradients.setdefault(self._reader(source, index), []).append(source)
+
+    def _reader(self, source: int, first: int) -> int:
+        layers = self._network.layers
+        behind = range(first, len(layers))
+        reads = (i for i in behind if layers[source].name in layers[i].inputs and self._differentiated[layers[i].name])
+        return next(reads, first)
 
     def of(self, index: int) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """Before forward of a layer, and behind its backward."""
@@ -163,12 +178,14 @@ class _Messages:
             if self._differentiated.get(self._routes.products[index].rows, False):
                 backward.append(rows)
         for source in self._routes.returned.get(index, ()):
-            layer = self._network.layers[source]
-            rows = self._rows(math.prod(layer.output_shape), source)
-            forward.append(rows)
-            if self._differentiated[layer.name]:
-                backward.insert(0, rows)
+            forward.append(self._made(source))
+        for source in self.gradients.get(index, ()):
+            if self._differentiated[self._network.layers[source].name]:
+                backward.insert(0, self._made(source))
         return tuple(forward), tuple(backward)
+
+    def _made(self, source: int) -> Collective:
+        return self._rows(math.prod(self._network.layers[source].output_shape), source)
 
     def _rows(self, elements: int, index: int) -> Collective:
         """The rows of all of a rank's tokens: what the busiest rank sends, and of that what every rank knows."""

@@ -186,7 +186,8 @@ class _Walk:
 
     def _by_row(self, layer: Layer) -> bool:
         """Whether all that the layer reads is routed alike, and each row that it makes is of those in its place."""
-        if layer.parameters or {self.ends_of.get(name) for name in layer.inputs} != {self.ends_of[layer.inputs[0]]}:
+        ends = {self.ends_of.get(name) for name in layer.inputs}
+        if layer.parameters or len(ends) > 1 or None in ends:
             return False
         if layer.attributes.get(RETURNS_INPUT):
             return True

@@ -1,22 +1,63 @@
-"""Random modules that once trained otherwise than serial, or issued other collectives than planned."""
+"""Random modules that once trained otherwise than serial, or issued other collectives than planned; one a kind."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+pytest.importorskip("transformers", reason="products of experts in double precision are transformers' own")
 
+from random_modules.case import Case
 from random_modules.run import run
 
 pytestmark = pytest.mark.distributed
 
+SMALL = {"bucket_cap_mb": 0.001}
 FAILED_ONCE = {
-    112: "replicas begin the second iteration with the first one's running statistics",
-    398: "gradients of a recurrent layer arrive in an order of the CPU's kernels",
-    179: "the input's gradient is none of what filter parallelism parts",
+    "replicas begin the second iteration with the first one's running statistics": Case(
+        number=112, strategy="d2", options=SMALL
+    ),
+    "gradients of a recurrent layer arrive in an order of the CPU's kernels": Case(
+        number=398, strategy="z1d2", options=SMALL
+    ),
+    "the input's gradient is none of what filter parallelism parts": Case(
+        number=179, strategy="f3", options=SMALL | {"filter_backward": "reduce-scatter"}
+    ),
 }
 
 
-def test_cases_that_failed_once_are_equal() -> None:
-    found = {result.number: (result.outcome, result.reasons) for result in run(FAILED_ONCE)}
-    assert found == {number: ("equal", ()) for number in FAILED_ONCE}
+ALL = ("all",)
+
+
+def _decoder(number: int, strategy: str, **options: Any) -> Case:
+    return Case(number=number, family="decoder", strategy=strategy, options=options)
+
+
+OF_KINDS = (
+    _decoder(0, "e2", optimizer="adamw", bucket_cap_mb=0.001),
+    _decoder(24, "d2e2", accumulate=2, bucket_cap_mb=0.001),
+    _decoder(12, "x2", optimizer="adamw-fused", recompute=ALL),
+    _decoder(6, "t2", sequence_parallel="on", accumulate=2),
+    _decoder(6, "p2", schedule="1f1b", micro_batches=2, recompute=ALL),
+    _decoder(12, "z1d2x2", recompute=ALL),
+    _decoder(23, "z3d1x2", bucket_cap_mb=0.001),
+    _decoder(6, "z3d2t2", sequence_parallel="on", optimizer="adamw"),
+    _decoder(23, "d2z3d2", optimizer="adamw", accumulate=2),
+    _decoder(23, "z3d2", optimizer="adamw-fused", recompute=("blocks1.0.grouped_attention0_out",)),
+    _decoder(6, "z3d2f2"),
+    _decoder(23, "z3d2c2", optimizer="adamw-fused"),
+    Case(number=22000053, strategy="z1d2s2", options=SMALL),
+)
+"""One of each kind of strategy and setting, which trains in seconds."""
+
+
+def _found(cases: Iterable[Case]) -> dict[str, Any]:
+    return {f"{result.number} {result.case}": (result.outcome, result.reasons) for result in run(cases)}
+
+
+def test_cases_of_each_kind_and_that_failed_once_are_equal() -> None:
+    cases = (*FAILED_ONCE.values(), *OF_KINDS)
+    assert _found(cases) == {f"{case.number} {case.label}": ("equal", ()) for case in cases}

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from random_modules.case import STRATEGIES, Case, case_of, every_step
+from random_modules.decoder import describe_decoder
 from random_modules.draw import describe, draw_description, trains
 from random_modules.operation import OPERATIONS
 
+from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.axes.registry import axis_kinds
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.nesting.catalog import planner_for
 
 NUMBERS = range(400)
 
@@ -24,13 +33,44 @@ def test_a_number_is_one_module() -> None:
         assert json.loads(json.dumps(describe(number))) == again
 
 
-def test_every_operation_and_strategy_is_drawn() -> None:
-    drawn = {step["do"] for number in NUMBERS for step in every_step(describe(number)["steps"])}
+def test_every_operation_and_setting_is_drawn() -> None:
+    descriptions = [*map(describe, NUMBERS), *map(describe_decoder, NUMBERS[:60])]
+    drawn = {step["do"] for description in descriptions for step in every_step(description["steps"])}
     assert drawn == {*OPERATIONS, "block"}
-    assert {case_of(number).strategy.translate(str.maketrans("", "", "0123456789x")) for number in NUMBERS} >= {
-        *("serial", "d", "zd", "f", "c", "s", "t", "p", "dp", "ps", "ds")
+    cases = [case_of(number) for number in NUMBERS[:200]]
+    kinds = {axis.kind for case in cases for axis in parse_strategy(case.strategy).axes}
+    assert kinds == set(axis_kinds())
+    assert all(case.strategy in STRATEGIES[case.family] for case in cases)
+    options = {(name, str(value)) for case in cases for name, value in case.options.items()}
+    assert options >= {
+        *(("optimizer", name) for name in ("adam", "adamw", "adamw-fused")),
+        *(("sequence_parallel", "on"), ("expert_imbalance", "1.5"), ("recompute", "('all',)")),
+        *(("schedule", name) for name in ("gpipe", "1f1b", "interleaved", "zb")),
     }
-    assert all(case_of(number).strategy in STRATEGIES for number in NUMBERS)
+    assert any("recompute" in case.options and "p" in case.strategy for case in cases)
+
+
+def _axes_of(strategy: str) -> frozenset[tuple[str, int]]:
+    return frozenset((axis.kind, axis.prefix) for axis in parse_strategy(strategy).axes)
+
+
+def test_every_accepted_pair_of_axes_is_drawn() -> None:
+    axes = [
+        (f"{kind.prefix.letter}{number}" if kind.prefix and number else "") + f"{kind.letter}2"
+        for kind in axis_kinds().values()
+        for number in range((kind.prefix.most if kind.prefix else 0) + 1)
+    ]
+    nothing = ModelGraph(name="", input_shape=(), layers=(), parameters=())
+    accepted = set()
+    for written in map("".join, (*permutations(axes, 1), *permutations(axes, 2))):
+        try:
+            strategy = parse_strategy(written)
+            planner_for(strategy).check(nothing, strategy, PlanSettings(batch=16))
+        except UserError:
+            continue
+        accepted.add(_axes_of(written))
+    assert len(accepted) > len(axes)
+    assert accepted <= {_axes_of(strategy) for family in STRATEGIES.values() for strategy in family}
 
 
 def test_what_torch_does_not_train_is_drawn_anew() -> None:

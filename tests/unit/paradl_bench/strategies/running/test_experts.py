@@ -28,7 +28,7 @@ from paradl_bench.strategies.expert import module as running
 from paradl_bench.strategies.expert.routes import find_routes
 from paradl_bench.strategies.nesting.catalog import planner_for
 
-NAMES = ("mixtral_tokens", "qwen_tokens", "Sorted", "Skewed")
+NAMES = ("mixtral_tokens", "qwen_tokens", "Sorted", "Added", "Skewed")
 ROWS, WIDTH = transformer_networks.READ, transformer_networks.WIDTH
 
 
@@ -93,6 +93,13 @@ def test_rows_of_two_products_are_sent_once() -> None:
     of_rows = 2 * ROWS * WIDTH * 4 // 2
     assert [work.message_bytes for work in sent] == [4 * 8 // 2, *(of_rows,) * 4]
     assert {(work.ranks, work.axes) for work in sent} == {(2, (1,))}
+
+
+def test_gradients_go_back_where_a_reader_has_none() -> None:
+    bytes_sent = [
+        sorted(sent.message_bytes for sent in all_to_alls(planned(name, "e2"))) for name in ("Added", "Sorted")
+    ]
+    assert bytes_sent[0] == bytes_sent[1]
 
 
 def test_an_imbalance_is_paid_for_not_checked() -> None:

@@ -1,0 +1,1 @@
+"""Steps by what they work on; each module registers its operations when it is loaded."""
