@@ -17,11 +17,13 @@ class ContextOptions(AxisOptions, frozen=True, kw_only=True):
     context_exchange: Literal["gather", "all-to-all"] = "gather"
 
     of_shards: ClassVar[bool] = True
+    tried: ClassVar[tuple[str, ...]] = ("context_exchange",)
     shown: ClassVar[tuple[Shown, ...]] = (
         Shown(
             name="context_exchange",
             choices=("gather", "all-to-all"),
             default="gather",
+            searched="tries all there are",
             help="Of context parallelism, how attention gets at the tokens of other ranks: keys and values are"
             " gathered, or tokens are exchanged for heads.",
         ),

@@ -7,8 +7,8 @@ heads instead (:mod:`~paradl_bench.strategies.context.heads`). Nothing else is c
 rank is the sum over its own targets over the number of all targets. Gradients of parameters are then exchanged as in
 data parallelism.
 
-Of gathered keys and values a rank's queries meet all. A causal attention needs other masks on each rank, which torch's kernel
-takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
+Of gathered keys and values a rank's queries meet all. A causal attention needs other masks on each rank, which torch's
+kernel takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
 
 Source: Llama Team 2024, "The Llama 3 Herd of Models", section 3.3.2 (keys and values all-gathered); Li et al. 2021,
 "Sequence Parallelism: Long Sequence Training from System Perspective".

@@ -22,8 +22,8 @@ PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
 # accumulate=K, recompute=MODULE+MODULE (body.1-4 for the run body.1:4), scatter for a reduce-scatter in filter's
-# backward, all-to-all for that exchange of context, and an exchange of gradients over nodes: leader@2 on nodes of two ranks, 2leaders@2, segmented@2.
-# Networks are those of equality_networks, or of the module that is named before a dot.
+# backward, all-to-all for heads instead of tokens around attentions, and an exchange of gradients over nodes: leader@2
+# on nodes of two ranks, 2leaders@2, segmented@2. Networks are those of equality_networks, or of a module before a dot.
 CASES = {
     2: (
         "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
@@ -130,7 +130,7 @@ def named(text: str) -> dict[str, Any]:
     network, strategy, *words = text.split(":")
     options: dict[str, Any] = {"batch_norm": "sync"} if "sync" in words else {}
     options |= {"filter_backward": "reduce-scatter"} if "scatter" in words else {}
-    options |= {"context_exchange": word for word in words if word in ("all-to-all", "ring")}
+    options |= {"context_exchange": "all-to-all"} if "all-to-all" in words else {}
     for exchange, _, nodes in (word.partition("@") for word in words if "@" in word):
         leaders = exchange.removesuffix("leaders")
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"
