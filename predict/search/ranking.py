@@ -207,7 +207,7 @@ class Ranker:
         mesh = int(self._mesh_of[candidate])
         estimate = float(self._estimates[candidate])
         self._corrections.learn(candidate, estimate, timed.iteration_s)
-        layers = space.meshes[mesh].shared, prediction.local_batch // int(space.micro_batches[candidate])
+        layers = space.meshes[mesh].sharing, prediction.local_batch // int(space.micro_batches[candidate])
         self._done.append(Exact(candidate, prediction, timed, estimate, layers))
         return True
 

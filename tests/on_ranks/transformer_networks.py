@@ -223,18 +223,34 @@ class Reading(nn.Module):
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, 17, bias=False)
 
+    def mask(self, distance: torch.Tensor) -> torch.Tensor:
+        return distance < 5
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(ids) + self.places
         samples, tokens, width = x.shape
         q, k, v = (x @ self.weight).view(samples, tokens, 3, self.heads, -1).unbind(2)
         at = torch.arange(tokens, device=x.device)
-        near = (at[:, None] - at[None, :]).abs() < 5
+        near = self.mask((at[:, None] - at[None, :]).abs())
         dropout = self.dropout if self.training else 0.0
         a = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), near, dropout)
         x = F.dropout(x + self.out(a.transpose(1, 2).reshape(samples, -1, width)), dropout)
         rows = self.norm(x).reshape(samples * tokens, width)
         rows = rows * F.softmax(self.gate(rows), -1)
         return self.head(rows.unflatten(0, (samples, tokens)) + x.mean(-1, keepdim=True) * (at[:, None] + 1))
+
+
+class Biased(Reading):
+    """What is added to scores is learned, a number a head."""
+
+    heads = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.randn(self.heads))
+
+    def mask(self, distance: torch.Tensor) -> torch.Tensor:
+        return self.slopes[:, None, None] * distance
 
 
 def masked() -> nn.Module:

@@ -60,11 +60,13 @@ class AxisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         shown: what commands show. of_shards: whether they decide what ranks run of layers that they shard.
         unsaid: fields that the words for a plan's settings leave out.
+        tried: shown options, each with choices, all of which a search tries.
     """
 
     shown: ClassVar[tuple[Shown, ...]] = ()
     of_shards: ClassVar[bool] = False
     unsaid: ClassVar[tuple[str, ...]] = ()
+    tried: ClassVar[tuple[str, ...]] = ()
 
     def placed(self, on_node: Callable[[], int | None]) -> Self:
         """With what follows from how many ranks lie on a node, which ``on_node`` says."""

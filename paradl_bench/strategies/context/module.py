@@ -20,6 +20,8 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
+from paradl_bench.strategies.context.by_heads import AttentionByHeads
+from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.context.plan import tokens_of
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, gather_for_all, take
@@ -43,19 +45,21 @@ class ContextRunner:
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
-        return _shard(network, tokens_of(network), group)
+        return _shard(network, tokens_of(network), group, settings)
 
 
 RUNNER = ContextRunner()
 
 
-def _shard(network: ModelGraph, tokens: Tokens, group: Group) -> Sharding:
+def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
     own, random = OwnTokens(group, tokens.length), OwnRandomness(group)
     layers, masks, counted = network.layers, _Masks(own), _Counted()
-    rules = {}
+    rules, by_heads = {}, settings.of(ContextOptions).by_heads
     for index, found in tokens.layers.items():
         run: Any = None
-        if found.gathered:
+        if found.gathered and by_heads:
+            run = AttentionByHeads(layers[index], own, random)
+        elif found.gathered:
             run = _Attention(layers[index], own, random, masks)
         elif found.output is None:
             run = _CrossEntropy(layers[index], group.size, counted)

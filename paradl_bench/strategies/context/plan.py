@@ -2,11 +2,13 @@
 
 Ranks hold the whole model and equal, contiguous parts of the tokens. Before an attention its keys and values are
 all-gathered, in the dtype that its products run in; behind its backward their gradients are reduce-scattered, values
-first, as autograd comes to them. Nothing else is communicated for layers: the loss of a rank is the sum over its own
-targets over the number of all targets. Gradients of parameters are then exchanged as in data parallelism.
+first, as autograd comes to them. With ``--context-exchange all-to-all`` an attention has all tokens of a share of the
+heads instead (:mod:`~paradl_bench.strategies.context.heads`). Nothing else is communicated for layers: the loss of a
+rank is the sum over its own targets over the number of all targets. Gradients of parameters are then exchanged as in
+data parallelism.
 
-A rank's queries meet the keys of all tokens. A causal attention needs other masks on each rank, which torch's kernel
-takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
+Of gathered keys and values a rank's queries meet all. A causal attention needs other masks on each rank, which torch's
+kernel takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
 
 Source: Llama Team 2024, "The Llama 3 Herd of Models", section 3.3.2 (keys and values all-gathered); Li et al. 2021,
 "Sequence Parallelism: Long Sequence Training from System Perspective".
@@ -17,13 +19,15 @@ from __future__ import annotations
 import math
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.context.heads import check_heads, fewest_heads, on_own_heads
+from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.splitting.channel_shards import check_extent
 from paradl_bench.strategies.tensor.sequence.tokens import Tokens, find_tokens, part_of_tokens
 
@@ -45,7 +49,7 @@ class ContextPlanner:
 
     def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
-        UserError: a layer that mixes tokens, or a sequence that does not part evenly.
+        UserError: a layer that mixes tokens, or a sequence or heads that do not part evenly.
         """
         ranks = strategy.axes[axis].degree
         if ranks == 1 or not network.layers:
@@ -58,12 +62,17 @@ class ContextPlanner:
                 f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks;"
                 f" the nearest that do are {lower} and {lower + ranks}"
             )
+        if settings.of(ContextOptions).by_heads:
+            check_heads(network, tokens, strategy, ranks)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
-        """A token a rank."""
+        """A token a rank, or a head of keys of the layer with the fewest."""
         tokens = tokens_of(network)
         if tokens.refused:
             return Limit(axis="context", ranks=1, reason=f"{network.name} can't be cut at {tokens.refused}")
+        fewest = fewest_heads(network, tokens) if settings.of(ContextOptions).by_heads else None
+        if fewest is not None and fewest[0] < tokens.length:
+            return Limit(axis="context", ranks=fewest[0], reason=f"{fewest[0]} heads of keys, layer {fewest[1]}")
         return Limit(axis="context", ranks=tokens.length, reason=f"a sequence of {tokens.length} tokens")
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
@@ -88,17 +97,22 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
     for index, found in tokens_of(network).layers.items():
         layer = network.layers[index]
 
-        def message(operation: str, at: int, layer: Layer = layer, width: int = widths[index].runs) -> Collective:
-            elements = math.prod(layer.input_shapes[at]) // ranks
-            return place.collective(operation, elements, batchless=False, element_bytes=width)
+        def message(operation: str, shape: tuple[int, ...], width: int = widths[index].runs) -> Collective:
+            return place.collective(operation, math.prod(shape) // ranks, batchless=False, element_bytes=width)
 
         # Keys and values of one tensor have one name.
         named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
-        backward = [at for at in reversed(found.gathered) if differentiated.get(named[at], False)]
+        made = [at < len(named) and differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
+        own = part_of_tokens(layer, found, ranks)
+        if found.gathered and settings.of(ContextOptions).by_heads:
+            shards[index] = on_own_heads(layer, own, ranks, made, message)._replace(shard=label)
+            continue
         shards[index] = LayerShard(
-            part_of_tokens(layer, found, ranks),
+            own,
             label,
-            before_fw=tuple(message("all_gather", at) for at in found.gathered),
-            after_bw=tuple(message("reduce_scatter", at) for at in backward),
+            before_fw=tuple(message("all_gather", layer.input_shapes[at]) for at in found.gathered),
+            after_bw=tuple(
+                message("reduce_scatter", layer.input_shapes[at]) for at in reversed(found.gathered) if made[at]
+            ),
         )
     return ShardedLayers(shards, network)

@@ -177,6 +177,9 @@ class RankOperations:
         if not self._is_cut(i):
             return True
         leading = shard if shard.leader is None else self._shards[shard.leader]
+        if of_operation(leading.before_fw, "all_to_all"):
+            # What it reads came from other ranks, and goes back to them.
+            return True
         if source < 0 or not of_operation(leading.before_fw, "all_gather"):
             return False
         shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)

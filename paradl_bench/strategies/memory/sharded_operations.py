@@ -45,7 +45,7 @@ class ShardedOperations(RankOperations):
     def _move_rows(self, i: int, sources: Sequence[int], wholes: dict[int, Storage]) -> None:
         """Rows that an all-to-all brings, beside those that were sent, and for a while in the order of their coming."""
         for move in of_operation(self._shards[i].before_fw, "all_to_all"):
-            moved = (s for s in sources if s >= 0 and _moves(move, self._output_bytes(self._layers[s])))
+            moved = (s for s in sources if s >= 0 and s not in wholes and _moves(move, self._brought_bytes(s)))
             source = next(moved, None)
             if source is None:
                 # Numbers, not rows.
@@ -55,6 +55,10 @@ class ShardedOperations(RankOperations):
                 self._ledger.mark(move.ranks * move.message_bytes)
             else:
                 self._ledger.mark(move.ranks * move.message_bytes + self._output_bytes(self._layers[source]))
+
+    def _brought_bytes(self, i: int) -> int:
+        """Bytes of a layer's output that the rank brings to an all-to-all."""
+        return self._held_bytes(i) if self._is_cut(i) else self._output_bytes(self._layers[i])
 
     def _make_once(self, i: int) -> None:
         """What the rank's part reads beside the layer's own inputs: made once for all layers, and held from then on."""
@@ -176,6 +180,8 @@ class ShardedOperations(RankOperations):
         gathers = of_operation(self._shards[i].before_bw, "all_gather")
         if gathers and arrived:
             return [self._replaced(arrived[0], self._output_bytes(self._layers[i]), gathers[0].ranks * arrived[0].size)]
+        if of_operation(self._shards[i].before_bw, "all_to_all") and arrived:
+            return [self._replaced(arrived[0], arrived[0].size, arrived[0].size)]
         part = self._output_bytes(self._shards[i].layer)
         is_slice = part < self._output_bytes(self._layers[i]) and bool(self._shards[i].after_fw)
         if not is_slice or not arrived or self._samples == 1:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axes.registry import kinds_with
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from predict.costs.sourced import Ints
+
+Sharing = tuple[Axis | None, tuple[AxisOptions, ...]]
+"""An axis that shares layers, and options of it that are tried."""
 
 
 class Mesh(NamedTuple):
@@ -27,6 +33,12 @@ class Mesh(NamedTuple):
     stages: int
     replicas: int
     zero: int = 0
+    chosen: tuple[AxisOptions, ...] = ()
+
+    @property
+    def sharing(self) -> Sharing:
+        """What decides a rank's part of the layers."""
+        return self.shared, self.chosen
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -54,6 +66,16 @@ class Mesh(NamedTuple):
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:
     """The axis that does what the trait says, with so many ranks."""
     return Axis(kind=kinds_with(trait)[0].name, extents=(degree,), prefix=prefix)
+
+
+def choices_of(kind: AxisKind, settings: PlanSettings) -> Iterator[tuple[AxisOptions, ...]]:
+    """Every choice of those options of a kind of axis that a search tries; of a kind without any, nothing chosen."""
+    tried = [(options, shown) for options in kind.options for shown in options.shown if shown.name in options.tried]
+    for choices in itertools.product(*(shown.choices for _, shown in tried)):
+        chosen = settings
+        for (options, shown), choice in zip(tried, choices, strict=True):
+            chosen = chosen.changed(options, **shown.fields(choice))
+        yield tuple(chosen.of(options) for options in dict.fromkeys(options for options, _ in tried))
 
 
 def alike(*columns: Ints) -> tuple[Ints, Ints]:

@@ -36,7 +36,7 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
-from predict.search.candidates.mesh import Mesh, axis_along, divisors, factorings, placements
+from predict.search.candidates.mesh import Mesh, Sharing, axis_along, choices_of, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
@@ -98,7 +98,7 @@ class Space:
             schedule=self.schedules[self.schedule[candidate]],
         )
         return msgspec.structs.replace(
-            self.settings.having(buckets, turns),
+            self.settings.having(buckets, turns, *self.mesh(candidate).chosen),
             accumulate=1 if pipelined else count,
             **self.held[self.again[candidate]],
         )
@@ -244,11 +244,11 @@ class _Finder:
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
-        for shared in (None, *self._shared_axes()):
+        for shared, chosen in ((None, ()), *self._shared_axes()):
             rest = self._ranks // (shared.degree if shared else 1)
             for stages in divisors(rest):
                 replicas = rest // stages
-                mesh = Mesh(shared, stages, replicas)
+                mesh = Mesh(shared, stages, replicas, chosen=chosen)
                 if self._possible(mesh):
                     yield mesh
         if self._ranks > 1 and not self._settings.batch % self._ranks:
@@ -290,25 +290,30 @@ class _Finder:
             return False
         return True
 
-    def _shared_axes(self) -> Iterator[Axis]:
-        """Axes that share layers, of each degree that divides the ranks."""
+    def _shared_axes(self) -> Iterator[Sharing]:
+        """Axes that share layers, of each degree that divides the ranks, with each choice of what is tried of them."""
         for kind in kinds_with(Trait.SHARDS_LAYERS):
-            planner = axis_planner(kind)
-            limit = planner.limit(self._network, self._settings)
-            for degree in divisors(self._ranks)[1:]:
-                beyond = degree > limit.ranks
-                for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
-                    try:
-                        if beyond:
-                            raise UserError(str(limit))
-                        if kind.dims == 1:
-                            planner.check(self._network, Strategy(axes=(axis,)), 0, self._settings)
-                        yield axis
-                    except UserError as error:
-                        text = f"{kind.name}: {limit}" if beyond else str(error)
-                        self._impossible.add(text, self._strategies_with(degree))
-                if beyond and limit.ranks == 1:
-                    self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))
+            for chosen in choices_of(kind, self._settings):
+                yield from ((axis, chosen) for axis in self._axes_within(kind, self._settings.having(*chosen)))
+
+    def _axes_within(self, kind: AxisKind, settings: PlanSettings) -> Iterator[Axis]:
+        """Axes of a kind within its limit."""
+        planner = axis_planner(kind)
+        limit = planner.limit(self._network, settings)
+        for degree in divisors(self._ranks)[1:]:
+            beyond = degree > limit.ranks
+            for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
+                try:
+                    if beyond:
+                        raise UserError(str(limit))
+                    if kind.dims == 1:
+                        planner.check(self._network, Strategy(axes=(axis,)), 0, settings)
+                    yield axis
+                except UserError as error:
+                    text = f"{kind.name}: {limit}" if beyond else str(error)
+                    self._impossible.add(text, self._strategies_with(degree))
+            if beyond and limit.ranks == 1:
+                self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))
 
     def _strategies_with(self, degree: int) -> int:
         """Strategies that have one axis of the degree, which shares layers."""

@@ -29,7 +29,7 @@ from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -38,7 +38,7 @@ from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
 from predict.costs.input.shared_cores import reading_seconds
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
-from predict.search.candidates.mesh import Mesh, alike
+from predict.search.candidates.mesh import Mesh, Sharing, alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import Group, GroupCosts, group_along
@@ -107,7 +107,7 @@ class Estimates:
         self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
         # By the shared axis, and whether a rank holds its part alone, and so exchanges no gradients of that.
-        self._numbers: dict[tuple[Axis | None, bool], int] = {}
+        self._numbers: dict[tuple[Sharing, bool], int] = {}
         # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
         self._parts = np.zeros((len(space.strategies), 3))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
@@ -125,7 +125,7 @@ class Estimates:
         space = self._space
         rows, row, estimated = self._rows(np.ones(len(space), bool) if wanted is None else wanted)
         found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
-        works = [self._shared.of(axis) for axis, _ in self._numbers]
+        works = [self._shared.of(sharing) for sharing, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
         sent = [
@@ -133,7 +133,7 @@ class Estimates:
             for work, (_, alone) in zip(works, self._numbers, strict=True)
         ]
         self._buckets = Buckets(self._groups, np.array(sent, np.int64).reshape(self._share.shape), space.caps_mb)
-        self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
+        self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of_all.gradient_bytes.sum(), 1)
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
@@ -180,7 +180,7 @@ class Estimates:
         samples, per_rank = local // turns, per_rank[first]
         estimated = np.bincount(row[wanted], minlength=len(first)) > 0
         links = self._links(strategy, samples, per_rank, estimated)
-        numbers = np.array([self._numbers.get((each.shared, each.holds_alone), 0) for each in space.meshes])
+        numbers = np.array([self._numbers.get((each.sharing, each.holds_alone), 0) for each in space.meshes])
         of_strategies = np.array(links, np.int64).T[:, strategy]
         found = _Rows(
             strategy,
@@ -223,9 +223,9 @@ class Estimates:
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
         """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
-        self._numbers.setdefault((mesh.shared, mesh.holds_alone), len(self._numbers))
+        self._numbers.setdefault((mesh.sharing, mesh.holds_alone), len(self._numbers))
         group = group_along(strategy, *group_axes(strategy, Trait.SHARDS_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
-        waits = self._waits.number(self._shared.of(mesh.shared), group)
+        waits = self._waits.number(self._shared.of(mesh.sharing), group)
         sent = reduced = 0
         if mesh.stages > 1:
             sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
@@ -337,7 +337,7 @@ class Estimates:
     def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
         """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""
         wanted = {0: (), 1: ("broadcast",)}.get(mesh.zero, ("reduce_scatter", "all_gather"))
-        part = np.floor([self._shared.of(None).gradient_bytes.sum() / self._ranks])
+        part = np.floor([self._shared.of_all.gradient_bytes.sum() / self._ranks])
         group = group_along(strategy, *group_axes(strategy, Trait.DIVIDES_BATCH))
         names = ("broadcast", "reduce_scatter", "all_gather")
         return tuple(float(self._groups.seconds(name, group, part)[0]) if name in wanted else 0.0 for name in names)

@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.profile.profile import Profile
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
@@ -26,7 +26,7 @@ from paradl_bench.strategies.pipeline.stages import Stage, first_stage, stage_bo
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Mesh, alike
+from predict.search.candidates.mesh import Mesh, Sharing, alike
 from predict.search.candidates.space import Held, Space
 from predict.search.pricing.shared_work import SharedWorks
 
@@ -46,7 +46,7 @@ class MemoryBounds:
         self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
         self._kept: dict[tuple[int, int, int], tuple[Ints, float]] = {}
-        self._stages: dict[tuple[Axis | None, int, int, int], tuple[Floats, float]] = {}
+        self._stages: dict[tuple[Sharing, int, int, int], tuple[Floats, float]] = {}
         self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
@@ -99,9 +99,9 @@ class MemoryBounds:
     def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> tuple[Floats, float]:
         """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
-        key = mesh.shared, mesh.stages, stages_per_rank, again
+        key = mesh.sharing, mesh.stages, stages_per_rank, again
         if key not in self._stages:
-            gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
+            gradient_bytes = self._shared.of(mesh.sharing).gradient_bytes
             bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
             of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
             self._stages[key] = of_stages.sum(axis=0).astype(float), kept

@@ -25,6 +25,7 @@ from paradl_bench.plan.tasks import Collective, Communication
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.mesh import Sharing
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -167,7 +168,10 @@ class _Blocks:
 
 
 class SharedWorks:
-    """Parts of one network by axis (:func:`shared_work`), each found once."""
+    """Parts of one network by what shares its layers (:func:`shared_work`), each found once."""
 
     def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
-        self.of: Callable[[Axis | None], SharedWork] = cache(lambda axis: shared_work(network, axis, settings))
+        self.of: Callable[[Sharing], SharedWork] = cache(
+            lambda sharing: shared_work(network, sharing[0], settings.having(*sharing[1]))
+        )
+        self.of_all = self.of((None, ()))

@@ -21,7 +21,8 @@ from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.network.models.token_tasks import NextToken
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Compute
+from paradl_bench.plan.tasks import Collective, Compute
+from paradl_bench.strategies.context import by_heads
 from paradl_bench.strategies.context import module as running
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import gather
@@ -34,18 +35,26 @@ def loaded(name: str) -> tuple[LoadedModel, ModelGraph]:
 
 
 class _Request:
+    def __init__(self, exchange: str) -> None:
+        self.exchange = exchange
+
     def settings(self, batch: int) -> PlanSettings:
-        return plan_settings(batch=batch)
+        return plan_settings(batch=batch, context_exchange=self.exchange)
 
 
-def proved(name: str, strategy: str) -> Any:
+def proved(name: str, strategy: str, exchange: str = "gather") -> Any:
     model, network = loaded(name)
-    return shards_proof._prove(model, network, parse_strategy(strategy), _Request(), 3)  # type: ignore[arg-type]
+    request: Any = _Request(exchange)
+    return shards_proof._prove(model, network, parse_strategy(strategy), request, 3)
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("Reading", "x2"), ("masked", "x4"), ("gpt2_tokens", "x2")])
-def test_parts_of_the_sequence_train_as_all_of_it(name: str, strategy: str) -> None:
-    proof = proved(name, strategy).verification
+CASES = [("Reading", "x2", "gather"), ("masked", "x4", "gather"), ("gpt2_tokens", "x2", "gather")]
+CASES += [(name, "x2", "all-to-all") for name in ("gpt2_tokens", "llama_tokens", "bert_tokens", "Biased")]
+
+
+@pytest.mark.parametrize(("name", "strategy", "exchange"), CASES)
+def test_parts_of_the_sequence_train_as_all_of_it(name: str, strategy: str, exchange: str) -> None:
+    proof = proved(name, strategy, exchange).verification
     assert not proof.why_not
     assert proof.largest_difference < 1e-12
 
@@ -86,6 +95,43 @@ def test_what_is_broken_differs_from_serial(
     first = proved(name, "x2").first
     assert first is not None
     assert first.relative > 1e-6
+
+
+def heads_of_another(tensor: torch.Tensor, parted: int, joined: int, group: Any) -> torch.Tensor:
+    return torch.cat([tensor.chunk(group.size, parted)[group.rank]] * group.size, joined)
+
+
+def test_heads_that_stay_where_they_are_differ_from_serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_heads, "_moved", heads_of_another)
+    first = proved("llama_tokens", "x2", "all-to-all").first
+    assert first is not None
+    assert first.relative > 1e-6
+
+
+def test_an_exchange_by_heads_sends_queries_keys_values_and_output() -> None:
+    _, network = loaded("llama_tokens")
+    strategy = parse_strategy("d2x2")
+    plan = planner_for(strategy).plan(network, strategy, plan_settings(batch=6, context_exchange="all-to-all"))
+    # Three samples: half of four own tokens' heads, of four of queries and of two of keys, with four features each.
+    queries, keys = 3 * 4 * 2 * 4 * 4, 3 * 4 * 1 * 4 * 4
+    works = [work for work in plan.of_layers() if isinstance(work, Collective)]
+    assert {work.operation for work in works} == {"all_to_all"}
+    one = [queries, keys, keys, queries]
+    assert [work.message_bytes for work in works] == [*one, *one, *reversed(one), *reversed(one)]
+    (attention,) = (layer for layer, _ in plan.sharded if layer.kind == "attention")
+    assert attention.input_shapes == ((2, 8, 4), (1, 8, 4), (1, 8, 4))
+    assert attention.attributes["causal"]
+
+
+def test_heads_that_do_not_part_are_refused_by_name() -> None:
+    for name, text, why in (
+        ("llama_tokens", "x4", "2 heads of keys, layer .*scaled_dot_product_attention"),
+        ("Reading", "x2", "3 heads of queries of layer scaled_dot_product_attention do not split evenly over 2"),
+    ):
+        _, network = loaded(name)
+        strategy = parse_strategy(text)
+        with pytest.raises(UserError, match=why):
+            planner_for(strategy).plan(network, strategy, plan_settings(batch=2, context_exchange="all-to-all"))
 
 
 class _Mixing(nn.Module):

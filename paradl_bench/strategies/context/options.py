@@ -1,0 +1,35 @@
+"""Options of context parallelism. Light."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from paradl_bench.plan.axes.options import AxisOptions, Shown
+
+
+class ContextOptions(AxisOptions, frozen=True, kw_only=True):
+    """How an attention gets at the tokens of other ranks.
+
+    Attributes:
+        context_exchange: whether ranks gather keys and values, or exchange tokens for heads.
+    """
+
+    context_exchange: Literal["gather", "all-to-all"] = "gather"
+
+    of_shards: ClassVar[bool] = True
+    tried: ClassVar[tuple[str, ...]] = ("context_exchange",)
+    shown: ClassVar[tuple[Shown, ...]] = (
+        Shown(
+            name="context_exchange",
+            choices=("gather", "all-to-all"),
+            default="gather",
+            searched="tries all there are",
+            help="Of context parallelism, how attention gets at the tokens of other ranks: keys and values are"
+            " gathered, or tokens are exchanged for heads.",
+        ),
+    )
+
+    @property
+    def by_heads(self) -> bool:
+        """Whether a rank attends with some heads to all tokens."""
+        return self.context_exchange == "all-to-all"
