@@ -71,4 +71,5 @@ KIND = LayerKind(
     operands=operands,
     autocast=lambda attributes, device: "lower",
     call=_call,
+    like="linear",
 )

@@ -172,6 +172,7 @@ class LayerKind:
         autocast: from attributes and the device's kind, what autocast to a lower dtype makes of it: torch's lists of
             operations by device (torch/amp, "Autocast Op Reference", and aten/src/ATen/autocast_mode.h).
         call: from sizes and settings that ``operands`` gave, a call with the same ones, so that sweeps can run it.
+        like: the kind whose kernels run this one too, so that measured times of either say what the other takes.
     """
 
     name: str
@@ -195,6 +196,7 @@ class LayerKind:
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
     autocast: Callable[[Mapping[str, Attribute], str], Cast] = lambda attributes, device: "widest"
     call: Callable[[Mapping[str, int], Mapping[str, str]], Call] | None = None
+    like: str = ""
 
 
 def layer_kinds() -> dict[str, LayerKind]:

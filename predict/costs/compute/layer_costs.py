@@ -6,8 +6,9 @@ The order for one operation, phase and local batch:
    (:mod:`predict.costs.compute.batch_scaling`).
 2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
 3. A regressor of the kernel kind and stage (:mod:`predict.costs.compute.kernel_costs`).
-4. A measured operation of the same kind, scaled by the ratio of their rooflines. How far that is off is read from the
-   measured operations, each predicted from the others.
+4. A measured call of the same kind, scaled by the ratio of their rooflines, each at its own local batch
+   (:class:`predict.costs.compute.layer_roofline.LikeCalls`). How far that is off is read from the measured calls, each
+   predicted from the others.
 5. The roofline. How far layers stay above it is read from the measured ones.
 
 Where something else is asked for (``--layers``, :mod:`predict.costs.compute.layer_source`), the profile comes without
@@ -20,20 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from statistics import median
+from functools import cache, cached_property
 
 import numpy as np
 
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.core.statistics import IQR_TO_SD
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
-from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
+from predict.costs.compute.layer_roofline import Call, LikeCalls, Roofline, kind_of, nearest_count
 from predict.costs.compute.layer_source import (
     MEASURED_FIRST,
     LayersFrom,
@@ -90,9 +91,7 @@ class LayerCosts:
         self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
-        self._neighbours: dict[tuple[str, PhaseName, str], Layer | None] = {}
-        self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
-        self._measured: dict[tuple[str, PhaseName], tuple[Layer, ...]] = {}
+        self._like_calls: dict[tuple[str, PhaseName, int, int], LikeCalls | None] = {}
 
     def _take(self, time: LayerTime) -> None:
         table = self._in_situ if time.mode == "in_situ" else self._isolated
@@ -151,8 +150,11 @@ class LayerCosts:
         phase = "BW" if phase in ("BW_input", "BW_weight") else phase
         series = self._in_situ.get((operation, phase, self._measured_as(operation, shard)))
         if not series and operation in self._learnt:
-            neighbour = self._neighbour(self._learnt[operation][0], phase)
-            series = self._in_situ.get((neighbour.operation, phase, "")) if neighbour else None
+            self._roofline.learn(*self._learnt[operation])
+            layer = self._roofline.layers[operation]
+            likes = self._likes(layer.kind, phase, batch, ranks_on_host)
+            like = likes.nearest(Call(layer, batch))[0].layer.operation if likes else ""
+            series = self._in_situ.get((like, phase, ""))
         if not series:
             return 0.0
         times = series[nearest_count(series, ranks_on_host)]
@@ -282,9 +284,9 @@ class LayerCosts:
         if regressed is not None:
             in_situ = in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host))
             return regressed_cost(regressed, layer, in_situ, asked=self._from.asked)
-        neighbour = self._neighbour(layer, phase)
-        if neighbour is not None:
-            return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
+        likes = self._likes(layer.kind, phase, batch, ranks_on_host)
+        if likes is not None:
+            return self._scaled(layer, phase, batch, ranks_on_host, likes)
         bound_s = self._roofline.seconds(layer, phase, batch, ranks_on_host)
         if not self._from.measured:
             if bound_s is None:
@@ -324,60 +326,42 @@ class LayerCosts:
             self._kernel_pairs[phase, ranks_on_host] = tuple(pairs)
         return self._kernel_pairs[phase, ranks_on_host]
 
-    def _from_neighbour(self, layer: Layer, neighbour: Layer, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
-        cost = self.cost(neighbour.operation, phase, "", batch, ranks_on_host)
-        factor = self._roofline.ratio(layer, neighbour, phase)
-        error = self._neighbour_error(layer.kind, phase)
+    def _scaled(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int, likes: LikeCalls) -> Cost:
+        call = Call(layer, batch)
+        like, distance = likes.nearest(call)
+        cost = self.cost(like.layer.operation, phase, "", like.batch, ranks_on_host)
+        factor = likes.ratio(call, like)
+        seconds = max(cost.seconds * factor, likes.floor_s(call))
         how = "; paradl-bench layers --shards measures it" if layer.operation in self._learnt else ""
         remark = Remark(f"not measured, scaled from the nearest operation of the kind{how}", True, layer.name)
-        return cost.adjusted("scaled from a like operation", cost.seconds * factor)._replace(
+        return cost.adjusted("scaled from a like operation", seconds)._replace(
             source=Source.SCALED,
             independent_sd_s=cost.independent_sd_s * factor,
             batch_sd_s=cost.batch_sd_s * factor,
-            method_sd_s=math.hypot(cost.method_sd_s * factor, cost.seconds * factor * error),
+            method_sd_s=math.hypot(cost.method_sd_s * factor, seconds * likes.relative_sd(distance)),
             remarks=(*cost.remarks, remark),
         )
 
-    def _neighbour(self, layer: Layer, phase: PhaseName, *, without: str = "") -> Layer | None:
-        """The measured operation of the same kind, of those with most settings in common, whose work is nearest.
+    def _likes(self, kind: str, phase: PhaseName, batch: int, ranks_on_host: int) -> LikeCalls | None:
+        """Calls of a kind that were measured whole, with as many ranks on the host if any were.
 
-        For a shard that is the operation that it is a shard of, or one that is as like it.
+        For a shard, the operation that it is a shard of is among them. Shards that are learnt later are none of them.
+        What was measured at several batches is known at the one that is asked for as well, by its own slope.
         """
-        key = layer.operation, phase, without
-        if key not in self._neighbours:
-            self._neighbours[key] = min(
-                (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
-                key=lambda other: (
-                    unlike_settings(layer, other),
-                    abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
-                ),
-                default=None,
-            )
-        return self._neighbours[key]
-
-    def _measured_of(self, kind: str, phase: PhaseName) -> tuple[Layer, ...]:
-        """Operations of a kind that were measured whole, each once: shards that are learnt later are none of them."""
-        if (kind, phase) not in self._measured:
-            self._measured[kind, phase] = tuple(
-                layer
-                for operation, layer in self._roofline.layers.items()
-                if layer.kind == kind
-                and ((operation, phase, "") in self._in_situ or (operation, phase, "") in self._isolated)
-            )
-        return self._measured[kind, phase]
-
-    def _neighbour_error(self, kind: str, phase: PhaseName) -> float:
-        """Relative standard deviation of scaling from a neighbour, over the measured operations of the kind."""
-        if (kind, phase) not in self._neighbour_errors:
-            errors = []
-            for layer in self._roofline.layers.values():
-                measured_s = self._any_seconds(layer, phase) if layer.kind == kind else 0.0
-                other = self._neighbour(layer, phase, without=layer.operation) if measured_s else None
-                if other is not None:
-                    predicted_s = self._any_seconds(other, phase) * self._roofline.ratio(layer, other, phase)
-                    errors.append(abs(predicted_s / measured_s - 1))
-            self._neighbour_errors[kind, phase] = MAD_TO_SD * median(errors) if errors else UNKNOWN_RELATIVE_SD
-        return self._neighbour_errors[kind, phase]
+        kernel = _kernel_of(kind)
+        key = kernel, phase, batch, ranks_on_host
+        if key not in self._like_calls:
+            measured = []
+            for operation, layer in self._roofline.layers.items():
+                of = operation, phase, ""
+                series = self._in_situ.get(of) or self._isolated.get(of)
+                if _kernel_of(layer.kind) == kernel and series:
+                    times = series[nearest_count(series, ranks_on_host)]
+                    at = {*times, batch} if len(times) > 1 else times
+                    costs = {each: self.cost(operation, phase, "", each, ranks_on_host) for each in at}
+                    measured += [(Call(layer, each), cost.seconds) for each, cost in costs.items()]
+            self._like_calls[key] = LikeCalls(self._roofline, phase, ranks_on_host, measured) if measured else None
+        return self._like_calls[key]
 
     def _any_seconds(self, layer: Layer, phase: PhaseName) -> float:
         """Seconds a sample of a measured operation, at its largest batch; 0 where it was not measured."""
@@ -397,3 +381,10 @@ class LayerCosts:
             if measured_s and bound_s:
                 excess.append(measured_s / bound_s - 1)
         return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
+
+
+@cache
+def _kernel_of(kind: str) -> str:
+    """The kind that kernels of a kind are known by: its own, or one that the same kernels run."""
+    known = layer_kinds().get(kind)
+    return known.like or kind if known else kind

@@ -51,10 +51,10 @@ def all_reduce_s(elements: int) -> float:
     return 2 * ALPHA_S + 4 * elements * BETA_S
 
 
-def roofline_s(rows: int, columns: int, *, bias: int) -> float:
-    """Forward of a linear layer on one sample; the synthetic network counts no FLOPs for a bias."""
-    flops = 2 * rows * columns + bias * columns
-    return max(flops / PEAK, 4 * (rows + columns + rows * columns + columns) / BANDWIDTH)
+def roofline_s(rows: int, columns: int, samples: int, *, bias: int) -> float:
+    """Forward of a linear layer; the synthetic network counts no FLOPs for a bias."""
+    flops = samples * (2 * rows * columns + bias * columns)
+    return max(flops / PEAK, 4 * (samples * (rows + columns) + rows * columns + columns) / BANDWIDTH)
 
 
 def test_scaling_factors_before_and_after_by_hand(predict: Caller) -> None:
@@ -62,7 +62,7 @@ def test_scaling_factors_before_and_after_by_hand(predict: Caller) -> None:
     samples = 4
     kept_s = 2 * seconds_of(128, samples) + seconds_of(32, samples)
     # Of the linear layers that were measured fc2 has as many outputs: it stands for the new one.
-    new_s = seconds_of(32, samples) * roofline_s(128, 32, bias=1) / roofline_s(256, 32, bias=0)
+    new_s = seconds_of(32, samples) * roofline_s(128, 32, samples, bias=1) / roofline_s(256, 32, samples, bias=0)
     old_elements = 64 * 128 + 128 + 128 * 256 + 256 + 256 * 32 + 32
     new_elements = 64 * 128 + 128 + 128 * 32 + 32
     compute_s = kept_s + new_s + UPDATE_S * new_elements / old_elements
