@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
 # accumulate=K, recompute=MODULE+MODULE (body.1-4 for the run body.1:4), scatter for a reduce-scatter in filter's
-# backward, all-to-all for heads instead of tokens around attentions, clip for gradients that are scaled to half of their
+# backward, all-to-all for heads instead of tokens around attentions, clip for gradients scaled to half of their
 # norm, sequence for sequence parallelism, and an exchange of gradients over nodes: leader@2 on nodes of two ranks,
 # 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is named before a dot.
 CASES = {
