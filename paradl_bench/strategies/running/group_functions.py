@@ -172,9 +172,14 @@ def reduce_scatter_slices(whole: torch.Tensor, slices: Sequence[Slices], group: 
     sent = whole.new_zeros(group.size, longest)
     for row, part in zip(sent, parts, strict=True):
         row[: part.numel()].view(part.shape).copy_(part)
+    own = parts[group.rank]
+    if own.numel() == longest:
+        # No view of what was received: a module may change it in place.
+        result = whole.new_empty(own.shape)
+        group.reduce_scatter(result.view(-1), sent.view(-1))
+        return result
     received = whole.new_empty(longest)
     group.reduce_scatter(received, sent.view(-1))
-    own = parts[group.rank]
     return received[: own.numel()].view(own.shape)
 
 

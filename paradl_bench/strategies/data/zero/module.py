@@ -48,11 +48,8 @@ def shard_parameters(
     for unit in units_of(network):
         try:
             part = module.get_submodule(unit.name)
-            fully_shard(
-                [part, *other_holders(module, unit, part)],
-                mesh=mesh,
-                reshard_after_forward=stage == 3 and part is not module,
-            )
+            check_holders(module, part)
+            fully_shard(part, mesh=mesh, reshard_after_forward=stage == 3 and part is not module)
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
@@ -104,30 +101,21 @@ def _mark_again(unit: str, marked: Mapping[str, Mapping[str, Any]], part: torch.
         vars(part.get_parameter(name[len(unit) :].removeprefix("."))).update(marks)
 
 
-def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
-    """Modules outside of a unit that hold parameters of it too, which none of their operations reads.
-
-    torch takes a parameter in one group of modules alone, and frees a group when all of them have run: a module that
-    runs can't be in one with a module that never does.
+def check_holders(module: torch.nn.Module, part: torch.nn.Module) -> None:
+    """Hold that no module outside of a unit's has a parameter of it: torch takes one in one group of modules alone.
 
     Raises:
-        ValueError: the unit runs, or the other module has parameters that the unit has not.
+        ValueError: another module has one.
     """
     inside = set(part.modules())
     own = {id(parameter): name for name, parameter in part.named_parameters()}
-    found = []
     for name, other in module.named_modules():
-        held = {id(parameter) for parameter in other.parameters(recurse=False)}
-        shared = held & own.keys()
-        if other in inside or not shared:
-            continue
-        if unit.layers or not held <= own.keys():
+        shared = own.keys() & {id(parameter) for parameter in other.parameters(recurse=False)}
+        if shared and other not in inside:
             raise ValueError(
                 f"its {own[min(shared)]} is held by {name} too, which torch would shard a second time;"
                 " give that a parameter of its own, or none, or take z1 or d"
             )
-        found.append(other)
-    return found
 
 
 class _Buffers(Comm):

@@ -6,8 +6,8 @@ The rule reads a network's names alone, so that a plan knows the units without t
   parameters, or at most half of them where a number names it (``layer4.1``, ``h.7``: a block of a sequence). Others are
   parted into their children. So is what has numbered children alone (Sequential, ModuleList); a module with parameters
   that several operations read, or one outside of it, and one whose operations read parameters from outside (tied
-  weights, which torch takes in one group alone); one that runs in several pieces; and one that changes in place what
-  it is given, which torch refuses.
+  weights, which torch takes in one group alone); one that runs in several pieces; one that changes in place what it
+  is given, which torch refuses; and one without operations, since names do not tell whether it is called all the same.
 - The whole model is the last unit, with the parameters that are then in no other.
 """
 
@@ -100,13 +100,13 @@ def _has_right_size(modules: _Modules, module: str) -> bool:
 
 
 def _unit(modules: _Modules, module: str) -> Unit | None:
-    """The module as a unit; None where its operations are not one piece, or share parameters or memory with others."""
+    """The module as a unit; None where its operations are no one piece, or share parameters or memory with others."""
     network, parameters = modules.network, modules.parameters_of(module)
     layers = tuple(modules.layers.get(module, ()))
     inside = {network.layers[i].name for i in layers}
     own = {parameter.name for parameter in parameters}
     reads = [modules.readers.get(name, []) for name in own]
-    in_one_piece = not layers or layers[-1] - layers[0] + 1 == len(layers)
+    in_one_piece = bool(layers) and layers[-1] - layers[0] + 1 == len(layers)
     tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
     alone = not tied and all(len(each) <= 1 and set(each) <= set(layers) for each in reads)
     changes_given = not inside.issuperset(name for i in layers for name, _ in network.layers[i].values_written)

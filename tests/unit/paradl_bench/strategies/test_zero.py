@@ -15,7 +15,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, Role, WeightUpdate
 from paradl_bench.strategies.data.zero.memory import ZeroState
-from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, units_of
+from paradl_bench.strategies.data.zero.units import optimizer_parts, units_of
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
@@ -226,20 +226,25 @@ def test_parameters_that_torch_cannot_shard_are_named() -> None:
         )
 
 
-def test_modules_sharing_an_unread_parameter_are_sharded_together() -> None:
+def test_a_module_without_operations_is_no_unit() -> None:
+    network = network_of(
+        ("body.0.a", "linear", ("body.0.a.w",)),
+        ("body.2.a", "linear", ("body.2.a.w",)),
+        parameters={"body.0.a.w": 10, "body.1.a.w": 10, "body.2.a.w": 10},
+    )
+    assert names(network) == {"body.0": ["body.0.a.w"], "body.2": ["body.2.a.w"], "": ["body.1.a.w"]}
+
+
+def test_a_parameter_held_outside_of_its_unit_is_refused() -> None:
     torch = pytest.importorskip("torch")
-    from paradl_bench.strategies.data.zero.module import other_holders
+    from paradl_bench.strategies.data.zero.module import check_holders
 
     model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False) for name in ("a", "b", "other")})
     model["b"].weight = model["a"].weight
-    idle = Unit("a", (), ())
-    assert other_holders(model, idle, model["a"]) == [model["b"]]
-    assert other_holders(model, Unit("", (), ()), model) == []
+    check_holders(model, model)
+    check_holders(model, model["other"])
     with pytest.raises(ValueError, match="its weight is held by b too"):
-        other_holders(model, idle._replace(layers=(0,)), model["a"])
-    model["b"].bias = torch.nn.Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match="its weight is held by b too"):
-        other_holders(model, idle, model["a"])
+        check_holders(model, model["a"])
 
 
 def test_memory_falls_stage_by_stage() -> None:
