@@ -74,7 +74,8 @@ class LayerCosts:
         self._from = layers_from
         self._profile = profile
         self._network = network
-        self._own_operations = frozenset(layer.operation for layer in network.layers)
+        self._own_layers = {layer.name: layer.operation for layer in network.layers}
+        self._own_operations = frozenset(self._own_layers.values())
         self._dtype = dtype
         self._in_situ: dict[Key, Series] = {}
         self._isolated: dict[Key, Series] = {}
@@ -153,7 +154,7 @@ class LayerCosts:
             self._roofline.learn(*self._learnt[operation])
             layer = self._roofline.layers[operation]
             likes = self._likes(layer.kind, phase, batch, ranks_on_host)
-            like = likes.nearest(Call(layer, batch))[0].layer.operation if likes else ""
+            like = likes.nearest(Call(layer, batch), self._whole_of(layer))[0].layer.operation if likes else ""
             series = self._in_situ.get((like, phase, ""))
         if not series:
             return 0.0
@@ -328,7 +329,7 @@ class LayerCosts:
 
     def _scaled(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int, likes: LikeCalls) -> Cost:
         call = Call(layer, batch)
-        like, distance = likes.nearest(call)
+        like, distance = likes.nearest(call, self._whole_of(layer))
         cost = self.cost(like.layer.operation, phase, "", like.batch, ranks_on_host)
         factor = likes.ratio(call, like)
         seconds = max(cost.seconds * factor, likes.floor_s(call))
@@ -341,6 +342,10 @@ class LayerCosts:
             method_sd_s=math.hypot(cost.method_sd_s * factor, seconds * likes.relative_sd(distance)),
             remarks=(*cost.remarks, remark),
         )
+
+    def _whole_of(self, layer: Layer) -> str:
+        """The operation of the network's own layer that a shard is of."""
+        return self._own_layers.get(layer.name, "") if layer.operation in self._learnt else ""
 
     def _likes(self, kind: str, phase: PhaseName, batch: int, ranks_on_host: int) -> LikeCalls | None:
         """Calls of a kind that were measured whole, with as many ranks on the host if any were.

@@ -121,10 +121,16 @@ class LikeCalls:
         took = self._seconds[self._seconds > 0, None]
         self._kept = np.min(took / np.maximum(bounds, took), axis=0, initial=1.0)
 
-    def nearest(self, call: Call) -> tuple[Call, float]:
-        """The measured call that is most like one, and its distance."""
+    def nearest(self, call: Call, whole: str = "") -> tuple[Call, float]:
+        """The measured call that is most like one, and its distance.
+
+        Args:
+            whole: the operation that the call is a part of. Where it was measured it is the most like: the same
+                kernel's time goes down with its part of the work, and that of another may be longer than the whole.
+        """
         distances = self._distances(call)
-        index = int(np.argmin(distances))
+        parted = np.array([other.layer.operation != whole for other in self._calls])
+        index = int(np.argmin(distances if parted.all() else np.where(parted, np.inf, distances)))
         return self._calls[index], float(distances[index])
 
     def ratio(self, call: Call, other: Call) -> float:

@@ -206,8 +206,8 @@ def test_waiting_of_stages_is_parted_as_predicted(tmp_path: Path, slow: str, nam
 
 
 def test_a_run_tells_contention_from_calls_as_predicted(tmp_path: Path) -> None:
-    """Groups at once are predicted to take four times as long, and calls take 80 ms of 152."""
-    rows = [(0.064, 0.088, 0.0, 0.0)] * 20
+    """Groups at once are predicted to take four times as long; halves of layers take 12 and 24 ms, and calls 80."""
+    rows = [(0.052, 0.064, 0.0, 0.0)] * 20
     gathers = {"fw_communication_s": {"all_gather": [0.04] * 20}, "bw_communication_s": {"all_reduce": [0.04] * 20}}
     run = changed_run(run_of(tmp_path, [rows] * 8, "d4f2"), **gathers)
     findings = diagnosed(tmp_path, profile(slow="all_gather", contention=4.0), "--run", run, "--no-remedies")
