@@ -43,7 +43,7 @@ _LEAN_ACTIONS = 512
 """Stages times micro-batches at most of a pipeline among them, whose walk takes as long as it has actions."""
 _MEMORY_FOR_EACH = 8
 """Plans whose memory is walked through, for each that may be predicted."""
-_LEAST_TRIED = 12
+_LEAST_TRIED = 6
 """Plans whose memory is walked through to say what fits least badly."""
 
 
@@ -296,10 +296,16 @@ class Ranker:
         self._waiting |= spared
         self._estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
-        seen: set[int] = set()
-        for candidate in np.argsort(self._bounds, kind="stable").tolist():
-            key = int(self._plan_of[candidate])
-            if self._limit is None or len(tried) >= _LEAST_TRIED:
+        least = np.inf
+        seen: set[tuple[bool, int]] = set()
+        # Of those with one bound, what computes again and takes most micro-batches is smallest.
+        for candidate in np.lexsort((-space.micro_batches, -space.again, self._bounds)).tolist():
+            # Of a mesh that cannot fit, the leanest says enough.
+            may_fit = self._bounds[candidate] <= self._within
+            key = may_fit, int((self._plan_of if may_fit else self._mesh_of)[candidate])
+            # What comes then holds no less than the least that was found.
+            enough = self._bounds[candidate] >= least
+            if self._limit is None or len(tried) >= _LEAST_TRIED or enough:
                 break
             if key in seen or not np.isfinite(self._estimates[candidate]):
                 continue
@@ -310,16 +316,17 @@ class Ranker:
                 continue
             if peak > self._limit:
                 tried.append((peak, _described(self._point(candidate))))
+                least = min(least, tensors_within(self._costs.profile, peak))
             elif self._waiting[candidate] and self._predict(predictor, candidate):
                 return
         where = f"{network.name} on {space.strategies[0].ranks} ranks with batch {space.settings.batch}"
         if not tried or self._limit is None:
             why = space.impossible.why_none(space.settings.batch, space.strategies[0].ranks)
             raise UserError(f"no strategy of {where} can be predicted: {why}")
-        least, leanest = min(tried)
+        needed, leanest = min(tried)
         raise UserError(
             f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the least that was found needs"
-            f" {format_bytes(least)}, {leanest}; give more ranks, a smaller batch or --memory"
+            f" {format_bytes(needed)}, {leanest}; give more ranks, a smaller batch or --memory"
         )
 
 

@@ -1,26 +1,35 @@
 """The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
 
-Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
-of a pipeline has the activations of as many micro-batches as its schedule has under way, other ranks those of one. What
-an axis of p shares counts as 1/p of it, and what else memory goes to is left out.
+Held throughout are parameters, the optimizer's state, exchange buckets, and what stages receive into; gradients stay to
+the update; the first rank of a pipeline has the activations of as many micro-batches as its schedule has under way, and
+those of a backward beside all but one. Where nothing is let go of, what was sent is there to the end. What an axis of p
+shares counts as 1/p of it, and what else memory goes to is left out.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
+from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
-from paradl_bench.strategies.memory.ledger import Ledger
+from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
+from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
-from paradl_bench.strategies.memory.rank_operations import RankRun
+from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import Stage, first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
@@ -28,7 +37,46 @@ from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Mesh, Sharing, alike
 from predict.search.candidates.space import Held, Space
-from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.shared_work import SharedWork, SharedWorks
+
+
+class _First(NamedTuple):
+    """Stages, and bytes of activations of the first one.
+
+    Attributes:
+        bounds: the first layer of each stage, and the end.
+        kept, most: of one sample and of every other, after forward and when they are most in backward.
+    """
+
+    bounds: tuple[int, ...]
+    kept: tuple[float, float] = (0.0, 0.0)
+    most: tuple[float, float] = (0.0, 0.0)
+
+
+class _Stages(NamedTuple):
+    """What the ranks of a pipeline hold; arrays by rank.
+
+    Attributes:
+        parameters: bytes.
+        received, sent: bytes a sample of what stages receive into, and of what they make and send.
+    """
+
+    parameters: Floats
+    received: Floats
+    sent: Floats
+    first: _First
+
+
+@dataclass(slots=True)
+class _MostActivations(Ledger):
+    """A ledger that notes when activations alone are largest."""
+
+    most: int = 0
+
+    def mark(self, more: int = 0, gradients: int = 0) -> None:
+        """Note the moment."""
+        self.most = max(self.most, self.activations + more)
+
 
 _ENOUGH = 4
 """A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
@@ -45,8 +93,12 @@ class MemoryBounds:
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
         self._costs, self._space, self._shared = costs, space, shared
         self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
-        self._kept: dict[tuple[int, int, int], tuple[Ints, float]] = {}
-        self._stages: dict[tuple[Sharing, int, int, int], tuple[Floats, float]] = {}
+        self._known: dict[tuple[int, int, int], _First] = {}
+        self._stages: dict[tuple[Sharing, int, int, int], _Stages] = {}
+        self._widths = widths_of(costs.network, costs.dtype, costs.device_kind)
+        kinds = [layer_kinds().get(layer.kind) for layer in costs.network.layers]
+        on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
+        self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
         self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
@@ -77,17 +129,24 @@ class MemoryBounds:
 
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.samplers
+        at_once = local // count
         parts = mesh.shared.degree * mesh.replicas // mesh.samplers if mesh.shared else 1
-        parameters, kept = self._of_stages(mesh, schedule, again)
+        stages = self._of_stages(mesh, schedule, again)
         if mesh.stages == 1:
-            first, other = self._whole[again]
-            active = max(first + (local // count - 1) * other, 0.0) / parts
+            active = max(_of_samples(self._whole[again], at_once), 0.0) / parts
         else:
-            active = self._most_under_way(schedule, mesh.stages, count) * (local // count) * kept / parts
-        copies = self._copies(mesh, self._states[again])
-        gradients = 1 / (mesh.replicas if mesh.zero > 1 else 1)
-        active += local * self._input_bytes
-        return max(float(parameters.max()) * (copies + gradients), float(parameters[0]) * copies + active)
+            under_way = self._most_under_way(schedule, mesh.stages, count)
+            kept, most = _of_samples(stages.first.kept, at_once), _of_samples(stages.first.most, at_once)
+            active = ((under_way - 1) * kept + max(kept, most)) / parts
+        held = stages.parameters * self._copies(mesh, self._states[again]) + local * stages.received
+        first = float(held[0]) + active + local * self._input_bytes
+        gradients = stages.parameters / (mesh.replicas if mesh.zero > 1 else 1)
+        # When the last backward begins, or the update.
+        at_end = gradients + (0.0 if schedule_of(schedule).drops_messages else local * stages.sent)
+        if mesh.zero == 2:
+            # Gathered from forward to backward.
+            at_end = np.maximum(at_end, stages.parameters)
+        return max(float((held + at_end).max()), first)
 
     def _copies(self, mesh: Mesh, states: int) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""
@@ -96,48 +155,76 @@ class MemoryBounds:
         # A bound from below: who holds some parameters alone exchanges the others only.
         return 1 + states / (mesh.replicas if mesh.zero else 1) + (mesh.exchanges and not mesh.holds_alone)
 
-    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> tuple[Floats, float]:
-        """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
+    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
+        """What every rank's stages hold, without what axes beside share of activations."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
         key = mesh.sharing, mesh.stages, stages_per_rank, again
         if key not in self._stages:
-            gradient_bytes = self._shared.of(mesh.sharing).gradient_bytes
-            bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
-            of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
-            self._stages[key] = of_stages.sum(axis=0).astype(float), kept
+            shared = self._shared.of(mesh.sharing)
+            first = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
+
+            def of_ranks(of_stages: Floats | Ints) -> Floats:
+                return np.asarray(of_stages.reshape(-1, mesh.stages).sum(axis=0), float)
+
+            crossing = self._crossing(shared, first.bounds)
+            in_front, behind = (np.pad(crossing, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
+            self._stages[key] = _Stages(
+                of_ranks(np.add.reduceat(shared.gradient_bytes, first.bounds[:-1])),
+                of_ranks(in_front[0] + behind[0]),
+                of_ranks(behind[1]),
+                first,
+            )
         return self._stages[key]
 
-    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int, again: int) -> tuple[Ints, float]:
-        """The first layers of stages, and what the first of them keeps of a sample."""
+    def _crossing(self, shared: SharedWork, bounds: Sequence[int]) -> Floats:
+        """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
+        network, flow = self._costs.network, data_flow(self._costs.network)
+        found = np.zeros((2, len(bounds) - 2))
+        for cut, (start, end) in enumerate(itertools.pairwise(bounds[:-1])):
+            for value in flow.crossing[end]:
+                layer = network.layers[value.layer]
+                share = shared.held[value.layer]
+                # Further outputs may be cut smaller, and what holds no batch does not grow with it.
+                if layer.batchless or (value.output and share < 1):
+                    continue
+                size = share * elements(network, value) * self._widths[value.layer].runs
+                made = flow.made_by(value, end) == value.layer >= start
+                found[:, cut] += size, size * (made and not value.output and not self._aliases[value.layer])
+        return found
+
+    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int, again: int) -> _First:
+        """The first layers of stages, and what the first of them holds."""
         if ranks == 1:
-            return np.zeros(1, np.int64), 0.0
+            return _First((0, len(self._costs.network.layers)))
         key = ranks, stages_per_rank, again
-        if key not in self._kept:
+        if key not in self._known:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
             settings = msgspec.structs.replace(settings, **self._space.held[again])
             first = first_stage(self._costs.network, ranks, settings)
             recomputed = parts_within(self._costs.network, settings, first.layers)
-            bounds = stage_bounds(self._costs.network, ranks, settings)
-            self._kept[key] = np.array(bounds[:-1]), self._kept_by(first, recomputed)
-        return self._kept[key]
+            one, two = (self._walked(first, recomputed, samples) for samples in (1, 2))
+            growths = ((a, max(b - a, 0.0)) for a, b in zip(one, two, strict=True))
+            self._known[key] = _First(stage_bounds(self._costs.network, ranks, settings), *growths)
+        return self._known[key]
 
-    def _kept_by(self, stage: Stage, recomputed: tuple[range, ...]) -> float:
-        """Bytes of activations of one sample after its forward through the first stage."""
-        ledger = Ledger()
-        costs = self._costs
-        widths = widths_inside(costs.network, stage, widths_of(costs.network, costs.dtype, costs.device_kind))
+    def _walked(self, stage: Stage, recomputed: tuple[range, ...], samples: int) -> tuple[float, float]:
+        """Bytes of activations of the first stage, after forward and when they are most."""
+        ledger, costs = _MostActivations(), self._costs
         run = RankRun(
-            samples=1,
+            samples=samples,
             dtype=costs.dtype,
             device=costs.device_kind,
             outputs=stage.outputs,
-            widths=widths,
+            kept_outputs=stage.outputs,
+            widths=widths_inside(costs.network, stage, self._widths),
             recomputed=recomputed,
         )
         walk = Liveness(ledger, stage.network, run)
-        received = ledger.allocate(0)
-        walk.forward(received)
-        return float(ledger.activations)
+        left = walk.forward(ledger.allocate(0))
+        kept = float(ledger.activations)
+        # What is sent back lies in a buffer that counts elsewhere.
+        walk.backward(left, [Gradient(Storage(0), output.size) for output in left.outputs])
+        return kept, float(ledger.most)
 
     def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:
         """Micro-batches that the first stage has been forward with, and not backward, at most."""
@@ -152,6 +239,11 @@ class MemoryBounds:
             self._under_way[key] = most
         most = self._under_way[key]
         return count if most == looked_at else most
+
+
+def _of_samples(growth: tuple[float, float], samples: int) -> float:
+    first, other = growth
+    return first + (samples - 1) * other
 
 
 def tensors_within(profile: Profile, limit_bytes: float) -> float:

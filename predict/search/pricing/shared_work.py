@@ -18,7 +18,7 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
-from paradl_bench.plan.compute import input_needs_gradient
+from paradl_bench.plan.compute import held_layer, input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.plan.tasks import Collective, Communication
@@ -44,10 +44,12 @@ class SharedWork:
     """A rank's part of a network, by layer: of its seconds, and bytes of the gradients that its backward completes.
 
     Attributes:
+        held: its part of each layer's output, which it sends on to a later stage.
         bytes_alike: of those gradients whose parameters all ranks along the axis hold alike, where some they do not.
     """
 
     share: Floats
+    held: Floats
     gradient_bytes: Ints
     bytes_alike: Ints
     messages: tuple[Message, ...]
@@ -58,6 +60,7 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     if axis is None:
         return SharedWork(
             share=np.ones(len(network.layers)),
+            held=np.ones(len(network.layers)),
             gradient_bytes=_gradient_bytes(network, network),
             bytes_alike=_gradient_bytes(network, network),
             messages=(),
@@ -67,14 +70,18 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     planner = axis_planner(axis.declared)
     assert isinstance(planner, ShardingPlanner)
     shared = planner.shard(network, AxisPlace(axis, 0, 0, 1), settings)
-    share = np.ones(len(network.layers))
+    share, held = np.ones((2, len(network.layers)))
     messages: list[Message] = []
     for index, shard in shared.shards.items():
-        share[index] = _share_of(shard.layer, network.layers[index])
+        whole = network.layers[index]
+        share[index] = _share_of(shard.layer, whole)
+        held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
         messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
-    return SharedWork(share=share, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages))
+    return SharedWork(
+        share=share, held=held, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages)
+    )
 
 
 def _share_of(shard: Layer, whole: Layer) -> float:
@@ -140,7 +147,12 @@ class _Blocks:
         messages += self._gathers()
         gradient_bytes = _gradient_bytes(network, network)
         return SharedWork(
-            share=share, gradient_bytes=gradient_bytes, bytes_alike=gradient_bytes, messages=tuple(messages)
+            share=share,
+            # On average: some rank has as much at least.
+            held=np.full(len(network.layers), 1 / math.prod(self._parts)),
+            gradient_bytes=gradient_bytes,
+            bytes_alike=gradient_bytes,
+            messages=tuple(messages),
         )
 
     def _halos(self, layer: Layer) -> Iterator[float]:

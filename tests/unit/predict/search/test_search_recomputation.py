@@ -23,7 +23,6 @@ from predict.costs.cost_model import CostModel
 from predict.search.candidates.mirrored import mirrored_dims
 from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds
 from predict.search.pricing.shared_work import SharedWorks
 
 
@@ -125,16 +124,6 @@ def test_computing_again_is_estimated_to_take_what_it_takes_longer(
     estimates = Estimates(costs, space, SharedWorks(NETWORK, space.settings)).seconds()
     assert space.micro_batches[again].tolist() == [1, 2, 4] == space.micro_batches[~again].tolist()
     assert estimates[again] - estimates[~again] == pytest.approx(seconds[again] - seconds[~again])
-
-
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (4, 8)])
-def test_no_candidate_holds_less_than_its_bound(costs: CostModel, ranks: int, batch: int) -> None:
-    space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, ())
-    bounds = MemoryBounds(costs, space, SharedWorks(NETWORK, space.settings)).bytes()
-    for candidate in range(len(space)):
-        strategy = space.strategies[space.strategy[candidate]]
-        held = costs.memory(strategy, space.settings_of(candidate)).peak_bytes
-        assert 0 < bounds[candidate] <= held, (str(strategy), space.settings_of(candidate))
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (2, 4)])

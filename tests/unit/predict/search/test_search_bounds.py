@@ -1,0 +1,84 @@
+"""No candidate of ``predict search`` holds less than the bound by which it is ruled out."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from network_factory import NetworkFactory
+from profile_factory import make_network
+from search_cases import profile_of
+
+from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.settings import PlanSettings
+from predict.costs.cost_model import CostModel
+from predict.search.candidates.space import Space, find_space
+from predict.search.pricing.memory_bound import MemoryBounds
+from predict.search.pricing.shared_work import SharedWorks
+
+CHAIN = make_network((64, 512, 256, 512, 32))
+
+
+def blocks(*, residual: bool) -> ModelGraph:
+    """4x16x16 -> conv 8 -> 4 blocks of two convolutions, each added to what it reads or not -> fc 12 -> loss."""
+    factory = NetworkFactory(4, 16, 16)
+    read = factory.conv("stem", 8, 3, padding=1)
+    for number in range(4):
+        factory.conv(f"body.{number}.one", 8, 3, padding=1)
+        factory.relu(f"body.{number}.act")
+        made = factory.conv(f"body.{number}.two", 8, 3, padding=1)
+        read = factory.add(f"body.{number}.add", made, read) if residual else made
+    factory.flatten("flatten")
+    factory.linear("fc", 12)
+    factory.loss()
+    return factory.network("chain")
+
+
+def profile_on(network: ModelGraph, device: str) -> Profile:
+    """Times of layers on a device of that kind; of iterations there are none in another dtype."""
+    made = profile_of(network)
+    return msgspec.structs.replace(
+        made, model_times=(), devices=tuple(msgspec.structs.replace(own, kind=device) for own in made.devices)
+    )
+
+
+def bounds_and_peaks(costs: CostModel, space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of every candidate: at least, and exactly."""
+    bounds = MemoryBounds(costs, space, SharedWorks(costs.network, space.settings)).bytes()
+    strategies = [space.strategies[index] for index in space.strategy]
+    points = [(strategy, space.settings_of(candidate)) for candidate, strategy in enumerate(strategies)]
+    return bounds, np.array([costs.memory(*point).peak_bytes for point in points])
+
+
+@pytest.mark.parametrize(
+    ("network", "ranks", "batch"),
+    [(CHAIN, 8, 16), (blocks(residual=False), 1, 4), (blocks(residual=True), 4, 8), (blocks(residual=False), 4, 64)],
+    ids=["chain", "one rank", "residual blocks", "many micro-batches"],
+)
+@pytest.mark.parametrize(("dtype", "device"), [("fp32", "cpu"), ("bf16", "cuda")])
+def test_no_candidate_holds_less_than_its_bound(
+    network: ModelGraph, ranks: int, batch: int, dtype: str, device: str
+) -> None:
+    costs = CostModel(profile=profile_on(network, device), network=network, dtype=dtype)
+    settings = PlanSettings(batch=batch, blocking=True, dtype=dtype, device=device)
+    space = find_space(network, settings, ranks, (), computed_in=(dtype, ""))
+    bounds, peaks = bounds_and_peaks(costs, space)
+    assert (bounds > 0).all()
+    # A test that fails says of which.
+    assert [space.settings_of(c) for c in np.flatnonzero(bounds > peaks)] == []
+
+
+def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
+    network = blocks(residual=True)
+    costs = CostModel(profile=profile_of(network), network=network)
+    space = find_space(network, PlanSettings(batch=256, blocking=True), 4, ())
+    bounds = MemoryBounds(costs, space, SharedWorks(network, space.settings)).bytes()
+    schedules = np.array([space.schedules[index] for index in space.schedule])
+    whole = np.array([str(space.strategies[index]) for index in space.strategy])
+    many = np.flatnonzero((whole == "p4") & (schedules == "interleaved") & (space.micro_batches == 256)).tolist()
+    assert len(many) > 1
+    for candidate in many:
+        held = costs.memory(space.strategies[space.strategy[candidate]], space.settings_of(candidate)).peak_bytes
+        assert 0.6 * held < bounds[candidate] <= held
+    assert (bounds[whole == "z2d4"] > network.parameter_bytes).all()
