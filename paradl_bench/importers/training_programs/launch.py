@@ -273,7 +273,7 @@ class Found:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option for sequence parallelism, which goes with tensor parallelism; noted in a pipeline, which lacks it."""
+        """The option, where there is tensor parallelism; in a pipeline, which has none, a note instead."""
         if not on or degrees.tensor == 1:
             return {}
         if degrees.pipeline > 1:
