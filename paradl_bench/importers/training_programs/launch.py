@@ -260,6 +260,8 @@ class Found:
             UserError: no number, or one that is no norm.
         """
         text = self.text(name, default)
+        if text.lower() == "none":  # accelerate's word
+            return {}
         try:
             value = float(text)
         except ValueError:
@@ -269,6 +271,15 @@ class Found:
         if not 0 < value <= MOST_NORM:
             raise self.wrong(f"{name} is {text[:40]!r}: it has to be a norm larger than 0, or {off} for none")
         return {"clip_norm": str(value)}
+
+    def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
+        """The option, where there is tensor parallelism; in a pipeline, which has none, a note instead."""
+        if not on or degrees.tensor == 1:
+            return {}
+        if degrees.pipeline > 1:
+            self.notes.append("predictions leave out sequence parallelism in stages of a pipeline")
+            return {}
+        return {"sequence_parallel": "on"}
 
     def truth(self, name: str, default: bool = False) -> bool:
         """Yes or no, as ``true`` or a flag alone.

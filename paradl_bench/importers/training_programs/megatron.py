@@ -137,8 +137,7 @@ def _read(found: Found) -> Launch:
     samples = found.whole("micro_batch_size")
     batch = found.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
     options = found.micro_batches(degrees, batch, samples) | found.norm("clip_grad", "1.0")
-    if tensor > 1 and found.truth("sequence_parallel"):
-        options["sequence_parallel"] = "on"
+    options |= found.sequence_parallel(degrees, found.truth("sequence_parallel"))
     if pipeline > 1:
         chunks = found.whole("num_virtual_stages_per_pipeline_rank", 1)
         if chunks > _VIRTUAL_STAGES:

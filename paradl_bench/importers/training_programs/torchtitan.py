@@ -156,8 +156,8 @@ def _read(found: Found) -> Launch:
     batch = found.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
     batch = local * degrees.reading if batch < 1 else batch
     options = {"recompute": _recompute(found), **found.norm(_MAX_NORM, "1.0", off="inf")}
-    if tensor > 1 and not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True):
-        options["sequence_parallel"] = "on"
+    on = not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True)
+    options |= found.sequence_parallel(degrees, on)
     if pipeline > 1:
         if batch != local * degrees.reading:
             raise found.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")

@@ -212,7 +212,7 @@ class NestedPlanner:
             last = tuple(task for _, task in steps.add_last())[-1:]
             last = add_clipping(builder, network, strategy, settings, last)
             add_weight_update(builder, weight_update(network, settings), settings, last)
-            summed = sums_before(strategy, settings)
+            summed = sums_before(network, strategy, settings)
             return builder.build(f"device{number}", multiplicity, exchanged_before=summed)
         ranks = ranks_along(strategy, axes)
         buckets, setup = once.exchanged(sharded)
@@ -220,7 +220,7 @@ class NestedPlanner:
         steps.add_but_last(received)
         nodes = None if once.nodes is None else (once.nodes, leader_index)
         exchanges = [GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)]
-        before = sums_before(strategy, settings) + (exchanged_over_nodes(buckets, *nodes) if nodes else ())
+        before = sums_before(network, strategy, settings) + (exchanged_over_nodes(buckets, *nodes) if nodes else ())
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:
             found = once.exchanged(sharded, of_apart=True)

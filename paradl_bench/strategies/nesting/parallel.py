@@ -34,7 +34,7 @@ from paradl_bench.strategies.passes.clipping import axes_of_norm, ranks_alike
 from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
-from paradl_bench.strategies.running.clipped_gradients import GradientClipper
+from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
@@ -125,13 +125,13 @@ def build_parallel(
             sequence.
     """
     recompute_segments(module, network, settings)
-    model = module
+    model, dtype = module, dtype_of_squares(module)
     if not strategy.axes:
         alone = None
         if run_layer is not None:
             alone = Sharding({}, network, run_layer=run_layer)
             module = ShardedModule(module, alone)
-        clipper = _clipper(model, network, None, settings)
+        clipper = _clipper(model, network, None, settings, dtype)
         return ParallelModule(module, network, Spans(), sharding=alone, clipper=clipper)
     mesh = ProcessMesh(strategy)
     if staging_axis(strategy) is not None:
@@ -145,7 +145,7 @@ def build_parallel(
     if group_axes(strategy, Trait.REPLICATES):
         module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
         optimizer_group = mesh.group(sharing_axes(strategy)).process_group if zero_stage(strategy) == 1 else None
-    clipper = _clipper(model, network, mesh, settings)
+    clipper = _clipper(model, network, mesh, settings, dtype)
     return ParallelModule(
         module,
         sharding.network,
@@ -162,16 +162,17 @@ def _clipper(
     network: ModelGraph,
     mesh: ProcessMesh | None,
     settings: PlanSettings,
+    dtype: torch.dtype,
     holders: Mapping[str, int] = _NONE_TIED,
 ) -> GradientClipper | None:
     """What limits the model's gradients, if the settings do; a collective. ``holders`` as of :func:`ranks_alike`."""
     if settings.clip_norm is None:
         return None
     if mesh is None or not axes_of_norm(mesh.strategy):
-        return GradientClipper(model, settings.clip_norm, {}, None)
+        return GradientClipper(model, settings.clip_norm, {}, None, dtype)
     alike = ranks_alike(network, mesh.strategy, dist.get_rank(), settings, holders)
     group = mesh.group(axes_of_norm(mesh.strategy)).process_group
-    return GradientClipper(model, settings.clip_norm, alike, group)
+    return GradientClipper(model, settings.clip_norm, alike, group, dtype)
 
 
 def _shard_parameters(
@@ -240,7 +241,8 @@ def _build_pipeline(
     loss: Loss,
     run_layer: RunLayer | None,
 ) -> ParallelModule:
-    strategy = mesh.strategy
+    # Of the whole model: each rank then holds its stages' parameters alone.
+    strategy, dtype = mesh.strategy, dtype_of_squares(module)
     index = staging_axis(strategy)
     runner = None if index is None else axis_runner(strategy.axes[index].declared)
     assert isinstance(runner, StagingRunner)
@@ -256,7 +258,7 @@ def _build_pipeline(
         group_along=mesh.group,
     )
     sharding = pipeline.sharding
-    clipper = _clipper(module, network, mesh, settings, pipeline.holders)
+    clipper = _clipper(module, network, mesh, settings, dtype, pipeline.holders)
     return ParallelModule(
         pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding, clipper=clipper
     )

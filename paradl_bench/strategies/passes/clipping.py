@@ -88,16 +88,20 @@ def add_clipping(
         GradientClipping(part=part, elements=update.elements, tensors=update.tensors) for part in ("norm", "scale")
     )
     done = builder.add(norm, Phase.WU, Stream.COMPUTE, after)
-    for _, work in sums_before(strategy, settings)[:1]:
+    for _, work in sums_before(network, strategy, settings)[:1]:
         done = builder.add(work, Phase.WU, Stream.COMMUNICATION, (done,))
     return (builder.add(scale, Phase.WU, Stream.COMPUTE, (done,)),)
 
 
-def sums_before(strategy: Strategy, settings: PlanSettings) -> Before:
-    """The sum of squares as the first two iterations issue it, like every later one; nothing where none is issued."""
+def sums_before(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Before:
+    """The sum of squares as the first two iterations issue it, like every later one; nothing where none is issued.
+
+    Squares are added in fp32, whatever narrower dtype gradients have; in fp64 where a parameter has that.
+    """
     axes = axes_of_norm(strategy)
     if settings.clip_norm is None or not axes:
         return ()
     ranks = ranks_along(strategy, axes)
-    work = Collective(operation="all_reduce", message_bytes=DTYPE_BYTES["fp32"], ranks=ranks, axes=axes)
+    dtype = "fp64" if any(parameter.dtype == "fp64" for parameter in network.parameters) else "fp32"
+    work = Collective(operation="all_reduce", message_bytes=DTYPE_BYTES[dtype], ranks=ranks, axes=axes)
     return tuple((when, work) for when in ("first", "rebuild"))

@@ -251,7 +251,7 @@ class _RankPlan:
             action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
             setup=self._setup(),
             handshake=self._handshake(),
-            exchanged_before=sums_before(self._strategy, self._settings),
+            exchanged_before=sums_before(self._network, self._strategy, self._settings),
         )
 
     def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:

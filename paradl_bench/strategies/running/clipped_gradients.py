@@ -22,13 +22,19 @@ class GradientClipper:
         max_norm: the largest that the norm may be.
         alike: per parameter, how many ranks of the group hold the same gradient; 1 where it is missing.
         group: whose ranks hold other gradients; None where every rank holds all of them.
+        dtype: that squares are added in, by :func:`dtype_of_squares`.
     """
 
     def __init__(
-        self, module: torch.nn.Module, max_norm: float, alike: Mapping[str, int], group: dist.ProcessGroup | None
+        self,
+        module: torch.nn.Module,
+        max_norm: float,
+        alike: Mapping[str, int],
+        group: dist.ProcessGroup | None,
+        dtype: torch.dtype,
     ) -> None:
         self.max_norm = max_norm
-        self._module, self._alike, self._group = module, alike, group
+        self._module, self._alike, self._group, self._dtype = module, alike, group, dtype
 
     def clip(self) -> torch.Tensor:
         """Scale the gradients where their norm is too large; returns the norm that they had. A collective."""
@@ -39,7 +45,7 @@ class GradientClipper:
             by_count[self._alike.get(name, 1)].append(own.grad)
         squares = self._zero()
         for count, gradients in by_count.items():
-            squares += get_total_norm(gradients) ** 2 / count
+            squares += get_total_norm(gradients).to(self._dtype) ** 2 / count
         norm = self._summed(squares).sqrt()
         clip_grads_with_norm_(list(held.values()), self.max_norm, norm)
         return norm
@@ -49,13 +55,18 @@ class GradientClipper:
         self._summed(self._zero())
 
     def _zero(self) -> torch.Tensor:
-        first = next(self._module.parameters())
-        return torch.zeros((), dtype=first.dtype, device=first.device)
+        return torch.zeros((), dtype=self._dtype, device=next(self._module.parameters()).device)
 
     def _summed(self, squares: torch.Tensor) -> torch.Tensor:
         if self._group is not None:
             dist.all_reduce(squares, group=self._group)
         return squares
+
+
+def dtype_of_squares(module: torch.nn.Module) -> torch.dtype:
+    """fp32, which holds the square of any narrower number; fp64 where a parameter of the whole model has that."""
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:

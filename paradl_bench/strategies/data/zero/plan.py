@@ -124,7 +124,7 @@ def add_sharded_role(
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     done = add_clipping(builder, network, strategy, settings, done, work)
     add_weight_update(builder, work, settings, done)
-    return _in_first_iterations(reduced) + sums_before(strategy, settings)
+    return _in_first_iterations(reduced) + sums_before(network, strategy, settings)
 
 
 def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:

@@ -76,7 +76,7 @@ def drawn(draw: random.Random) -> Launch:
         options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb")), "micro_batches": "4"}
     else:
         options["accumulate"] = draw.choice(("1", "2", "3"))
-    if "t" in degrees:
+    if "t" in degrees and "p" not in degrees:
         options["sequence_parallel"] = draw.choice(("off", "on"))
     if draw.random() < 0.5:
         options["clip_norm"] = draw.choice(("0.5", "1.0", "2.25"))
@@ -162,8 +162,14 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             16,
             {
                 **{"strategy": "p2d2t4", "batch": "64", "micro_batches": "32", "schedule": "1f1b", "dtype": "bf16"},
-                **{"sequence_parallel": "on", "clip_norm": "1.0"},
+                **{"sequence_parallel": None, "clip_norm": "1.0"},
             },
+        ),
+        (
+            "sequence.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --tensor-model-parallel-size 4 --sequence-parallel",
+            8,
+            {"strategy": "d2t4", "sequence_parallel": "on", "clip_norm": "1.0"},
         ),
         (
             "moe.sh",
@@ -203,6 +209,13 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             {"strategy": "z2d8", "batch": "32", "accumulate": "2", "dtype": "fp32", "clip_norm": "2.0"},
         ),
         (
+            "ds.yaml",
+            "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+            "deepspeed_config:\n  zero_stage: 2\n  gradient_clipping: none\n",
+            None,
+            {"strategy": "z2d2", "clip_norm": None},
+        ),
+        (
             "fsdp.yaml",
             "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
             "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n",
@@ -226,6 +239,16 @@ def test_files_of_others_are_read(
         ("a.args", "--micro-batch-size 1", "exchange gradients during backward"),
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
         ("a.toml", "[training]\nseq_len = 64", "computes some again"),
+        (
+            "a.toml",
+            "[parallelism]\npipeline_parallel_degree = 2\ntensor_parallel_degree = 2\n[training]\nseq_len = 64",
+            "leave out sequence parallelism in stages",
+        ),
+        (
+            "a.args",
+            "--micro-batch-size 1 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+            "leave out sequence parallelism in stages",
+        ),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
     ],
 )

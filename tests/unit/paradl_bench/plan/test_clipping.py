@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,11 +14,12 @@ from profile_factory import free_copies, make_network, make_profile, ring_fit
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.cli import group
+from paradl_bench.network.graph import Tensor
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, GradientClipping, Plan, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.clipping import ranks_alike
+from paradl_bench.strategies.passes.clipping import ranks_alike, sums_before
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 
 NETWORK = make_network((64, 128, 256, 32))
@@ -142,8 +144,33 @@ def test_one_rank_clips_as_torch_does(share: float) -> None:
     own, exact = model(), model()
     norm = torch.nn.utils.get_total_norm([p.grad for p in exact.parameters() if p.grad is not None])
     torch.nn.utils.clip_grad_norm_(exact.parameters(), share * float(norm))
-    torch.testing.assert_close(GradientClipper(own, share * float(norm), {}, None).clip(), norm, rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        GradientClipper(own, share * float(norm), {}, None, torch.float64).clip(), norm, rtol=1e-14, atol=0
+    )
     for one, other in zip(own.parameters(), exact.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
         if one.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("dtypes", "size"), [("bfloat16 bfloat16", 4), ("float16 float32", 4), ("float32 float64", 8)])
+def test_squares_are_added_in_the_dtype_that_is_planned(dtypes: str, size: int) -> None:
+    """Squares of fp16 end at a norm of 256, and squares that bf16 adds up lose the small ones."""
+    torch = pytest.importorskip("torch")
+    from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
+
+    names = dtypes.split()
+    module = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(4, dtype=getattr(torch, name))) for name in names)
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+    parameters = tuple(Tensor(name=str(index), shape=(4,), dtype=short[name]) for index, name in enumerate(names))
+    network = msgspec.structs.replace(NETWORK, parameters=parameters, gradient_order=())
+    (_, work), _ = sums_before(network, parse_strategy("f2"), PlanSettings(batch=8, clip_norm=1.0))
+    assert work.message_bytes == dtype_of_squares(module).itemsize == size
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 300.0)
+    norm = GradientClipper(module, 2.0, {"0": 4}, None, dtype_of_squares(module)).clip()
+    # Of four ranks that hold the first alike this one counts a quarter of its squares.
+    assert float(norm) == pytest.approx(math.sqrt(600.0**2 / 4 + 600.0**2), rel=3e-3)
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == pytest.approx([300.0 * 2.0 / float(norm)] * 4, rel=3e-3)
