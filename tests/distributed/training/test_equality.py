@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[b
 
 from drawn_networks import drawn_networks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=4)]
+# One launch runs dozens of cases, beside two other files of tests on the same cores.
+pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=6), pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 
