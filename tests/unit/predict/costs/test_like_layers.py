@@ -118,3 +118,19 @@ def test_the_interval_widens_with_distance_by_measured_errors() -> None:
 def test_a_single_measured_operation_has_the_stated_error() -> None:
     found = cost(profile_of((only(make_network((1024, 4000), name="lone")), 1024)))
     assert found.method_sd_s / found.seconds > UNKNOWN_ERROR
+
+
+def test_a_shard_is_scaled_from_its_whole_layer() -> None:
+    """Another network has a layer of the shard's own work, in a kernel that takes a second."""
+    (half,) = only(make_network((1024, 2048), name="half"), name=ASKED.layers[0].name).layers
+    alike = only(make_network((1024, 2049), name="alike"))
+    slow = tuple(
+        msgspec.structs.replace(time, time=msgspec.structs.replace(time.time, typical_s=1.0))
+        for time in times_of(alike, 1024)
+    )
+    whole = only(ASKED)
+    profile = profile_of((whole, 1024), (alike, 1024), times=(*times_of(whole, 1024), *slow))
+    costs = LayerCosts(profile, whole, "fp32")
+    costs.learn([(half, 4 * 1024 * 2048)])
+    found = costs.cost(half.operation, "FW", "", 1024, 1)
+    assert found.seconds == pytest.approx(device_seconds(half, "FW", 1024), rel=0.1)
