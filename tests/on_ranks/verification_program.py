@@ -149,8 +149,10 @@ def _whole_loss(self: Any, loss: Any, last: Any, spans: Any) -> Any:
     return lambda outputs, targets: loss(last.as_model_gives_it(outputs), targets)
 
 
-def _other_rate(kind: Any, parameters: Any, group: Any, **options: Any) -> Any:
-    return torch.optim.SGD(parameters, **options | {"lr": options["lr"] / 2})
+def _other_rate(kind: Any, parameters: Any, group: Any = None, **options: Any) -> Any:
+    # The serial model's optimizer, which has no group, keeps its rate.
+    rate = options["lr"] if group is None else options["lr"] / 2
+    return torch.optim.SGD(parameters, **options | {"lr": rate})
 
 
 BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
