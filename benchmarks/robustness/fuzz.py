@@ -243,7 +243,11 @@ def main() -> None:
     parser.add_argument("--engine", choices=["own", "atheris"], default="own")
     parser.add_argument("-o", "--output", type=Path, help="count finished chunks in this JSON file, and go on from it")
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else sorted(targets())
+    known = sorted(targets())
+    names = options.only.split(",") if options.only else known
+    for name in names:
+        if name not in known:
+            parser.error(f"--only: {name!r} is no target; there are {', '.join(known)}")
     runs = 100_000 if options.runs is None and options.hours is None else options.runs
     ledger = Ledger(options.output)
     try:

@@ -202,10 +202,11 @@ def _facts(profile: Profile) -> dict[str, tuple[str, ...]]:
 
 def _facts_of(environment: Environment) -> dict[str, str]:
     labels = ("device", "device_name", "device_count", "memory_bytes", "hostname", "kernel", "commit")
-    facts = {label.replace("_", " "): str(getattr(environment, label)) for label in labels}
+    values = {label: getattr(environment, label) for label in labels}
+    facts = {label.replace("_", " "): str(value) for label, value in values.items() if value is not None}
     named = {"version of": environment.versions, "setting": environment.settings, "variable": environment.variables}
-    for kind, values in named.items():
-        facts |= {f"{kind} {name}": value for name, value in sorted(values.items())}
+    for kind, given in named.items():
+        facts |= {f"{kind} {name}": value for name, value in sorted(given.items())}
     if environment.emulated:
         facts["emulated"] = kind_of_emulation(environment.emulated)
     return facts

@@ -281,7 +281,7 @@ def _sweep_with_torch(
     if place is None:
         _check_gpus(device, started)
         check_ranks_fit(started, device)
-        refuse_unusable(output)
+        refuse_unusable(output, "collectives", request.arguments())
         with emulated_cluster(layout) as cluster:
             launch_ranks(
                 same_command(),

@@ -162,7 +162,7 @@ def COMMAND(  # noqa: N802
     request.check()
     run_s, hang_s = launch.timeout_s, launch.hang_timeout_s
     if place is None:
-        refuse_unusable(output)
+        refuse_unusable(output, "layers", request.arguments())
         same = same_command()
         launch_ranks(same, ranks=request.ranks, device=timing.device, timeout_s=run_s, hang_timeout_s=hang_s)
         print_layer_summary(output, as_json=as_json)

@@ -280,7 +280,7 @@ def _run(request: TrainingRequest, launch: LaunchOptions, output: Path) -> bool:
     if request.layout is not None:
         refuse_emulation(place)
     if place is None:
-        refuse_unusable(output)
+        refuse_unusable(output, "training")
         if request.shares_layers or samples_at_once(request.strategy, request.settings) == 1:
             from paradl_bench.measure.training.run import check_limits
 

@@ -81,7 +81,7 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
         WorkError: a program or the launcher is not there.
     """
     launch_prefix(request.tool, request.launcher, request.ranks, request.launcher_arguments)
-    refuse_unusable(output)
+    refuse_unusable(output, "collectives")
     _say_shared_cores(request)
     programs = {name: find_program(request.tool, name, request.tool_path) for name in request.operations}
     reports = {path: can_report(path, request.tool) for path in sorted(set(programs.values()))}

@@ -139,14 +139,21 @@ class MeasurementDirectory:
         release(self.path)
 
 
-def refuse_unusable(path: Path) -> None:
-    """Refuse what can be no measurement directory, as a command does before it starts ranks.
+def refuse_unusable(path: Path, kind: MeasurementKind, arguments: dict[str, str] | None = None) -> None:
+    """Refuse what can be no directory of this measurement, as a command does before it starts ranks.
+
+    Args:
+        arguments: of the measurement; None where the ranks alone know them all.
 
     Raises:
-        UserError: a file, a directory that holds something else, or one that another process writes.
+        UserError: a file, a directory that holds something else or another measurement, or one that another process
+            writes.
     """
     _refuse_foreign(path)
     refuse_locked(path)
+    if (path / MANIFEST_NAME).exists():
+        manifest = read_manifest(path)
+        _check_asked(path, manifest, kind, manifest.arguments if arguments is None else arguments)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -178,10 +185,7 @@ def _clear(path: Path) -> None:
                 say(f"{file}: its last row was not written whole; {cut} bytes are dropped, and measured again")
 
 
-def _check_same(
-    path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str], environment: Environment
-) -> Manifest:
-    """The manifest to go on with."""
+def _check_asked(path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str]) -> None:
     written = stored_version(path)
     if written != SCHEMA_VERSION:
         raise UserError(
@@ -193,6 +197,13 @@ def _check_same(
         old, new = manifest.arguments.get(name), arguments.get(name)
         if old != new:
             raise UserError(f"{path} was measured with {name} {old}, not {new}; give another directory")
+
+
+def _check_same(
+    path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str], environment: Environment
+) -> Manifest:
+    """The manifest to go on with."""
+    _check_asked(path, manifest, kind, arguments)
     different = manifest.environment.differences(environment)
     moved = [text for text in different if text.startswith("hostname ")]
     # A job of Slurm's that is requeued may get another node of the same kind.

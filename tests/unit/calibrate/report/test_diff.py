@@ -82,11 +82,18 @@ def test_where_blocks_are_not_known_the_spread_of_one_counts() -> None:
 
 def test_what_differs_between_the_environments_is_said_first(tmp_path: Path) -> None:
     newer = msgspec.structs.replace(
-        ENVIRONMENT, versions={**ENVIRONMENT.versions, "driver": "570"}, variables={"NCCL_ALGO": "Ring"}
+        ENVIRONMENT,
+        versions={**ENVIRONMENT.versions, "driver": "570"},
+        variables={"NCCL_ALGO": "Ring"},
+        commit="0a1b2c3d",
     )
     first, second = drawn(1), msgspec.structs.replace(drawn(2), environments=(newer,))
     changes = {change.what: (change.first, change.second) for change in compare(first, second).changes}
-    assert changes == {"version of driver": ((), ("570",)), "variable NCCL_ALGO": ((), ("Ring",))}
+    assert changes == {
+        "version of driver": ((), ("570",)),
+        "variable NCCL_ALGO": ((), ("Ring",)),
+        "commit": ((), ("0a1b2c3d",)),
+    }
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     for path, profile in zip(paths, (first, second), strict=True):
         write_profile(path, profile)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -79,7 +80,7 @@ def test_a_file_cut_anywhere_loses_only_its_last_row(
 def test_leftovers_of_a_process_killed_before_its_manifest_are_ignored(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("process 1 on node1\n")
     (tmp_path / ".0123456789abcdef.tmp").write_bytes(b'{"schema_ver')
-    refuse_unusable(tmp_path)
+    refuse_unusable(tmp_path, "layers")
     directory = open_it(tmp_path)
     directory.finish()
     assert open_it(tmp_path).resumed
@@ -87,7 +88,18 @@ def test_leftovers_of_a_process_killed_before_its_manifest_are_ignored(tmp_path:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.tmp").touch()
     with pytest.raises(UserError, match="is not empty and holds no measurement"):
-        refuse_unusable(tmp_path / "other")
+        refuse_unusable(tmp_path / "other", "layers")
+
+
+def test_another_measurements_directory_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    open_it(tmp_path).finish()
+    refuse_unusable(tmp_path, "layers", {"batch": "4"})
+    # Ranks alone know what a training run is made of.
+    refuse_unusable(tmp_path, "layers")
+    with pytest.raises(UserError, match="measured with batch 4, not 8"):
+        refuse_unusable(tmp_path, "layers", {"batch": "8"})
+    with pytest.raises(UserError, match="holds a measurement of layers, not of training"):
+        refuse_unusable(tmp_path, "training")
 
 
 def test_a_directory_has_one_writer_until_its_process_ends(tmp_path: Path) -> None:
@@ -102,14 +114,14 @@ def test_a_directory_has_one_writer_until_its_process_ends(tmp_path: Path) -> No
         assert other.stdout is not None
         child = int(other.stdout.readline())
         held = rf"out is being written by process {other.pid} on \S+: wait for it, or give another directory"
-        for refused in (open_it, refuse_unusable):
+        for refused in (open_it, partial(refuse_unusable, kind="layers")):
             with pytest.raises(UserError, match=held):
                 refused(tmp_path / "out")
         other.kill()
     # The file is there still. The lock is not: what the writer has forked, as workers of a loader, does not hold it.
     os.kill(child, 0)
     assert (tmp_path / "out" / LOCK_NAME).exists()
-    refuse_unusable(tmp_path / "out")
+    refuse_unusable(tmp_path / "out", "layers", {"batch": "4"})
     open_it(tmp_path / "out").finish()
     assert not (tmp_path / "out" / LOCK_NAME).exists()
     os.kill(child, signal.SIGKILL)

@@ -49,7 +49,7 @@ def test_a_directory_with_somebody_elses_lock_is_not_ours(tmp_path: Path) -> Non
     lock = tmp_path / LOCK_NAME
     lock.write_text("a database's own\n")
     with pytest.raises(UserError, match="is not empty and holds no measurement"):
-        refuse_unusable(tmp_path)
+        refuse_unusable(tmp_path, "layers")
     with pytest.raises(UserError, match="no lock of this program's"):
         lock_for_writing(tmp_path)
     assert lock.read_text() == "a database's own\n"
@@ -58,7 +58,7 @@ def test_a_directory_with_somebody_elses_lock_is_not_ours(tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", ["", "process 17 on node-1.site\n"])
 def test_a_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_NAME).write_text(content)
-    refuse_unusable(tmp_path)
+    refuse_unusable(tmp_path, "layers")
     lock_for_writing(tmp_path)
     assert (tmp_path / LOCK_NAME).read_text().startswith(f"process {os.getpid()} on ")
     release(tmp_path)
