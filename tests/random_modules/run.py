@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -79,7 +80,32 @@ def plan(case: Case) -> Planned | Result:
 
 
 def _refused_by_torch(case: Case) -> str:
-    """Why the module does not train by itself, as where it changes what an LSTM has saved; empty if it does."""
+    """Why the module does not train by itself, as where it changes what an LSTM has saved; empty if it does.
+
+    A child finds out: torch crashes in backward of a group norm whose input lies channels last and needs no gradient.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        # Threads of a pool do not survive a fork.
+        torch.set_num_threads(1)
+        failed = 1
+        try:
+            with os.fdopen(writing, "w") as answer:
+                answer.write(_trains_alone(case))
+            failed = 0
+        finally:
+            os._exit(failed)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status > 0:
+        raise RuntimeError("drawing or loading the module failed")
+    return f"the module does not train by itself: signal {-status}" if status else said
+
+
+def _trains_alone(case: Case) -> str:
     model = load_model(case.model)
     inputs, targets = model.make_batch(SAMPLES, 0)
     try:
