@@ -48,7 +48,7 @@ def join(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: tor
     """Make of an output and its log-sum-exp those with a further block, in place."""
     total = torch.logaddexp(lse, part_lse.to(lse.dtype))
     # Rows that see nothing so far weigh nothing.
-    before, now = ((each - total).exp().nan_to_num(0.0).unsqueeze(-1) for each in (lse, part_lse))
+    before, now = ((each - total).exp_().nan_to_num_(0.0).unsqueeze(-1) for each in (lse, part_lse))
     out.mul_(before).addcmul_(part.to(out.dtype), now.to(out.dtype))
     lse.copy_(total)
 
@@ -79,7 +79,7 @@ def differentiate(
 
 def _differentiate_fused(kernel: str, tensors: Made, *, causal: bool, scale: float | None) -> Made:
     gradient, query, key, value, out, lse = tensors
-    aten, given = torch.ops.aten, (gradient.contiguous(), query, key, value)
+    aten, given = torch.ops.aten, (gradient if gradient.stride(-1) == 1 else gradient.contiguous(), query, key, value)
     if kernel == "cpu":
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
         return tuple(backward(*given, out, lse, 0.0, causal, scale=scale))

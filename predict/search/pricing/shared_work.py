@@ -31,7 +31,7 @@ _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
 
 class Message(NamedTuple):
-    """A collective, or a message to a neighbour, that compute of a layer waits for."""
+    """A collective, or a message to a neighbour, that compute of a layer waits for; none of what goes on beside it."""
 
     layer: int
     phase: Literal["FW", "BW"]
@@ -74,7 +74,7 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     messages: list[Message] = []
     for index, shard in shared.shards.items():
         whole = network.layers[index]
-        share[index] = _share_of(shard.layer, whole)
+        share[index] = len(shard.rounds_fw) * _share_of(shard.layer, whole)
         held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
         messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
