@@ -25,7 +25,7 @@ class MirroredTokens(OwnTokens):
     def part_of(self, rank: int, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """Two chunks, one behind the other, of each of the samples that lie along the dim."""
         at, chunks = dim % whole.dim(), 2 * self.group.size
-        parts = whole.unflatten(at, (-1, chunks, self.length // chunks))
+        parts = whole.reshape(*whole.shape[:at], -1, chunks, self.length // chunks, *whole.shape[at + 1 :])
         front, back = (parts.select(at + 1, number) for number in (rank, chunks - 1 - rank))
         return torch.cat([front, back], at + 1).flatten(at, at + 1)
 
@@ -64,7 +64,7 @@ class _Ring(NamedTuple):
     """How blocks go round, and what of each a rank's queries see.
 
     Attributes:
-        causal: that the tokens of ranks are mirrored, and queries see no later ones. scale: of scores; None for torch's.
+        causal: that queries see no later tokens; those of ranks are mirrored then.
     """
 
     own: OwnTokens
@@ -116,7 +116,7 @@ class _RingAttention(torch.autograd.Function):
             rows, keys = ring.seen(turn)
             operands = query[..., rows, :], *(part[..., keys, :] for part in _parts(block, key, value))
             seen = ring.columns(turn, mask, rows, keys)
-            made = ring_kernels.attend(*operands, seen, causal=ring.causal and turn == 0, scale=ring.scale)
+            made = ring_kernels.attend(operands, seen, causal=ring.causal and turn == 0, scale=ring.scale)
             if turn == 0:
                 out, lse = (tensor.to(_wide(query)) for tensor in made)
             else:

@@ -11,7 +11,8 @@ class ContextOptions(AxisOptions, frozen=True, kw_only=True):
     """How an attention gets at the tokens of other ranks.
 
     Attributes:
-        context_exchange: whether ranks gather keys and values, exchange tokens for heads, or pass keys and values round.
+        context_exchange: whether keys and values are gathered, tokens are exchanged for heads, or keys and values go
+            round.
     """
 
     context_exchange: Literal["gather", "all-to-all", "ring"] = "gather"

@@ -20,25 +20,28 @@ Made = tuple[torch.Tensor, ...]
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool,
-    scale: float | None,
-) -> Made:
-    """Output (samples, heads, queries, width) and log-sum-exp of scores (samples, heads, queries)."""
-    key, value = (_for_heads(tensor, query) for tensor in (key, value))
+    tensors: Made, mask: torch.Tensor | None, *, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (samples, heads, queries, width) and log-sum-exp of scores (samples, heads, queries).
+
+    Args:
+        tensors: query, key, value. mask: as torch's attention takes it. scale: of scores; None for torch's.
+    """
+    query, *of_keys = tensors
+    key, value = (_for_heads(tensor, query) for tensor in of_keys)
     kernel, aten = _fused(query, key, value, mask), torch.ops.aten
     if kernel == "cpu":
-        return tuple(aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale))
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+        return out, lse
     if kernel == "flash":
-        return tuple(aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)[:2])
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        return out, lse
     if kernel == "efficient":
-        made = aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, causal, scale=scale)
+        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, causal, scale=scale
+        )
         # Its rows are padded.
-        return made[0], made[1][..., : query.shape[-2]]
+        return out, lse[..., : query.shape[-2]]
     scores = _scores(query, key, mask, causal=causal, scale=scale)
     lse = scores.logsumexp(-1)
     return _weights(scores, lse) @ value.to(scores.dtype), lse
@@ -137,4 +140,6 @@ def _for_heads(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _of_groups(gradient: torch.Tensor, heads: int) -> torch.Tensor:
-    return gradient if gradient.shape[_HEADS] == heads else gradient.unflatten(_HEADS, (heads, -1)).sum(_HEADS)
+    """The sum over heads of queries that share a head of keys."""
+    samples, *_, length, width = gradient.shape
+    return gradient if gradient.shape[_HEADS] == heads else gradient.view(samples, heads, -1, length, width).sum(2)

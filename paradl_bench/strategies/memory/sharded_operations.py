@@ -203,10 +203,12 @@ class ShardedOperations(RankOperations):
         more = wide - out if wide > out else 0
         joined = (wide if more else 0) + 4 * rows
         first = _messages(rounds[:1]) + more + 3 * scores
-        return max(first, *(max(_messages([each]), block) + more + out + max(joined, 3 * scores) for each in rounds[1:]))
+        return max(
+            first, *(max(_messages([each]), block) + more + out + max(joined, 3 * scores) for each in rounds[1:])
+        )
 
     def _held_in_rounds_back(self, i: int) -> int:
-        """Beside the gradients that backward of such an attention returns: blocks, their sums, and a round's gradients."""
+        """Beside the gradients that its backward returns: blocks, sums of their gradients, and what a round makes."""
         rounds, layer = self._shards[i].rounds_bw, self._shards[i].layer
         if len(rounds) == 1:
             return 0

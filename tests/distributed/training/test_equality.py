@@ -153,7 +153,8 @@ def named(text: str) -> dict[str, Any]:
     options |= {"filter_backward": "reduce-scatter"} if "scatter" in words else {}
     options |= {"clip_norm": 1e6} if "clip" in words else {}
     options |= {"sequence_parallel": "on"} if "sequence" in words else {}
-    options |= {"context_exchange": word for word in words if word in ("all-to-all", "ring")}
+    options |= {"context_exchange": "all-to-all"} if "all-to-all" in words else {}
+    options |= {"context_exchange": "ring"} if "ring" in words else {}
     for exchange, _, nodes in (word.partition("@") for word in words if "@" in word):
         leaders = exchange.removesuffix("leaders")
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"

@@ -93,14 +93,15 @@ def in_ring(
     return list(zip(*run_threads(ranks, of_rank), strict=True))
 
 
-def from_serial(ranks: int, dtype: torch.dtype, *shape: int, sent: Any = None, **settings: Any) -> float:
+def from_serial(ranks: int, dtype: torch.dtype, *shape: int, **settings: Any) -> float:
     """The largest relative difference of output and gradients from those of torch's attention in float64."""
     given = operands(dtype, *shape)
-    leaves = [tensor.double().requires_grad_() for tensor in given[:3]]
+    leaves = [tensor.double().clone().requires_grad_() for tensor in given[:3]]
     whole = F.scaled_dot_product_attention(*leaves, **settings, enable_gqa=shape[0] != shape[1])
     whole.backward(given[3].double())
     differences = []
-    for of_ranks, serial in zip(in_ring(ranks, given, sent, **settings), (whole, *(x.grad for x in leaves)), strict=True):
+    expected = whole.detach(), *(leaf.grad for leaf in leaves)
+    for of_ranks, serial in zip(in_ring(ranks, given, **settings), expected, strict=True):
         chunks = torch.cat(of_ranks, -2).double()
         if settings.get("is_causal"):
             both = serial.chunk(2 * ranks, -2)
