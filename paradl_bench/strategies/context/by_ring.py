@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from paradl_bench.network.graph import Layer
 from paradl_bench.strategies.context import ring_kernels
+from paradl_bench.strategies.context.ring_kernels import Scoring
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, Messages
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import Call
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.sequence.on_tokens import OwnTokens
@@ -37,8 +39,8 @@ class MirroredTokens(OwnTokens):
 class AttentionByRing:
     """This rank's queries with the keys and values of all ranks, a block of them at a time."""
 
-    def __init__(self, layer: Layer, own: OwnTokens) -> None:
-        self._layer, self._own = layer, own
+    def __init__(self, own: OwnTokens, random: OwnRandomness) -> None:
+        self._own, self._random = own, random
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As torch's ``scaled_dot_product_attention``."""
@@ -51,8 +53,9 @@ class AttentionByRing:
         if one_head:
             query, key, value = (tensor.unsqueeze(-3) for tensor in (query, key, value))
             mask = mask.unsqueeze(-3) if mask is not None and mask.dim() == len("NLS") else mask
-        ring = _Ring(self._own, bool(given.get("is_causal")), given.get("scale"))
-        attended = _RingAttention.apply(query, key, value, mask, ring)  # type: ignore[no-untyped-call]
+        scoring = Scoring(bool(given.get("is_causal")), given.get("scale"), given.get("dropout_p") or 0.0)
+        with self._random.used(query) if scoring.dropout else contextlib.nullcontext():
+            attended = _RingAttention.apply(query, key, value, mask, _Ring(self._own, scoring))  # type: ignore[no-untyped-call]
         return self._own.mark(attended.squeeze(-3) if one_head else attended, Cut(-2))
 
 
@@ -63,13 +66,11 @@ def _nothing() -> None:
 class _Ring(NamedTuple):
     """How blocks go round, and what of each a rank's queries see.
 
-    Attributes:
-        causal: that queries see no later tokens; those of ranks are mirrored then.
+    Where attention is causal, the tokens of ranks are mirrored.
     """
 
     own: OwnTokens
-    causal: bool
-    scale: float | None
+    scoring: Scoring
 
     @property
     def group(self) -> Group:
@@ -82,9 +83,13 @@ class _Ring(NamedTuple):
         rank's two chunks lie between those of the queries.
         """
         every, half = slice(None), self.own.length // (2 * self.group.size)
-        if not self.causal or turn == 0:
+        if not self.scoring.causal or turn == 0:
             return every, every
         return (every, slice(half)) if turn <= self.group.rank else (slice(half, None), every)
+
+    def scoring_of(self, turn: int) -> Scoring:
+        """The mask of later tokens is the kernel's for a rank's own block; of others it leaves out whole chunks."""
+        return self.scoring._replace(causal=self.scoring.causal and turn == 0)
 
     def columns(self, turn: int, mask: torch.Tensor | None, rows: slice, keys: slice) -> torch.Tensor | None:
         """A mask's part for the block at hand."""
@@ -111,12 +116,14 @@ class _RingAttention(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, ring: _Ring
     ) -> torch.Tensor:
         block, size = _packed((key, value), key.dtype), ring.group.size
+        draws: list[ring_kernels.Drawn] = []
         for turn in range(size):
             landing, wait = ring.pass_on(*[block] * (turn < size - 1))
             rows, keys = ring.seen(turn)
             operands = query[..., rows, :], *(part[..., keys, :] for part in _parts(block, key, value))
             seen = ring.columns(turn, mask, rows, keys)
-            made = ring_kernels.attend(operands, seen, causal=ring.causal and turn == 0, scale=ring.scale)
+            *made, drawn = ring_kernels.attend(operands, seen, ring.scoring_of(turn))
+            draws.append(drawn)
             if turn == 0:
                 out, lse = (tensor.to(_wide(query)) for tensor in made)
             else:
@@ -126,7 +133,7 @@ class _RingAttention(torch.autograd.Function):
             block = landing[0] if landing else block
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, out, lse)
-        ctx.ring = ring
+        ctx.ring, ctx.draws = ring, draws
         return out
 
     @staticmethod
@@ -145,8 +152,8 @@ class _RingAttention(torch.autograd.Function):
             made = ring_kernels.differentiate(
                 (gradient[..., rows, :], *operands, out[..., rows, :], lse[..., rows]),
                 ring.columns(turn, mask, rows, keys),
-                causal=ring.causal and turn == 0,
-                scale=ring.scale,
+                ctx.draws[turn],
+                ring.scoring_of(turn),
             )
             of_query[..., rows, :].add_(made[0])
             del operands

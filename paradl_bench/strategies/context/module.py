@@ -64,7 +64,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         if found.gathered and options.by_heads:
             run = AttentionByHeads(layers[index], own, random)
         elif found.gathered and options.by_ring:
-            run = AttentionByRing(layers[index], own)
+            run = AttentionByRing(own, random)
         elif found.gathered:
             run = _Attention(layers[index], own, random, masks)
         elif found.output is None:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, LayerMemory, ModelGraph
 from paradl_bench.plan.axis_planner import AxisPlace, part_of_layer
 from paradl_bench.plan.compute import LayerShard, layers_with_gradient
 from paradl_bench.plan.strategy import Strategy
@@ -39,7 +39,7 @@ def is_mirrored(network: ModelGraph, tokens: Tokens) -> bool:
 
 def check_ring(network: ModelGraph, tokens: Tokens, strategy: Strategy) -> None:
     """Raises:
-    UserError: dropout inside of an attention, a mask that is learned, or operands of other shapes than heads have.
+    UserError: a mask that is learned, or operands of other shapes than heads have.
     """
     names = (layer.name for layer in network.layers)
     learned = {name for name, made in zip(names, layers_with_gradient(network), strict=True) if made}
@@ -54,8 +54,6 @@ def check_ring(network: ModelGraph, tokens: Tokens, strategy: Strategy) -> None:
 
 def _why_not(layer: Layer, learned: set[str]) -> str:
     shapes = layer.input_shapes
-    if layer.attributes["dropout"]:
-        return "dropout inside of attention"
     if any(len(shape) not in (2, 3) for shape in shapes[:_OPERANDS]):
         return f"attention of {len(shapes[0])} dims a sample"
     heads = [heads_of(shape) for shape in shapes[:_OPERANDS]]
@@ -103,10 +101,14 @@ def _with_one_block(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
     attributes = dict(layer.attributes)
     if "output" in attributes:
         attributes["output"] = output
+    rows_bytes = _SUMS_BYTES * math.prod(layer.output_shape[:-1])
+    kept = LayerMemory(inputs=tuple(range(len(inputs))), output=True, kept=(rows_bytes, 0))
     return part_of_layer(
         layer,
         1,
         ranks**2,
+        # Dropout is drawn again in backward: nothing of it is kept.
+        memory=kept if attributes["dropout"] else layer.memory,
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,

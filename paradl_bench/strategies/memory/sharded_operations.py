@@ -194,7 +194,7 @@ class ShardedOperations(RankOperations):
     def _held_in_rounds(self, i: int) -> int:
         """Beside the output of an attention that runs in rounds: blocks, and what a round makes, to be joined to it.
 
-        Sums are of fp32 at least. A mask has scores made apart, several times as long as they are worked on.
+        Sums are of fp32 at least. Scores that are made apart are there several times, as they are worked on.
         """
         rounds, out = self._shards[i].rounds_fw, self._output_bytes(self._shards[i].layer)
         if len(rounds) == 1:
@@ -202,9 +202,9 @@ class ShardedOperations(RankOperations):
         block, (wide, rows), scores = _block(rounds), self._in_rounds(i), self._scores_bytes(i)
         more = wide - out if wide > out else 0
         joined = (wide if more else 0) + 4 * rows
-        first = _messages(rounds[:1]) + more + 3 * scores
+        first = _messages(rounds[:1]) + more + 4 * scores
         return max(
-            first, *(max(_messages([each]), block) + more + out + max(joined, 3 * scores) for each in rounds[1:])
+            first, *(max(_messages([each]), block) + more + out + max(joined, 4 * scores) for each in rounds[1:])
         )
 
     def _held_in_rounds_back(self, i: int) -> int:
@@ -223,7 +223,7 @@ class ShardedOperations(RankOperations):
         held = [
             _messages([each]) + (block if turn == last else 0) + made[turn] + kept for turn, each in enumerate(rounds)
         ]
-        return max(*held, (query if wider else 0) + 2 * sums + kept) + 5 * self._scores_bytes(i)
+        return max(*held, (query if wider else 0) + 2 * sums + kept) + 6 * self._scores_bytes(i)
 
     def _in_rounds(self, i: int) -> tuple[int, int]:
         """Bytes of an attention's output as parts of it are joined, and of a number a row of it."""
@@ -232,11 +232,12 @@ class ShardedOperations(RankOperations):
         return elements * width, elements // self._shards[i].layer.output_shape[-1] * width
 
     def _scores_bytes(self, i: int) -> int:
-        """Bytes of the scores of a round with a mask."""
+        """Bytes of the scores of a round that has them made apart: with a mask, or on a CPU with dropout."""
         query, key = (shape for shape in self._shards[i].layer.input_shapes[:2])
         elements = math.prod(query[:-1]) * key[-2] * self._samples
-        masked = self._shards[i].layer.attributes.get("masked")
-        return elements * max(self._casts.run_width(i), _SUMS_WIDTH) if masked else 0
+        attributes = self._shards[i].layer.attributes
+        apart = attributes.get("masked") or (self._is_cpu and attributes.get("dropout"))
+        return elements * max(self._casts.run_width(i), _SUMS_WIDTH) if apart else 0
 
     def _cut_gradient(self, i: int, whole: Gradient) -> Gradient:
         """The rank's block of the gradient of what was gathered."""

@@ -15,7 +15,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.layers import shards_proof
 from paradl_bench.measure.proof.threads import Meeting, ThreadGroup, run_threads
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -24,6 +24,7 @@ from paradl_bench.strategies.context import by_ring, ring_kernels
 from paradl_bench.strategies.context.by_ring import AttentionByRing, MirroredTokens
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.tensor.sequence.on_tokens import OwnTokens
 
 TOKENS, SAMPLES, WIDTH = 16, 2, 8
@@ -83,10 +84,10 @@ def in_ring(
     def of_rank(rank: int, meeting: Meeting) -> Tensors:
         nobody: Any = None
         group = Recorded(process_group=nobody, rank=rank, size=ranks, spans=Spans(), meeting=meeting)
-        own, layer = tokens(group, TOKENS), Layer(name="attention", kind="attention")
+        own = tokens(group, TOKENS)
         *read, gradient = (own.part(tensor, -2).contiguous() for tensor in given)
         leaves = [tensor.requires_grad_() for tensor in read]
-        made = AttentionByRing(layer, own)(F.scaled_dot_product_attention, tuple(leaves), dict(settings))
+        made = AttentionByRing(own, OwnRandomness(group))(F.scaled_dot_product_attention, tuple(leaves), dict(settings))
         made.backward(gradient)
         return made.detach(), *(leaf.grad for leaf in leaves)
 
@@ -135,6 +136,43 @@ def test_rows_that_see_nothing_of_a_block_are_right() -> None:
     far = torch.zeros(SAMPLES, 1, 1, TOKENS, dtype=torch.float64)
     far[..., TOKENS // 2 :] = float("-inf")
     assert from_serial(4, torch.float64, 2, 2, WIDTH, attn_mask=far) < 1e-12
+
+
+def every_other_key(weights: torch.Tensor, drawn: Any, dropout: float) -> torch.Tensor:
+    return torch.arange(weights.shape[-1]).remainder(2).expand_as(weights) / dropout
+
+
+def test_dropped_weights_are_dropped_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_kernels, "_kept", every_other_key)
+    given = operands(torch.float64, 2, 2, WIDTH)
+    leaves = [tensor.clone().requires_grad_() for tensor in given[:3]]
+    weights = torch.softmax(leaves[0] @ leaves[1].mT / WIDTH**0.5, -1)
+    whole = weights * every_other_key(weights, (), 0.5) @ leaves[2]
+    whole.backward(given[3])
+    made = in_ring(4, tuple(tensor.detach() for tensor in given), dropout_p=0.5)
+    for parts, serial in zip(made, (whole, *(leaf.grad for leaf in leaves)), strict=True):
+        assert torch.allclose(torch.cat(parts, -2), serial, rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_is_drawn_for_each_block_and_again_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, asked = ring_kernels._kept, dict[int, list[torch.Tensor]]()
+
+    def remembered(weights: torch.Tensor, drawn: Any, dropout: float) -> torch.Tensor:
+        found = kept(weights, drawn, dropout)
+        asked.setdefault(int(drawn[0]), []).append(found)
+        return found
+
+    monkeypatch.setattr(ring_kernels, "_kept", remembered)
+    *given, gradient = operands(torch.float32, 2, 2, WIDTH)
+    scoring = ring_kernels.Scoring(causal=False, scale=None, dropout=0.3)
+    for _ in range(2):
+        out, lse, drawn = ring_kernels.attend(tuple(given), None, scoring)
+        ring_kernels.differentiate((gradient, *given, out, lse), None, drawn, scoring)
+    (first, again), (second, _) = asked.values()
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert first.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert float(first.bool().float().mean()) == pytest.approx(0.7, abs=0.05)
 
 
 def stays(self: Any, *tensors: torch.Tensor) -> Any:
@@ -230,7 +268,6 @@ def test_rounds_make_up_a_share_of_the_causal_attention() -> None:
 @pytest.mark.parametrize(
     ("name", "strategy", "why"),
     [
-        ("drawing", "x2", "dropout inside of attention of layer scaled_dot_product_attention"),
         ("Biased", "x2", "a learned mask of layer scaled_dot_product_attention"),
         ("gpt2_tokens", "x8", "p <= 4: a sequence of 8 tokens, 2 chunks a rank"),
         ("gpt2_tokens", "x3", "does not split evenly over 3 ranks, 2 chunks each; the nearest that do are 6 and 12"),
