@@ -18,8 +18,9 @@ class _Known(NamedTuple):
 
     Attributes:
         work: kept, because parts are told apart by what object they are.
-        layer: index of the one that waits. forward: whether that is in its forward. beside: whether it goes on. kind: which of the distinct
-            messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow: blocks repeat theirs.
+        layer: index of the one that waits. forward: whether that is in its forward. beside: whether it computes on.
+        kind: which of the distinct messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow:
+            blocks repeat theirs.
     """
 
     work: SharedWork
@@ -81,7 +82,8 @@ class Waits:
         counts = samples[first].tolist()
         place = np.concatenate([at * layers + each.layer for at, each in enumerate(known)])
         sizes = np.concatenate([each.bytes_per_sample * count for each, count in zip(known, counts, strict=True)])
-        forward, beside = (np.concatenate(own) for own in zip(*((each.forward, each.beside) for each in known)))
+        forward = np.concatenate([each.forward for each in known])
+        beside = np.concatenate([each.beside for each in known])
         starts = np.cumsum([0, *(len(each.link) for each in known)]).tolist()
         kind = np.concatenate([each.kind + start for each, start in zip(known, starts, strict=False)])
         distinct = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.context.options import ContextOptions
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.space import find_space
@@ -54,6 +56,18 @@ def test_each_exchange_is_estimated_from_below_where_heads_allow(network: ModelG
     assert len(set(times["d2x2"].values())) == 3
     refused = [text for text in space.impossible.counts if text.startswith("context")]
     assert any("p <= 2: 2 heads of keys" in text for text in refused)
+
+
+def test_a_rings_messages_are_told_by_what_waits_for_them(network: ModelGraph) -> None:
+    shared = SharedWorks(network, PlanSettings(batch=8))
+    (axis,) = parse_strategy("x4").axes
+    work = shared.of((axis, (ContextOptions(context_exchange="ring"),)))
+    # Of two own tokens: keys and values of two heads, of four features each.
+    assert {(each.operation, each.bytes_per_sample) for each in work.messages} == {("send_recv", 2 * 2 * 2 * 4 * 4)}
+    counts = Counter((each.phase, each.beside) for each in work.messages)
+    assert counts == {("FW", True): 2 * 3, ("BW", True): 2 * (3 + 2), ("BW", False): 2}
+    attention = next(at for at, layer in enumerate(network.layers) if layer.kind == "attention")
+    assert work.share[attention] == pytest.approx(1 / 4)
 
 
 def test_a_row_says_the_exchange_that_it_was_predicted_with(
