@@ -27,6 +27,7 @@ INPUT = "input"
 """What a network reads, among the inputs of its layers."""
 
 BeforeLayer = Callable[[int], tuple[int, ...]]
+Rounds = tuple[Communication | None, ...]
 
 
 class LayerShard(NamedTuple):
@@ -36,6 +37,8 @@ class LayerShard(NamedTuple):
         layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
         before_bw: what backward waits for. sums: of its parameters' gradients, before these are handed on.
         held: with the shape of the output that the rank then holds, where ``after_fw`` leaves a part of it.
+        rounds_fw, rounds_bw: per time that the layer runs, one after the other, what is under way beside it; the next
+            time waits for both.
         leader: index in the network of the layer whose ``after_bw`` does for this one too, where that is another one; a
             stage of a pipeline without it communicates after the first layer of it that it leads.
     """
@@ -49,6 +52,8 @@ class LayerShard(NamedTuple):
     before_bw: tuple[Communication, ...] = ()
     sums: tuple[Communication, ...] = ()
     held: Layer | None = None
+    rounds_fw: Rounds = (None,)
+    rounds_bw: Rounds = (None,)
 
 
 def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
@@ -246,10 +251,18 @@ class NetworkCompute:
         shard = self._shards[index]
         work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="FW", shard=shard.shard)
         waits = self._communicate(shard.before_fw, phase, waits)
-        task = self._builder.add(work, phase, Stream.COMPUTE, waits)
+        task = self._compute(work, shard.rounds_fw, phase, waits)
         made = self._communicate(shard.after_fw, phase, (task,))[-1]
         self._builder.add(FrameworkOverhead(phase="FW"), phase, Stream.COMPUTE, (made,))
         return made
+
+    def _compute(self, work: Compute, rounds: Rounds, phase: Phase, after: tuple[int, ...]) -> int:
+        """Append a layer as often as it runs, each time beside what is under way; returns the last time's task."""
+        for beside in rounds:
+            under_way = () if beside is None else (self._builder.add(beside, phase, Stream.COMMUNICATION, after),)
+            task = self._builder.add(work, phase, Stream.COMPUTE, after)
+            after = (task, *under_way)
+        return task
 
     def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
         """Append forward of a segment in backward; returns what its backward waits for."""
@@ -306,7 +319,7 @@ class NetworkCompute:
             if index in self._again:
                 before += self._run_again(self._again[index], (*waits[index], *before))
             ready = self._communicate(shard.before_bw, Phase.BW, (*waits[index], *before))
-            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, ready)
+            computed = self._compute(work, shard.rounds_bw, Phase.BW, ready)
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             computed = self._communicate(shard.sums, Phase.BW, (computed,))[-1]
             yield index, computed

@@ -29,7 +29,7 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.autocast import autocast_to
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group, Messages, Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharded_loss, sharding_runner
 
 
@@ -95,9 +95,11 @@ class _Rehearsal(Group):
             else:
                 received.zero_()
 
-    def send_and_receive(
-        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
+    def begin_exchange(self, sent: Messages, received: Messages) -> Callable[[], None]:
+        self.send_and_receive(sent, received)
+        return lambda: None
+
+    def send_and_receive(self, sent: Messages, received: Messages) -> None:
         with self.pause():
             for _, buffer in received:
                 buffer.zero_()
@@ -183,4 +185,9 @@ def _sharded_layers(
     strategy = Strategy(axes=(axis,))
     planner.check(network, strategy, 0, settings)
     shared = planner.shard(network, AxisPlace(strategy.axes[0], 0, position, settings.batch), settings)
-    return {index: (shard.layer, shard.shard) for index, shard in shared.shards.items() if shard.shard}
+    return {
+        index: (shard.layer, shard.shard)
+        for index, shard in shared.shards.items()
+        # What runs several times is seen once, as long as all of them.
+        if shard.shard and len(shard.rounds_fw) == 1
+    }

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.group_functions import Group, Messages
 
 T = TypeVar("T")
 
@@ -71,9 +71,12 @@ class ThreadGroup(Group):
         parts = self.meeting.exchange(self.rank, torch.split(own, sent_sizes))
         received.copy_(torch.cat([of_rank[self.rank] for of_rank in parts]))
 
-    def send_and_receive(
-        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
+    def begin_exchange(self, sent: Messages, received: Messages) -> Callable[[], None]:
+        """At once."""
+        self.send_and_receive(sent, received)
+        return lambda: None
+
+    def send_and_receive(self, sent: Messages, received: Messages) -> None:
         """Tensors by peer."""
         of_all = self.meeting.exchange(self.rank, [(peer, tensor.detach().clone()) for peer, tensor in sent])
         mine = [[tensor for peer, tensor in of_rank if peer == self.rank] for of_rank in of_all]

@@ -25,17 +25,19 @@ _OPERANDS = ("heads of queries", "heads of keys", "heads of values")
 Shape = tuple[int, ...]
 
 
-def _attentions(network: ModelGraph, tokens: Tokens) -> Iterator[Layer]:
+def attentions(network: ModelGraph, tokens: Tokens) -> Iterator[Layer]:
+    """Layers that read keys and values of all tokens."""
     return (network.layers[index] for index, found in tokens.layers.items() if found.gathered)
 
 
-def _heads(shape: Shape) -> int:
+def heads_of(shape: Shape) -> int:
+    """Heads of queries, keys or values of a sample."""
     return shape[-3] if len(shape) > 2 else 1
 
 
 def fewest_heads(network: ModelGraph, tokens: Tokens) -> tuple[int, str] | None:
     """The fewest heads of keys that an attention has, and its name; None without one."""
-    found = [(_heads(layer.input_shapes[1]), layer.name) for layer in _attentions(network, tokens)]
+    found = [(heads_of(layer.input_shapes[1]), layer.name) for layer in attentions(network, tokens)]
     return min(found, key=lambda each: each[0], default=None)
 
 
@@ -45,11 +47,11 @@ def check_heads(network: ModelGraph, tokens: Tokens, strategy: Strategy, ranks: 
     """
     what = f"strategy {strategy}: --context-exchange all-to-all"
     shapes = {network.layers[at].name: network.layers[at].output_shape for at in tokens.layers}
-    for layer in _attentions(network, tokens):
+    for layer in attentions(network, tokens):
         for name, shape in zip(_OPERANDS, layer.input_shapes, strict=False):
-            if _heads(shape) % ranks:
+            if heads_of(shape) % ranks:
                 raise UserError(
-                    f"{what}: {_heads(shape)} {name} of layer {layer.name} do not split evenly over {ranks} ranks;"
+                    f"{what}: {heads_of(shape)} {name} of layer {layer.name} do not split evenly over {ranks} ranks;"
                     " give a number of ranks that divides them, or another exchange"
                 )
         told_apart = len(layer.inputs) == len(layer.input_shapes)
@@ -80,9 +82,9 @@ def on_own_heads(
         whole = message("all_to_all", shape)
         return msgspec.structs.replace(whole, message_bytes=whole.message_bytes // ranks)
 
-    heads, operands = _heads(layer.input_shapes[0]), layer.input_shapes[:3]
+    heads, operands = heads_of(layer.input_shapes[0]), layer.input_shapes[:3]
     masks = tuple(own_heads(shape, heads, ranks) for shape in layer.input_shapes[3:])
-    inputs = (*(own_heads(shape, _heads(shape), ranks) for shape in operands), *masks)
+    inputs = (*(own_heads(shape, heads_of(shape), ranks) for shape in operands), *masks)
     attributes = dict(layer.attributes)
     output = own_heads(layer.output_shape, heads, ranks)
     if "output" in attributes:

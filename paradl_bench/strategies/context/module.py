@@ -21,8 +21,10 @@ from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.context.by_heads import AttentionByHeads
+from paradl_bench.strategies.context.by_ring import AttentionByRing, MirroredTokens
 from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.context.plan import tokens_of
+from paradl_bench.strategies.context.ring import is_mirrored
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, gather_for_all, take
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
@@ -52,13 +54,17 @@ RUNNER = ContextRunner()
 
 
 def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
-    own, random = OwnTokens(group, tokens.length), OwnRandomness(group)
+    options, random = settings.of(ContextOptions), OwnRandomness(group)
+    mirrored = options.by_ring and is_mirrored(network, tokens)
+    own = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
     layers, masks, counted = network.layers, _Masks(own), _Counted()
-    rules, by_heads = {}, settings.of(ContextOptions).by_heads
+    rules = {}
     for index, found in tokens.layers.items():
         run: Any = None
-        if found.gathered and by_heads:
+        if found.gathered and options.by_heads:
             run = AttentionByHeads(layers[index], own, random)
+        elif found.gathered and options.by_ring:
+            run = AttentionByRing(own, random)
         elif found.gathered:
             run = _Attention(layers[index], own, random, masks)
         elif found.output is None:
@@ -71,7 +77,8 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
     def enter(inputs: torch.Tensor) -> torch.Tensor:
         if inputs.requires_grad:
             # Gradients here are as many times larger as there are parts; the input's shall not be.
-            part = take(inputs, own.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
+            whole = own.in_order(inputs, along.dim)
+            part = take(whole, own.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
         else:
             part = own.part(inputs, along.dim).contiguous()
         own.mark(part, along)

@@ -3,9 +3,9 @@
 Ranks hold the whole model and equal, contiguous parts of the tokens. Before an attention its keys and values are
 all-gathered, in the dtype that its products run in; behind its backward their gradients are reduce-scattered, values
 first, as autograd comes to them. With ``--context-exchange all-to-all`` an attention has all tokens of a share of the
-heads instead (:mod:`~paradl_bench.strategies.context.heads`). Nothing else is communicated for layers: the loss of a
-rank is the sum over its own targets over the number of all targets. Gradients of parameters are then exchanged as in
-data parallelism.
+heads instead (:mod:`~paradl_bench.strategies.context.heads`), with ``ring`` keys and values go round
+(:mod:`~paradl_bench.strategies.context.ring`). Nothing else is communicated for layers: the loss of a rank is the sum
+over its own targets over the number of all targets. Gradients of parameters are then exchanged as in data parallelism.
 
 Of gathered keys and values a rank's queries meet all. A causal attention needs other masks on each rank, which torch's
 kernel takes as a tensor: it computes the pairs that the mask leaves out too, so all ranks compute as much.
@@ -28,6 +28,7 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.context.heads import check_heads, fewest_heads, on_own_heads
 from paradl_bench.strategies.context.options import ContextOptions
+from paradl_bench.strategies.context.ring import check_ring, in_rounds, is_mirrored
 from paradl_bench.strategies.splitting.channel_shards import check_extent
 from paradl_bench.strategies.tensor.sequence.tokens import Tokens, find_tokens, part_of_tokens
 
@@ -56,24 +57,33 @@ class ContextPlanner:
             return
         tokens = tokens_of(network)
         check_extent(network, strategy, axis, self.limit(network, settings))
-        if tokens.length % ranks:
-            lower = tokens.length - tokens.length % ranks
+        options = settings.of(ContextOptions)
+        chunks = _chunks_a_rank(network, tokens, options)
+        if tokens.length % (chunks * ranks):
+            lower = tokens.length - tokens.length % (chunks * ranks)
+            each = f", {chunks} chunks each" if chunks > 1 else ""
             raise UserError(
-                f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks;"
-                f" the nearest that do are {lower} and {lower + ranks}"
+                f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks"
+                f"{each}; the nearest that do are {lower} and {lower + chunks * ranks}"
             )
-        if settings.of(ContextOptions).by_heads:
+        if options.by_heads:
             check_heads(network, tokens, strategy, ranks)
+        if options.by_ring:
+            check_ring(network, tokens, strategy)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """A token a rank, or a head of keys of the layer with the fewest."""
         tokens = tokens_of(network)
         if tokens.refused:
             return Limit(axis="context", ranks=1, reason=f"{network.name} can't be cut at {tokens.refused}")
-        fewest = fewest_heads(network, tokens) if settings.of(ContextOptions).by_heads else None
+        options = settings.of(ContextOptions)
+        fewest = fewest_heads(network, tokens) if options.by_heads else None
         if fewest is not None and fewest[0] < tokens.length:
             return Limit(axis="context", ranks=fewest[0], reason=f"{fewest[0]} heads of keys, layer {fewest[1]}")
-        return Limit(axis="context", ranks=tokens.length, reason=f"a sequence of {tokens.length} tokens")
+        chunks = _chunks_a_rank(network, tokens, options)
+        each = f", {chunks} chunks a rank" if chunks > 1 else ""
+        most = tokens.length // chunks
+        return Limit(axis="context", ranks=most, reason=f"a sequence of {tokens.length} tokens{each}")
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
         """Every parameter is whole on every rank."""
@@ -88,9 +98,13 @@ class ContextPlanner:
 PLANNER = ContextPlanner()
 
 
+def _chunks_a_rank(network: ModelGraph, tokens: Tokens, options: ContextOptions) -> int:
+    return 2 if options.by_ring and is_mirrored(network, tokens) else 1
+
+
 def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
     ranks, label = place.axis.degree, shard_label(place.axis, settings)
-    widths = widths_of(network, settings.dtype, settings.device)
+    widths, options = widths_of(network, settings.dtype, settings.device), settings.of(ContextOptions)
     names = (layer.name for layer in network.layers)
     differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
     shards = {}
@@ -104,8 +118,11 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
         named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
         made = [at < len(named) and differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
         own = part_of_tokens(layer, found, ranks)
-        if found.gathered and settings.of(ContextOptions).by_heads:
+        if found.gathered and options.by_heads:
             shards[index] = on_own_heads(layer, own, ranks, made, message)._replace(shard=label)
+            continue
+        if found.gathered and options.by_ring:
+            shards[index] = in_rounds(layer, found, place, widths[index].runs, made)._replace(shard=label)
             continue
         shards[index] = LayerShard(
             own,

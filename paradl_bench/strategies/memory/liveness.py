@@ -159,7 +159,7 @@ class Liveness(ShardedOperations):
             output = hold(read[0]) if read else ledger.allocate(0)
         else:
             output = ledger.allocate(self._output_bytes(shard.layer) + with_output)
-        ledger.mark(self._watched(i, "forward"))
+        ledger.mark(self._watched(i, "forward") + self._held_in_rounds(i))
         if self._differentiated[i]:
             saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]
             saved += [hold(output)] if keeps.output else []
@@ -233,7 +233,7 @@ class Liveness(ShardedOperations):
                 upstream = []
             shared = any(gradient.storage.holders > 1 for gradient in upstream)
             inside = self._watched(i, "backward_if_held" if shared else "backward")
-            ledger.mark(self._inside_norm(i) + inside, made_of_parameters)
+            ledger.mark(self._inside_norm(i) + self._held_in_rounds_back(i) + inside, made_of_parameters)
             ledger.gradients += kept
         for gradient in upstream:
             ledger.release(gradient.storage)

@@ -11,10 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.plan.compute import LayerShard
+from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.plan.compute import LayerShard, Rounds
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
+
+_SUMS_WIDTH = DTYPE_BYTES["fp32"]
 
 
 class _Readers(NamedTuple):
@@ -188,6 +191,54 @@ class ShardedOperations(RankOperations):
             return list(arrived)
         return [self._replaced(arrived[0], part)]
 
+    def _held_in_rounds(self, i: int) -> int:
+        """Beside the output of an attention that runs in rounds: blocks, and what a round makes, to be joined to it.
+
+        Sums are of fp32 at least. Scores that are made apart are there several times, as they are worked on.
+        """
+        rounds, out = self._shards[i].rounds_fw, self._output_bytes(self._shards[i].layer)
+        if len(rounds) == 1:
+            return 0
+        block, (wide, rows), scores = _block(rounds), self._in_rounds(i), self._scores_bytes(i)
+        more = wide - out if wide > out else 0
+        joined = (wide if more else 0) + 4 * rows
+        first = _messages(rounds[:1]) + more + 4 * scores
+        return max(
+            first, *(max(_messages([each]), block) + more + out + max(joined, 4 * scores) for each in rounds[1:])
+        )
+
+    def _held_in_rounds_back(self, i: int) -> int:
+        """Beside the gradients that its backward returns: blocks, sums of their gradients, and what a round makes."""
+        rounds, layer = self._shards[i].rounds_bw, self._shards[i].layer
+        if len(rounds) == 1:
+            return 0
+        query = math.prod(layer.input_shapes[0]) * self._samples * self._casts.run_width(i)
+        block, sums = _block(rounds), _messages(self._shards[i].after_bw) // 2
+        wider = sums > block
+        kept = (2 if wider else 1) * query + sums - query - block
+        seen = max(query + block // 2, query // 2 + block) if layer.attributes.get("causal") else query + block
+        # Before the first sums travel, new ones are made.
+        made = (query + block, seen + sums, *(seen,) * (len(rounds) - 2))
+        last = len(rounds) - 1
+        held = [
+            _messages([each]) + (block if turn == last else 0) + made[turn] + kept for turn, each in enumerate(rounds)
+        ]
+        return max(*held, (query if wider else 0) + 2 * sums + kept) + 6 * self._scores_bytes(i)
+
+    def _in_rounds(self, i: int) -> tuple[int, int]:
+        """Bytes of an attention's output as parts of it are joined, and of a number a row of it."""
+        elements = self._shards[i].layer.output_elements_of(self._samples)
+        width = max(self._casts.run_width(i), _SUMS_WIDTH)
+        return elements * width, elements // self._shards[i].layer.output_shape[-1] * width
+
+    def _scores_bytes(self, i: int) -> int:
+        """Bytes of the scores of a round that has them made apart: with a mask, or on a CPU with dropout."""
+        query, key = (shape for shape in self._shards[i].layer.input_shapes[:2])
+        elements = math.prod(query[:-1]) * key[-2] * self._samples
+        attributes = self._shards[i].layer.attributes
+        apart = attributes.get("masked") or (self._is_cpu and attributes.get("dropout"))
+        return elements * max(self._casts.run_width(i), _SUMS_WIDTH) if apart else 0
+
     def _cut_gradient(self, i: int, whole: Gradient) -> Gradient:
         """The rank's block of the gradient of what was gathered."""
         return self._replaced(whole, self._held_bytes(i))
@@ -234,7 +285,13 @@ def _moves(move: Collective, size: int) -> bool:
     return (move.known_bytes or move.message_bytes) == size // move.ranks
 
 
-def _messages(works: Sequence[Communication]) -> int:
+def _block(rounds: Rounds) -> int:
+    """Bytes of what goes round."""
+    first = rounds[0]
+    return first.sends_bytes[0] if isinstance(first, HaloExchange) else 0
+
+
+def _messages(works: Sequence[Communication | None]) -> int:
     """Bytes of the messages of halo exchanges: copies of what is sent, and buffers of what comes."""
     halos = (work for work in works if isinstance(work, HaloExchange))
     return sum(sum(halo.sends_bytes) + sum(halo.receives_bytes) for halo in halos)

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from paradl_bench.network.partition import Box, Halo
 
 Slices = tuple[slice, ...]
+Messages = Sequence[tuple[int, torch.Tensor]]
+"""Tensors, each with the rank of the group that it goes to or comes from."""
 
 # torch 2.13 gave them new names, and warns of the old ones.
 all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -119,22 +121,35 @@ class Group:
         with self.spans.span("all_to_all"):
             dist.all_to_all_single(received, sent, out, given, group=self.process_group)
 
-    def send_and_receive(
-        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
+    def send_and_receive(self, sent: Messages, received: Messages) -> None:
         """As :meth:`exchange`, of a layer's halo."""
         with self.spans.span("halo"):
             self.exchange(sent, received)
 
-    def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def begin_exchange(self, sent: Messages, received: Messages) -> Callable[[], None]:
+        """As :meth:`send_and_receive`, beside what is done next; the function that is returned waits for the end."""
+        works = self._post(sent, received)
+
+        def wait() -> None:
+            with self.spans.span("halo"):
+                # What has come holds no tensors any longer.
+                while works:
+                    works.pop(0).wait()
+
+        return wait
+
+    def exchange(self, sent: Messages, received: Messages) -> None:
         """Messages to and from ranks of the group, all at once; tensors are contiguous."""
+        for work in self._post(sent, received):
+            work.wait()
+
+    def _post(self, sent: Messages, received: Messages) -> list[Any]:
         calls = [(dist.isend, *message) for message in sent] + [(dist.irecv, *message) for message in received]
         operations = [
             dist.P2POp(call, tensor, dist.get_global_rank(self.process_group, peer), self.process_group)
             for call, peer, tensor in calls
         ]
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
+        return list(dist.batch_isend_irecv(operations)) if operations else []
 
 
 def slices_of(box: Box, *, leading: int, origin: Box | None = None) -> Slices:

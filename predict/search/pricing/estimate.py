@@ -284,9 +284,10 @@ class Estimates:
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
         share = self._share[rows.shared] * straggler[:, None]
-        sent_forward, sent_backward = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
-        forward = forward * share + sent_forward
-        backward = backward * share + sent_backward
+        sent = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
+        # Rounds of messages beside compute take as long as all of either at least.
+        forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
+        backward = np.maximum(backward * share, sent.beside_backward) + sent.backward
         for which in np.unique(rows.again).tolist():
             own = rows.again == which
             backward[own] = self._computed_again(which, cut).added(forward[own], backward[own])

@@ -21,7 +21,7 @@ from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_plan
 from paradl_bench.plan.compute import held_layer, input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import Collective, Communication
+from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints
@@ -31,12 +31,13 @@ _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
 
 class Message(NamedTuple):
-    """A collective, or a message to a neighbour, that compute of a layer waits for."""
+    """A collective, or a message to a neighbour, that compute of a layer waits for, or else goes on beside."""
 
     layer: int
     phase: Literal["FW", "BW"]
     operation: str
     bytes_per_sample: float
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +75,12 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
     messages: list[Message] = []
     for index, shard in shared.shards.items():
         whole = network.layers[index]
-        share[index] = _share_of(shard.layer, whole)
+        share[index] = len(shard.rounds_fw) * _share_of(shard.layer, whole)
         held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
         messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
+        messages += _messages(index, "FW", shard.rounds_fw, beside=True)
+        messages += _messages(index, "BW", shard.rounds_bw, beside=True)
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
     return SharedWork(
         share=share, held=held, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages)
@@ -90,10 +93,14 @@ def _share_of(shard: Layer, whole: Layer) -> float:
     return shard.output_elements / max(whole.output_elements, 1)
 
 
-def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
+def _messages(
+    index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None], *, beside: bool = False
+) -> Iterator[Message]:
     for work in works:
         if isinstance(work, Collective):
-            yield Message(index, phase, work.operation, float(work.message_bytes))
+            yield Message(index, phase, work.operation, float(work.message_bytes), beside)
+        elif isinstance(work, HaloExchange):
+            yield from (Message(index, phase, "send_recv", float(size), beside) for size in work.sends_bytes)
 
 
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:

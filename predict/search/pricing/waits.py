@@ -18,16 +18,31 @@ class _Known(NamedTuple):
 
     Attributes:
         work: kept, because parts are told apart by what object they are.
-        layer: index of the one that waits. forward: whether that is in its forward. kind: which of the distinct
-            messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow: blocks repeat theirs.
+        layer: index of the one that waits. forward: whether that is in its forward. beside: whether it computes on.
+        kind: which of the distinct messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow:
+            blocks repeat theirs.
     """
 
     work: SharedWork
     layer: Ints
     forward: NDArray[np.bool_]
+    beside: NDArray[np.bool_]
     kind: Ints
     bytes_per_sample: Floats
     link: Ints
+
+
+class Sent(NamedTuple):
+    """Seconds of messages by layer, each of shape (numbers, layers).
+
+    Attributes:
+        forward, backward: that compute waits for. beside_forward, beside_backward: that compute goes on beside.
+    """
+
+    forward: Floats
+    backward: Floats
+    beside_forward: Floats
+    beside_backward: Floats
 
 
 class Waits:
@@ -52,6 +67,7 @@ class Waits:
                 work,
                 np.array([each.layer for each in messages], np.int64),
                 np.array([each.phase == "FW" for each in messages], bool),
+                np.array([each.beside for each in messages], bool),
                 kind,
                 each_bytes[first],
                 each_link[first],
@@ -59,20 +75,22 @@ class Waits:
             self._known.append(known)
         return self._numbers[key]
 
-    def seconds(self, numbers: Ints, samples: Ints, layers: int) -> tuple[Floats, Floats]:
-        """Forward and backward, of shape (numbers, layers); of so many samples each."""
+    def seconds(self, numbers: Ints, samples: Ints, layers: int) -> Sent:
+        """Of so many samples each."""
         first, row = alike(numbers, samples)
         known = [self._known[number] for number in numbers[first].tolist()]
         counts = samples[first].tolist()
         place = np.concatenate([at * layers + each.layer for at, each in enumerate(known)])
         sizes = np.concatenate([each.bytes_per_sample * count for each, count in zip(known, counts, strict=True)])
         forward = np.concatenate([each.forward for each in known])
+        beside = np.concatenate([each.beside for each in known])
         starts = np.cumsum([0, *(len(each.link) for each in known)]).tolist()
         kind = np.concatenate([each.kind + start for each, start in zip(known, starts, strict=False)])
         distinct = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))
         seconds = distinct[kind]
-        of_forward, of_backward = (
-            np.bincount(place[own], seconds[own], len(first) * layers).astype(float).reshape(-1, layers)[row]
-            for own in (forward, ~forward)
+        return Sent(
+            *(
+                np.bincount(place[own], seconds[own], len(first) * layers).astype(float).reshape(-1, layers)[row]
+                for own in (forward & ~beside, ~forward & ~beside, forward & beside, ~forward & beside)
+            )
         )
-        return of_forward, of_backward

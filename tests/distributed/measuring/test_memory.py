@@ -196,8 +196,10 @@ OF_VOCABULARY = {
     4: ["t4", "t4 sequence_parallel=on", "d2t2 sequence_parallel=on", "p2t2 schedule=1f1b micro_batches=4"],
 }
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
-OF_TOKENS[2] += [f"{case} context_exchange=all-to-all" for case in OF_TOKENS[2]]
-OF_TOKENS[4] += [f"{case} context_exchange=all-to-all" for case in ("x4", "d2x2", "z3d2x2")]
+OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring"]
+for exchange in ("all-to-all", "ring"):
+    OF_TOKENS[2] += [f"{case} context_exchange={exchange}" for case in OF_TOKENS[2][:4]]
+    OF_TOKENS[4] += [f"{case} context_exchange={exchange}" for case in ("x4", "d2x2", "z3d2x2")]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
     4: ["Spread e4", "Spread d2e2"],

@@ -23,8 +23,8 @@ PROGRAM = Path(__file__).parents[2] / "on_ranks" / "equality_program.py"
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
 # accumulate=K, recompute=MODULE+MODULE (body.1-4 for the run body.1:4), scatter for a reduce-scatter in filter's
-# backward, all-to-all for heads instead of tokens around attentions, clip for gradients scaled to half of their
-# norm, sequence for sequence parallelism, and an exchange of gradients over nodes: leader@2 on nodes of two ranks,
+# backward, all-to-all or ring for that exchange around attentions, clip for gradients scaled to half of their norm,
+# sequence for sequence parallelism, and an exchange of gradients over nodes: leader@2 on nodes of two ranks,
 # 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is named before a dot.
 CASES = {
     2: (
@@ -76,6 +76,7 @@ CASES = {
         "transformer_networks.bert_tokens:x2 transformer_networks.llama_tokens:x2:all-to-all "
         "transformer_networks.bert_tokens:x2:all-to-all:accumulate=3 "
         "transformer_networks.gpt2_tokens:x2:all-to-all:recompute=all "
+        "transformer_networks.llama_tokens:x2:ring:accumulate=3 transformer_networks.gpt2_tokens:x2:ring:recompute=all "
         "transformer_networks.mixtral_tokens:e2 transformer_networks.mixtral_tokens:e2:recompute=all "
         "transformer_networks.Sorted:e2:accumulate=3 transformer_networks.Skewed:e2"
     ),
@@ -110,6 +111,10 @@ CASES = {
         "transformer_networks.gpt2_tokens:x2d2 transformer_networks.llama_tokens:x4 "
         "transformer_networks.gpt2_tokens:x4:all-to-all transformer_networks.bert_tokens:z3d2x2:all-to-all "
         "transformer_networks.llama_tokens:d2x2:all-to-all "
+        "transformer_networks.llama_tokens:x4:ring transformer_networks.bert_tokens:x4:ring "
+        "transformer_networks.masked:x4:ring transformer_networks.gpt2_tokens:x2d2:ring "
+        "transformer_networks.llama_tokens:d2x2:ring transformer_networks.gpt2_tokens:z3d2x2:ring "
+        "transformer_networks.llama_tokens:z2d2x2:ring:accumulate=3 "
         "transformer_networks.mixtral_tokens:d2e2 transformer_networks.Skewed:e2d2 "
         "transformer_networks.Sorted:e4 transformer_networks.mixtral_tokens:d2e2:accumulate=3 "
         "transformer_networks.bert_tokens:d2x2 Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
@@ -149,6 +154,7 @@ def named(text: str) -> dict[str, Any]:
     options |= {"clip_norm": 1e6} if "clip" in words else {}
     options |= {"sequence_parallel": "on"} if "sequence" in words else {}
     options |= {"context_exchange": "all-to-all"} if "all-to-all" in words else {}
+    options |= {"context_exchange": "ring"} if "ring" in words else {}
     for exchange, _, nodes in (word.partition("@") for word in words if "@" in word):
         leaders = exchange.removesuffix("leaders")
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"

@@ -36,11 +36,19 @@ class OwnTokens(NamedTuple):
 
     def part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part of a whole tensor, in which samples may lie along the dim, one after the other."""
+        return self.part_of(self.group.rank, whole, dim)
+
+    def part_of(self, rank: int, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """As :meth:`part`, of any rank."""
         size, at = self.length // self.group.size, dim % whole.dim()
         if whole.shape[at] == self.length:
-            return whole.narrow(at, self.group.rank * size, size)
+            return whole.narrow(at, rank * size, size)
         parts = whole.reshape(*whole.shape[:at], -1, self.group.size, size, *whole.shape[at + 1 :])
-        return parts.select(at + 1, self.group.rank).flatten(at, at + 1)
+        return parts.select(at + 1, rank).flatten(at, at + 1)
+
+    def in_order(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """A whole tensor in which ranks' parts lie one behind the other."""
+        return whole
 
     def mark(self, result: Any, along: Cut) -> Any:
         """The result, so that the module's code is told whole shapes of it."""

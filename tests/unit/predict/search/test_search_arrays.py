@@ -120,7 +120,8 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) 
         expected.append(times)
     samples = np.array([count for _, count in cases])
     found = waits.seconds(np.array(numbers), samples, len(NETWORK.layers))
-    assert np.stack(found, axis=1) == pytest.approx(np.array(expected))
+    assert np.stack(found[:2], axis=1) == pytest.approx(np.array(expected))
+    assert not np.any(found[2:])
     assert np.array(expected).max() > 0
 
 

@@ -1,7 +1,8 @@
-"""Both exchanges of context parallelism are searched, each priced as itself and where heads allow it."""
+"""All exchanges of context parallelism are searched, each priced as itself and where heads allow it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.context.options import ContextOptions
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.space import find_space
@@ -47,10 +49,25 @@ def test_each_exchange_is_estimated_from_below_where_heads_allow(network: ModelG
             exact = exactly(costs, settings, strategy)
             assert estimates[candidate] <= exact * (1 + 1e-9)
             times.setdefault(strategy, {})[settings.of(ContextOptions).context_exchange] = exact
-    assert {name: set(each) for name, each in times.items()} == {"x4": {"gather"}, "d2x2": {"gather", "all-to-all"}}
-    assert len(set(times["d2x2"].values())) == 2
-    (refused,) = (text for text in space.impossible.counts if text.startswith("context"))
-    assert "p <= 2: 2 heads of keys" in refused
+    assert {name: set(each) for name, each in times.items()} == {
+        "x4": {"gather", "ring"},
+        "d2x2": {"gather", "all-to-all", "ring"},
+    }
+    assert len(set(times["d2x2"].values())) == 3
+    refused = [text for text in space.impossible.counts if text.startswith("context")]
+    assert any("p <= 2: 2 heads of keys" in text for text in refused)
+
+
+def test_a_rings_messages_are_told_by_what_waits_for_them(network: ModelGraph) -> None:
+    shared = SharedWorks(network, PlanSettings(batch=8))
+    (axis,) = parse_strategy("x4").axes
+    work = shared.of((axis, (ContextOptions(context_exchange="ring"),)))
+    # Of two own tokens: keys and values of two heads, of four features each.
+    assert {(each.operation, each.bytes_per_sample) for each in work.messages} == {("send_recv", 2 * 2 * 2 * 4 * 4)}
+    counts = Counter((each.phase, each.beside) for each in work.messages)
+    assert counts == {("FW", True): 2 * 3, ("BW", True): 2 * (3 + 2), ("BW", False): 2}
+    attention = next(at for at, layer in enumerate(network.layers) if layer.kind == "attention")
+    assert work.share[attention] == pytest.approx(1 / 4)
 
 
 def test_a_row_says_the_exchange_that_it_was_predicted_with(
@@ -62,8 +79,8 @@ def test_a_row_says_the_exchange_that_it_was_predicted_with(
     of_context = [row for row in rows if row["prediction"]["strategy"] == "x2"]
     assert of_context
     for row in of_context:
-        told = "--context-exchange all-to-all" in row["predict_command"]
-        assert told == (row["prediction"]["options"].get("context_exchange") == "all-to-all")
+        _, given, rest = row["predict_command"].partition("--context-exchange ")
+        assert (rest.split()[0] if given else None) == row["prediction"]["options"].get("context_exchange")
     given = asked(tmp_path / "p.json", *options, "--context-exchange", "gather", model=network.name)
     assert isinstance(given.exception, UserError)
     assert "tries all there are" in str(given.exception)
