@@ -172,6 +172,6 @@ def nothing_for(layers: LayersFrom, network: ModelGraph, kinds: Iterable[str], b
     at = f" at batch {batch}" if batch else ""
     measure = f"{sweep}, or for a roofline {_DOCTOR}" if sweep else f"for a roofline {_DOCTOR}"
     return UserError(
-        f"{layers.asked}: no regressor covers {', '.join(kinds)} of {network.name}{at}, and no"
+        f"{layers.asked}: no regressor answers for {', '.join(kinds)} of {network.name}{at}, and no"
         f" device rates are known; measure: {measure}, then calibrate fit"
     )
