@@ -29,7 +29,7 @@ def print_difference(difference: Difference, console: Console, *, shown: int) ->
     if difference.without_spread:
         count, first = len(difference.without_spread), difference.without_spread[:_SHOWN_UNJUDGED]
         listed = "; ".join(f"{m.what} {format_difference(m.relative)}" for m in first)
-        console.print(f"{count} changed of which no spread is known, most: {listed}", highlight=False)
+        console.print(f"{count} without a known spread changed, most: {listed}", highlight=False)
     for names, where in ((difference.only_in_first, "A"), (difference.only_in_second, "B")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -34,7 +34,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "network": "no measurement; what both hold is compared by its layers",
     "communication_choices": "errors of forms that were considered; the chosen one is compared as communication",
     "memory_runs": "what memory factors were fitted to; those are compared",
-    "kernel_models": "estimates for shapes that nobody measured; what was measured is compared",
+    "kernel_models": "estimates for shapes without a measurement; measured shapes are compared",
     "notes": "words",
     "published": "words",
 }

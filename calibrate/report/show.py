@@ -107,7 +107,7 @@ def _environment(environment: Environment) -> str:
 
 def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
     """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
-    title = "Layers: how they add up to an iteration that nobody probed (medians)"
+    title = "Layers: their sum beside an iteration without probes (medians)"
     console.print(table_of([_model_cells(model) for model in sums], title=title, keys=4))
     console.print(
         "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
@@ -156,7 +156,7 @@ def _print_communication(profile: Profile, console: Console) -> None:
     console.print(
         "alpha is of one step of the algorithm; a call takes several: a ring all-reduce 2 (p - 1). "
         "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
-        "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
+        "turn. Beyond the range of the fit, the line is extrapolated."
     )
 
 

@@ -43,7 +43,7 @@ _KERNEL_LIMIT_S = {False: 0.1, True: 1.0}
 @click.option(
     "--kernel-limit",
     metavar="TIME",
-    help="Pass over kernels of which one call would take longer. Default: 0.1s, with --for 1s.",
+    help="Skip kernels with a call that would take longer. Default: 0.1s, with --for 1s.",
 )
 @click.option(
     "--memory", metavar="SIZE", help="Pass over kernels whose tensors take more. Default: half of what is free."

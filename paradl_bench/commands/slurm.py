@@ -233,5 +233,5 @@ def _print_table(plan: Plan) -> None:
         if longest > job.limit_s:
             say(
                 f"note: {job.name} is estimated at {longest / 60:.0f} minutes, its limit is {job.limit_s / 60:.0f}:"
-                f" raise time_limits.{job.use} in the site file; what is cut short goes on when it is submitted again"
+                f" raise time_limits.{job.use} in the site file; a job that is cut short resumes when submitted again"
             )

@@ -231,7 +231,7 @@ emulation_options = option_group(
     click.option(
         "--emulate",
         metavar="FILE",
-        help="Let layers sleep instead of computing, for the seconds that predict ghost wrote, or those of a profile;"
+        help="Let layers sleep instead of computing, for the seconds of predict ghost's file, or of a profile;"
         " parameters, gradients and messages are the real run's.",
     ),
     click.option(

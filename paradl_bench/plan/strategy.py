@@ -171,7 +171,7 @@ def parse_strategy(text: str) -> Strategy:
     for front, axis in found:
         kind = _kinds_by_letter()[axis[0]]
         if front and kind.prefix and front[0] != kind.prefix.letter:
-            raise UserError(f"strategy {text!r}: {front} stands in front of no {kind.name} axis")
+            raise UserError(f"strategy {text!r}: {front} has to stand directly before a {kind.name} axis")
         parts.append((kind.name, tuple(map(int, axis[1:].split("x"))), int(front[1:]) if front else 0))
     return _build(parts, text)
 

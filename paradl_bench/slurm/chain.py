@@ -298,7 +298,7 @@ def _report_job(before: tuple[Job, ...]) -> Job:
         name="report",
         use="analysis",
         title="Say what was measured, what is missing, and how to go on",
-        adds="the summary, whatever became of the other jobs",
+        adds="the summary, even if other jobs failed",
         tasks=(Task(name=SUMMARY, words=words, replaces=True),),
         after_any=tuple(job.name for job in before),
     )

@@ -295,4 +295,4 @@ def raise_failures(failures: Sequence[Failure], output: Path) -> None:
     """Raise WorkError of programs that did not end well; what they measured is kept."""
     if failures:
         words = "; ".join(failure.words for failure in failures)
-        raise WorkError(f"{words}; logs are in {output / LOGS}; the same command goes on with what is missing")
+        raise WorkError(f"{words}; logs are in {output / LOGS}; the same command measures the rest")

@@ -140,7 +140,7 @@ def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:
     exchange = settings.of(ExchangeOptions).exchange
     if exchange == "flat":
         return ()
-    return (Remark(f"the closed form exchanges gradients flat, and stands for {exchange}", True),)
+    return (Remark(f"the closed form exchanges gradients flat instead of by {exchange}", True),)
 
 
 def _used(form: ClosedForm, parts: int) -> Floats:

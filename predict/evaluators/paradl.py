@@ -126,9 +126,7 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
         return Timing(forward, backward, 0.0, step.wu_s, step.transfers_s, 0.0, idle_s=idle)
 
     if schedule.name != settings.of(PipelineOptions).schedule:
-        priced.remarks.add(
-            Remark(f"the closed form knows GPipe's schedule alone, and stands for {schedule.name}", True)
-        )
+        priced.remarks.add(Remark(f"the closed form has only GPipe's schedule, and uses it for {schedule.name}", True))
     seconds = priced.costs.seconds
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(

@@ -63,7 +63,7 @@ def _waterfall(ledger: Ledger) -> Table:
         rows.append((step, f"{1e3 * seconds:.3f}", f"{seconds / whole_s:.1%}", bar))
         begin_s += seconds
     title = f"{ledger.model}, {ledger.strategy} on batch {ledger.batch}: where {format_seconds(whole_s)} go"
-    return table(("step", "ms", "share", "each behind the last"), rows, title=title)
+    return table(("step", "ms", "share", "each after the last"), rows, title=title)
 
 
 class Part(NamedTuple):
@@ -126,7 +126,7 @@ def _lines(ledger: Ledger, role: RoleLedger, *, any_folded: bool) -> list[str]:
     return [
         *([f"added: {adjusted}"] if adjusted else []),
         *(["*: a number; the blocks of a run that are alike. --json has each of them."] if any_folded else []),
-        "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
+        "exposed: seconds of the iteration that belong to the entry. hidden: beside something else on the rank.",
         *_other_roles(len(ledger.roles) - 1),
     ]
 

@@ -49,8 +49,8 @@ layers_option = click.option(
     metavar="measured|regressed[:NAME]|roofline",
     default="measured",
     show_default=True,
-    help="What layers and the weight update take: measured times first; regressors of kernels, whatever was measured"
-    " (NAME: mlp, trees, ...); or the roofline alone.",
+    help="Source of the times of layers and weight update: measured first; only regressors of kernels"
+    " (NAME: mlp, trees, ...); or only the roofline.",
 )
 
 
@@ -110,7 +110,7 @@ point_options = option_group(
         help="Fixed degrees (serial, d4), kinds whose ranks --ranks sets, or what a file of torchtitan, Megatron-LM,"
         " DeepSpeed or accelerate says; options beside it go before the file's.",
     ),
-    click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling that of the fewest ranks."),
+    click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling at the fewest ranks."),
     click.option(
         "--ranks",
         metavar="2:1024:x2",
@@ -190,7 +190,7 @@ export_options = option_group(
     click.option(
         "--export-to",
         metavar="FILE",
-        help="Where to; - for standard output, in the place of all else. Default: PROGRAM.args, .json or .yaml.",
+        help="File to write; - for standard output, instead of the table. Default: PROGRAM.args, .json or .yaml.",
     ),
     folded=False,
 )

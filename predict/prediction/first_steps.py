@@ -132,7 +132,7 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
 
     if case.have == "nothing" and case.model in traced_models():
         yield (
-            "Before any measurement: what published ones of a GPU say; predict profiles lists those of others.",
+            "Before any measurement: a prediction from published ones. predict profiles lists other GPUs.",
             ["predict", "search", "--from-profile", _SHIPPED, *_about(case), "--ranks", str(case.ranks)],
         )
     a_rank = max(case.batch // case.ranks, 1)

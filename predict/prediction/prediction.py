@@ -371,7 +371,7 @@ def _compiled_notes(label: str) -> tuple[str, ...]:
     return (
         "the layers' times are of each compiled by itself, and add up to more than a model compiled whole takes, as it"
         " is trained; the interval reaches to what it was measured to take",
-        "memory is that of the model uncompiled",
+        "memory is predicted for the uncompiled model",
     )
 
 

@@ -252,9 +252,7 @@ def print_use(predictions: Sequence[Prediction]) -> None:
     console.print(table_of([_use_cells(prediction) for prediction in predictions], keys=3))
     bases = dict.fromkeys((each.use.peak_flops_basis, each.use.peak_flops_per_rank is not None) for each in predictions)
     for basis, known in bases:
-        text = (
-            f"MFU: FLOPs of FW and BW over those of all ranks at their peak, {basis}" if known else f"no MFU: {basis}"
-        )
+        text = f"MFU: FLOPs of FW and BW over what all ranks do at their peak, {basis}" if known else f"no MFU: {basis}"
         console.print(text, highlight=False)
 
 

@@ -90,7 +90,7 @@ def _planned(costs: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
     texts = (
         describe(fusion, buffers.bytes, len(buffers.layers)),
         "exchange as Horovod's; train runs its messages (--fusion-out), copied as by DDP",
-        "memory is that of DDP's buckets",
+        "memory is predicted with DDP's buckets",
     )
     return plan, tuple(Remark(text, False) for text in texts)
 

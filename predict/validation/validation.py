@@ -175,8 +175,8 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     lines = _shared("emulated", ((words_of_emulation(run.manifest.environment.emulated), run.path) for run in runs))
     if any(run.description.ghost is not None and run.description.ghost.host_s is not None for run in runs):
         lines.append(
-            "intervals of emulated runs end later by what their ranks take the host for besides communication, any part"
-            " of which may show; each run measured that"
+            "intervals of emulated runs end later: their ranks also use the host for other work than communication. Any"
+            " part of that time may show; each run measured it"
         )
     return lines
 

@@ -27,7 +27,7 @@ from predict.prediction.command_options import OutputOptions, output_options, po
         "--replace",
         multiple=True,
         metavar="PATTERN=MODULE[+MODULE...]",
-        help="Layers by a pattern of their names, and what stands in their place: none, or modules as"
+        help="Layers by a pattern of their names, and their replacement: none, or modules as"
         " linear(4096,512), conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
     ),
     click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time."),

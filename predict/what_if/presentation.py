@@ -113,7 +113,7 @@ def _print_notes(rows: Sequence[WhatIf], *, why: bool) -> None:
         lines.append("device: by data sheets of both devices; links and the host stay as measured")
     if {name.partition("@")[0] for row in rows for name in row.varied} & set(FACTORS):
         lines.append("bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.")
-    lines.append("speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is.")
+    lines.append("speed-up: of samples/s, over the row as measured (-). bound by: the largest part of the iteration.")
     if any(row.bound_by == "compute" for row in rows):
         lines.append(
             "compute: with what a shared host, overlap and late ranks add; predict --explain tells them apart."

@@ -103,7 +103,7 @@ def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext)
         slow = [i for i in of_dtype if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
         kept = [index for index in kept if index not in slow]
         if slow and context.rank == 0:
-            say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
+            say(f"{dtype}: {len(slow)} larger kernels are left out: a call would take over a second")
     return [kernels[index] for index in context.share(kept, list[int])]
 
 

@@ -56,7 +56,7 @@ class LoadedModel:
             )
         if self.shape_is_guessed:
             return (
-                "; nobody said what it reads: give --input-shape (channels first, as 1x28x28, or the features, as 32),"
+                "; its input is unknown: give --input-shape (channels first, as 1x28x28, or the features, as 32),"
                 " or set input_shape on the model"
             )
         return ""

@@ -74,7 +74,7 @@ class OneSequence:
 
 def _no_sequence(shape: Shape) -> UserError:
     asked = "x".join(map(str, shape))
-    return UserError(f"it reads token ids: give --sequence N, as 128, in the place of --input-shape {asked}")
+    return UserError(f"it reads token ids: give --sequence N, as 128, instead of --input-shape {asked}")
 
 
 def _draw(vocabulary: int, shape: Shape, generator: torch.Generator) -> torch.Tensor:

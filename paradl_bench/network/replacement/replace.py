@@ -94,7 +94,7 @@ class _Walk:
                 inserted = inserted.then(made := insert(written, name, source, shape))
             except Misfit as error:
                 raise UserError(
-                    f"--replace {run.replacement.text!r}: {written.text} in the place of {run.named} gets"
+                    f"--replace {run.replacement.text!r}: {written.text} instead of {run.named} gets"
                     f" {shape_text(shape)} of {source}, it takes {error}"
                 ) from None
             source, shape = name, made.layers[-1].output_shape

@@ -218,7 +218,7 @@ def _check_same(
 def _moved(path: Path, manifest: Manifest, hostname: str) -> Manifest:
     """Note the host on which a measurement goes on."""
     if hostname not in manifest.also_on:
-        say(f"{path} was begun on {manifest.environment.hostname} and goes on on {hostname}, which its manifest notes")
+        say(f"{path} was begun on {manifest.environment.hostname} and continues on {hostname}; its manifest notes that")
         manifest = msgspec.structs.replace(manifest, also_on=(*manifest.also_on, hostname))
         write_manifest(path, manifest)
     return manifest

@@ -154,7 +154,7 @@ def drift_lines(drifts: Sequence[HostDrift]) -> list[str]:
     bent = max((drift for drift in drifts if drift.bent_s), key=lambda drift: drift.bent_s, default=None)
     if bent is not None:
         lines.append(
-            f"the clock of {bent.host} did not keep one pace against that of {bent.against}: in between it was off by"
-            f" {format_seconds(bent.bent_s)} more than round trips explain; arrivals there may be wrong by that"
+            f"the clock of {bent.host} did not keep a constant pace against {bent.against}'s: in between it"
+            f" was off by {format_seconds(bent.bent_s)} more than round trips explain; arrivals may be wrong by that"
         )
     return lines

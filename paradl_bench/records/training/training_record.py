@@ -171,7 +171,7 @@ class CallTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """What to know of the calls' times."""
         timed = f"calls were timed one by one in {self.timed} of {self.timed + self.others} iterations"
         if self.disturbance is None or self.spread is None:
-            return f"{timed}: their times are disturbed by that, nobody knows how much; more --iterations tell"
+            return f"{timed}: this disturbs their times by an unknown amount; more --iterations show it"
         change = "longer" if self.disturbance >= 0 else "shorter"
         return (
             f"{timed}, which took {abs(self.disturbance):.1%} {change} than the others (median of rank 0; quartiles of"

@@ -57,7 +57,9 @@ def check_heads(network: ModelGraph, tokens: Tokens, strategy: Strategy, ranks: 
         told_apart = len(layer.inputs) == len(layer.input_shapes)
         masks = {name for name in layer.inputs[3 if told_apart else 0 :] if shapes.get(name) in layer.input_shapes[3:]}
         if masks:
-            raise UserError(f"{what}: the mask of layer {layer.name} is made of tokens, of which a rank has a part")
+            raise UserError(
+                f"{what}: the mask of layer {layer.name} depends on tokens, and a rank has only some of them"
+            )
 
 
 def own_heads(shape: Shape, heads: int, ranks: int) -> Shape:

@@ -286,7 +286,7 @@ _SHARDED = "sharded"
 
 def control_flow_varies(what: str, runs: str) -> WorkError:
     """The error of a forward that does not call the operations that are known of it."""
-    return WorkError(f"forward of {what}: its control flow varies, which that of a module that runs {runs} must not")
+    return WorkError(f"forward of {what}: its control flow varies, and a module that runs {runs} needs a fixed one")
 
 
 WHOLE = "_paradl_whole"

@@ -260,7 +260,7 @@ class CommunicationCosts:
         level = self.level_of_span(span)
         if span <= level.ranks:
             return level, ()
-        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} goes on"
+        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} is extended"
         return level, (Remark(text, True),)
 
     def _on_links(

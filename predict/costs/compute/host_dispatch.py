@@ -146,8 +146,8 @@ def _where_from(dispatch: Dispatch) -> Remark:
         how = "timed on its host" if dispatch.timed else "fitted to training runs"
         return Remark(f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, {how}", False)
     text = (
-        f"nobody measured what this host takes to dispatch an operation: {format_seconds(dispatch.forward_s)} are"
-        " taken, and the interval has anything from nothing to twice as much"
+        f"dispatch on this host was never timed: {format_seconds(dispatch.forward_s)} an operation are"
+        " assumed, and the interval covers zero to twice as much"
     )
     return Remark(text, True)
 

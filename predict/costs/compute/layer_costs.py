@@ -218,7 +218,7 @@ class LayerCosts:
         ratio = self.host_ratio(measured, ranks_on_host)
         beside = f"with {measured} rank{'s' * (measured > 1)} on a host"
         if ratio is None:
-            text = f"compute was measured {beside}, and stands for {ranks_on_host}; the interval does not cover this"
+            text = f"compute was measured {beside}, and is used for {ranks_on_host}; the interval does not cover this"
             return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
         text = f"compute measured {beside} is scaled to {ranks_on_host} by {ratio.value:.3f}, the ratio of the others"
         return cost.adjusted("ranks on the host", cost.seconds * ratio.value)._replace(

@@ -1,4 +1,4 @@
-"""What the seconds of layers are taken from: measured times first, or regressors of kernels, or the roofline alone.
+"""What the seconds of layers are taken from: measured times first, or regressors of kernels, or only the roofline.
 
 A network predicted from regressors alone is what KernelMLP's figure 2 holds against measured layers. Such a prediction
 reads a profile without its measured layers: neither their times, nor what was scaled from them, nor rates of the device
@@ -143,7 +143,7 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
         remarks: tuple[Remark, ...] = (Remark("--layers roofline: layers take their roofline", True),)
     else:
         how = f"; {sweep} measures such kernels" if sweep else ", nor is there a sweep of such kernels"
-        text = f"{layers.asked}: no regressor answers for {layer.kind}, the roofline stands for it{how}"
+        text = f"{layers.asked}: no regressor answers for {layer.kind}, the roofline is used instead{how}"
         remarks = (Remark(text, True, layer.name),) if bound_s else ()
     sd_s = bound_s * UNKNOWN_RELATIVE_SD
     return Cost(bound_s, Source.ROOFLINE, method_sd_s=sd_s, remarks=remarks, method="roofline")
@@ -157,9 +157,9 @@ def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: 
     """
     by_sheet = rates_of_sheet(devices)
     if by_sheet:
-        text, name = "no kernel of the kind was published, a roofline of the data sheet stands for it", layer.kind
+        text, name = "no kernel of the kind was published, a roofline of the data sheet is used", layer.kind
     else:
-        text, name = "no operation of the kind was measured, a roofline stands for it", layer.name
+        text, name = "no operation of the kind was measured, a roofline is used", layer.name
     remarks = (Remark(text, True, name),) if bound_s or not by_sheet else ()
     source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
     return Cost(bound_s, source, method_sd_s=bound_s * relative_sd, remarks=remarks, method="roofline")
@@ -173,5 +173,5 @@ def nothing_for(layers: LayersFrom, network: ModelGraph, kinds: Iterable[str], b
     measure = f"{sweep}, or for a roofline {_DOCTOR}" if sweep else f"for a roofline {_DOCTOR}"
     return UserError(
         f"{layers.asked}: no regressor answers for {', '.join(kinds)} of {network.name}{at}, and no"
-        f" device rates stand for them; measure: {measure}, then calibrate fit"
+        f" device rates are known; measure: {measure}, then calibrate fit"
     )

@@ -256,7 +256,7 @@ class ModelCosts:
         cost = at_batch(knots, batch, proportional=False, what=what)
         if measured == ranks_on_host:
             return cost
-        text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
+        text = f"{what} was measured with {measured} ranks on a host, and is used for {ranks_on_host}"
         return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
 
     def _from_others(

@@ -251,7 +251,7 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, named: 
     explained = min(1.0, bound_s / moving_s)
     choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
     width = (1 - explained) * moving_s * (max(choices) - min(choices))
-    what = f"{named.name} in the place of {named.instead_of}" if named else "another device"
+    what = f"{named.name} instead of {named.instead_of}" if named else "another device"
     links = "; links and the host stay as measured" if named else ""
     remark = Remark(
         f"compute on {what}, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "

@@ -50,11 +50,11 @@ def priced_copy(copy: CopyTime, work: TensorCopy, count: float, ranks_on_host: i
     seconds = copy.seconds(work.bytes, work.tensors)
     remarks: list[Remark] = []
     if copy.ranks_on_host != ranks_on_host:
-        text = f"{copy.what} were measured with {copy.ranks_on_host} ranks on a host, and stand for {ranks_on_host}"
+        text = f"{copy.what} were measured with {copy.ranks_on_host} ranks on a host, and are used for {ranks_on_host}"
         remarks.append(Remark(text, True))
     stands_in = copy.direction != work.direction
     if stands_in:
-        remarks.append(Remark("adding up gradients was not measured, copies into buckets stand for it", True))
+        remarks.append(Remark("adding up gradients was not measured, copies into buckets are used instead", True))
     cost = Cost(
         seconds,
         Source.SCALED if remarks else Source.REGRESSED,

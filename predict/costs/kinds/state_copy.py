@@ -43,7 +43,7 @@ def _copied(work: StateCopy, known: KnownCosts, context: WorkContext) -> Priced:
 
 
 def _standing_in(cost: Cost, what: str) -> Cost:
-    remark = Remark(f"copies of the optimizer's state were not measured, {what} stand for them", True)
+    remark = Remark(f"copies of the optimizer's state were not measured, {what} are used instead", True)
     return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, remark))
 
 

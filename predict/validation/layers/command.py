@@ -21,7 +21,7 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
     metavar="regressed[:NAME]|roofline",
     default="regressed",
     show_default=True,
-    help="What is held against measured layers: regressors of kernels (NAME: mlp, trees, ...), or the roofline.",
+    help="What is compared with measured layers: regressors of kernels (NAME: mlp, trees, ...), or the roofline.",
 )
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Local. Default: the largest that was measured.")
 @measured_dtype_option

@@ -47,8 +47,8 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
         changed = next((name for name in _changed(layer) if name in trained), None)
         if changed is not None:
             raise UserError(
-                f"strategy {strategy}: {layer.name} changes parameter {changed} in forward, of which ranks hold rows;"
-                f" {instead} allows that"
+                f"strategy {strategy}: {layer.name} changes parameter {changed} in forward, but ranks hold only rows of"
+                f" it; {instead} allows that"
             )
     if stage == 3:
         _check_views(network, strategy)

@@ -50,8 +50,8 @@ def section(content: Content) -> Section:
     figure = Figure(
         name="timeline",
         title="Timeline of one iteration",
-        shows="A row is a stream of a rank that stands for all that do the same, a bar a task. The bar that is pointed"
-        " at, or chosen by keys, is told below.",
+        shows="A row is a stream of one rank, which represents all ranks with the same tasks. A bar is a task. The bar"
+        " pointed at, or chosen by keys, is described below.",
         table=_longest(data),
         data=data,
     )

@@ -177,7 +177,7 @@ def needs(width):
     ("factory", "right"),
     [
         ("Tokens", "it seems to read token ids: set its token_task"),
-        ("images", "nobody said what it reads: give --input-shape (channels first, as 1x28x28"),
+        ("images", "its input is unknown: give --input-shape (channels first, as 1x28x28"),
         ("needs", "it is called without arguments"),
         ("lazy", "1.weight has no shape yet: call the model once on an input before the factory returns it"),
     ],
@@ -195,7 +195,7 @@ def test_a_shape_that_was_given_is_not_asked_for(tmp_path: Path, monkeypatch: py
     name = own_module(tmp_path, monkeypatch, "own_models_given", OWN)
     with pytest.raises(UserError) as error:
         trace_network(load_model(f"{name}:images", (3, 8, 8)))
-    assert "nobody said" not in str(error.value)
+    assert "its input is unknown" not in str(error.value)
 
 
 def test_a_factory_may_import_transformers_where_torch_lacks_torchvisions_operators(tmp_path: Path) -> None:

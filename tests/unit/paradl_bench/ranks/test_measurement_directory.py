@@ -147,4 +147,4 @@ def test_a_requeued_job_resumes_on_another_node_of_its_kind(tmp_path: Path, caps
         open_it(tmp_path, environment=on("node2", "8"))
     assert read_manifest(tmp_path).also_on == ("node2",)
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"{tmp_path} was begun on node1 and goes on on node2, which its manifest notes"]
+    assert said == [f"{tmp_path} was begun on node1 and continues on node2; its manifest notes that"]

@@ -70,7 +70,7 @@ def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
     [
         (8, 1 << 20, "all_reduce beyond 2 ranks"),
         (2, 1 << 31, "all_reduce beyond 1.00 GiB"),
-        (1024, 1 << 20, "more ranks than the measured cluster's 2: its level 'node' goes on"),
+        (1024, 1 << 20, "more ranks than the measured cluster's 2: its level 'node' is extended"),
     ],
 )
 def test_beyond_ranks_or_bytes_is_flagged(ranks: int, size: int, said: str) -> None:

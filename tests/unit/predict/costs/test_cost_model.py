@@ -139,7 +139,7 @@ def test_an_unmeasured_host_uses_the_nearest_without_covering_its_error() -> Non
     found = cost(make_profile(layer_times=layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5})), ranks_on_host=8)
     assert found.seconds == pytest.approx(1.5 * linear_seconds(FC0, "FW", 4))
     assert found.source is Source.SCALED
-    assert "measured with 2 ranks on a host, and stands for 8; the interval does not cover" in lines(found)
+    assert "measured with 2 ranks on a host, and is used for 8; the interval does not cover" in lines(found)
 
 
 def without(operation: str, times: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:

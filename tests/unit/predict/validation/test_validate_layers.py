@@ -194,7 +194,7 @@ def test_a_kind_without_regressor_falls_to_the_roofline(tmp_path: Path) -> None:
     assert cost.seconds == pytest.approx(8 * relu.fw_bytes / 1e10)
     (remark,) = cost.remarks
     assert remark.extrapolated
-    assert "no regressor answers for activation, the roofline stands for it; paradl-bench kernels" in remark.text
+    assert "no regressor answers for activation, the roofline is used instead; paradl-bench kernels" in remark.text
 
 
 def test_roofline_is_flops_and_bytes_alone(tmp_path: Path) -> None:

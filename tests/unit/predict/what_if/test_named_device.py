@@ -51,7 +51,7 @@ def test_a_named_device_is_the_ratio_of_two_sheets() -> None:
     assert named.use.peak_flops_per_rank == pytest.approx(H100_FP32)
     assert named.use.peak_flops_basis == "of h100-sxm in fp32, by its data sheet"
     (line,) = (line for line in named.provenance.extrapolated if "h100-sxm" in line)
-    assert "h100-sxm in the place of a100-sxm-80gb, by roofline: 3.43 times the FLOP/s" in line
+    assert "h100-sxm instead of a100-sxm-80gb, by roofline: 3.43 times the FLOP/s" in line
 
 
 def test_the_measured_device_by_its_name_changes_nothing_but_memory() -> None:
