@@ -141,10 +141,9 @@ def build_parallel(
     _shard_parameters(module, sharding.network, mesh, strategy, device)
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
-    optimizer_group: dist.ProcessGroup | None = None
     if group_axes(strategy, Trait.REPLICATES):
         module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
-        optimizer_group = mesh.group(sharing_axes(strategy)).process_group if zero_stage(strategy) == 1 else None
+    optimizer_group = _optimizer_group(mesh)
     clipper = _clipper(model, network, mesh, settings, dtype)
     return ParallelModule(
         module,
@@ -260,5 +259,17 @@ def _build_pipeline(
     sharding = pipeline.sharding
     clipper = _clipper(module, network, mesh, settings, dtype, pipeline.holders)
     return ParallelModule(
-        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding, clipper=clipper
+        pipeline.module,
+        sharding.network,
+        mesh.spans,
+        mesh.groups,
+        pipeline,
+        _optimizer_group(mesh),
+        sharding=sharding,
+        clipper=clipper,
     )
+
+
+def _optimizer_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
+    """Whose ranks part the optimizer's state of what they hold alike; None where none do."""
+    return mesh.group(sharing_axes(mesh.strategy)).process_group if zero_stage(mesh.strategy) == 1 else None

@@ -40,6 +40,7 @@ from paradl_bench.strategies.memory.peak import (
     memory_use,
     moving_parts,
     optimizer_state,
+    parted_state,
 )
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
@@ -108,7 +109,8 @@ def _parts(
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
     ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
-    state = optimizer_state(held, settings, device)
+    parted = parted_state(strategy)
+    state = optimizer_state(held, settings, device, parted.updated_bytes(held) if parted else None)
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
         # Every rank makes the targets, as `train` does, though the last alone reads them.

@@ -33,14 +33,21 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import ReplicaShards, ShardedLayers, samples_at_once, sharded_layers
+from paradl_bench.plan.axis_planner import (
+    ReplicaShards,
+    ShardedLayers,
+    UpdatingPlanner,
+    axis_planner,
+    samples_at_once,
+    sharded_layers,
+)
 from paradl_bench.plan.compute import BackwardPart, NetworkCompute, add_weight_update, weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Before, BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
@@ -236,7 +243,7 @@ class _RankPlan:
         held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
         clipped = add_clipping(update, held, self._strategy, self._settings, self._add_sums_of_shared(update, held))
-        add_weight_update(update, weight_update(held, self._settings), self._settings, clipped)
+        before = self._add_update(update, held, clipped) + sums_before(self._network, self._strategy, self._settings)
         # It follows all that the actions are done with.
         rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
         blocking = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
@@ -251,8 +258,19 @@ class _RankPlan:
             action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
             setup=self._setup(),
             handshake=self._handshake(),
-            exchanged_before=sums_before(self._network, self._strategy, self._settings),
+            exchanged_before=before,
         )
+
+    def _add_update(self, builder: RoleBuilder, held: ModelGraph, after: tuple[int, ...]) -> Before:
+        """The weight update of the rank's stages, which their replicas may share out; returns what that issues before."""
+        planners = (axis_planner(axis.declared) for axis in self._strategy.axes)
+        for planner in planners:
+            if isinstance(planner, UpdatingPlanner):
+                before = planner.add_update(builder, held, self._strategy, self._settings, after)
+                if before is not None:
+                    return before
+        add_weight_update(builder, weight_update(held, self._settings), self._settings, after)
+        return ()
 
     def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:
         """Append the exchange of gradients of parameters that other ranks' stages use too; returns its last task."""

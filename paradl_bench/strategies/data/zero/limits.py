@@ -84,7 +84,7 @@ def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
                 f"strategy {strategy}: ZeRO stage {stage} shares out what all ranks hold, and {axis.kind} parallelism"
                 f" gives ranks parameters of their own; write {without}"
             )
-        if axis.has(Trait.STAGES) and axis.degree > 1:
+        if stage > 1 and axis.has(Trait.STAGES) and axis.degree > 1:
             raise UserError(
                 f"strategy {strategy}: ZeRO stage {stage} gathers and updates for a whole model, and runs in no stages"
                 f" of a {axis.kind}; write {without}"
