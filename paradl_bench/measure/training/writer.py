@@ -39,7 +39,7 @@ from paradl_bench.records.training.training_record import (
 )
 from paradl_bench.records.training.verification import Verification
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.plan import cut_by
+from paradl_bench.strategies.pipeline.axis import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
 
 

@@ -45,8 +45,7 @@ from paradl_bench.strategies.memory.peak import (
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
 

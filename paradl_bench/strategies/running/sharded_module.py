@@ -82,6 +82,9 @@ class Rule:
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 
 
+Reduce = Callable[[], None]
+"""Reduces the gradients of all micro-batches, and lets go of what was gathered."""
+
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """From a model's output and targets to the mean over samples."""
 
@@ -183,12 +186,15 @@ class StagingRunner(Protocol):
         *,
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
+        shard_parameters: Callable[[ModelGraph], Reduce | None],
         group_along: Callable[..., Group],
     ) -> StagedModule:
         """This rank's stages.
 
         Args:
             sharded: the layers as this rank shards them, as planned. shard: has them run so.
+            shard_parameters: has replicas hold parts of what the rank's stages, as one network, hold; as
+                :meth:`ParameterRunner.shard_parameters`.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
 
@@ -205,12 +211,16 @@ class ParameterRunner(Protocol):
         device: torch.device,
         group: Group,
         replicas: Group | None,
-    ) -> None:
+        *,
+        in_stages: bool,
+    ) -> Reduce | None:
         """Have ranks hold parts of parameters, where the axis says so.
 
         Args:
             network: with the shapes that parameters have on this rank before.
             group: that shares them out. replicas: whose ranks then hold the same parts; None where there is no other.
+            in_stages: whether several micro-batches are under way: what is gathered stays, and gradients are reduced
+                by what is returned, when the last backward is over. Else backward reduces them.
         """
 
 
