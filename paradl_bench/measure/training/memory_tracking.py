@@ -65,6 +65,9 @@ class _NoModules:
     def is_bw(self) -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
 
+    def get_known_fqn(self, _: torch.nn.Module) -> str:
+        return ""
+
     def register_user_hooks(self, *hooks: Any) -> None:
         pass
 
@@ -124,6 +127,11 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
 
 class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-call]
     """Of modules whose parameters are sharded."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Its hooks run in no backward that is asked for gradients of activations alone, as a part of one is.
+        self._mod_tracker = _NoModules()  # type: ignore[assignment]
 
     def _fsdp_state_pre_forward(self, fsdp_mod: FSDPModule, orig_fsdp_state_pre_fw: Callable[..., Any]) -> Any:
         tracked = super()._fsdp_state_pre_forward(fsdp_mod, orig_fsdp_state_pre_fw)
