@@ -112,7 +112,9 @@ def _degrees(found: Found, pipeline: int, tensor: int) -> Degrees:
     instances = found.whole("num_distributed_optimizer_instances", 1)
     stage = _stage(found) if data * experts > 1 else 0
     if stage > 1 and pipeline > 1:
-        found.notes.append("Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration")
+        found.notes.append(
+            "Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration"
+        )
     if stage and experts > 1:
         raise found.wrong(
             f"expert_model_parallel_size is {experts}: predict has no strategy of experts beside ZeRO; with a whole"

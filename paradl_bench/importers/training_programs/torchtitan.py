@@ -128,7 +128,9 @@ def _data(found: Found, others: int) -> tuple[int, int, int]:
     kept = "2" if pipelined else "3"
     stage = int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
     if pipelined and stage == 3:
-        found.notes.append(f"torchtitan gathers for every micro-batch ({_RESHARD}); predictions gather once an iteration")
+        found.notes.append(
+            f"torchtitan gathers for every micro-batch ({_RESHARD}); predictions gather once an iteration"
+        )
     return replicate, shard, stage
 
 

@@ -125,7 +125,12 @@ class PipelinePlanner:
             roles[rank, shard] = planned.role(name, alike * replicas)
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
-        exchanged = [note for own in stages if exchange_axes and zero_stage(strategy) < 2 for note in GradientBuckets(own.network, settings).notes]
+        exchanged = [
+            note
+            for own in stages
+            if exchange_axes and zero_stage(strategy) < 2
+            for note in GradientBuckets(own.network, settings).notes
+        ]
         return Plan(
             strategy=strategy,
             network=network.name,

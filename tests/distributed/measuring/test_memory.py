@@ -191,7 +191,16 @@ OF_BLOCKS = {
         *(f"{strategy} recompute=all" for strategy in ("z2d2", "z3d2")),
         *(f"{strategy} recompute=all dtype=bf16" for strategy in ("d2", "t2", "z3d2", "p2 micro_batches=4")),
     ],
-    4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16", "d2z3d2", "z3d2t2", "z2d2t2", "z1d2t2", "z3d2p2 optimizer=adamw"],
+    4: [
+        "p2t2 dtype=bf16",
+        "d2t2 dtype=bf16",
+        "d2p2 dtype=bf16",
+        "d2z3d2",
+        "z3d2t2",
+        "z2d2t2",
+        "z1d2t2",
+        "z3d2p2 optimizer=adamw",
+    ],
 }
 OF_VOCABULARY = {
     2: ["t2", "t2 dtype=bf16", "t2 sequence_parallel=on", "t2 sequence_parallel=on dtype=bf16"],

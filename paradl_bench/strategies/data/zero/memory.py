@@ -51,7 +51,6 @@ class ZeroState(NamedTuple):
         updated = set(updated_parameters(network))
         return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
 
-
     def gather(self, ledger: Ledger, network: ModelGraph) -> None:
         """All units of the rank's stages, from its first forward on."""
         if self.stage > 1:

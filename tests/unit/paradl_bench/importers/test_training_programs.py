@@ -115,7 +115,8 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "strategy", "read"), [(MEGATRON, "p2z1d2", "p2z1d2"), (TITAN, "p2z2d2", "p2z2d2"), (TOML, "p2z3d2", "p2z2d2")]
+    ("file", "strategy", "read"),
+    [(MEGATRON, "p2z1d2", "p2z1d2"), (TITAN, "p2z2d2", "p2z2d2"), (TOML, "p2z3d2", "p2z2d2")],
 )
 def test_sharded_stages_are_read_back_as_they_are_predicted(
     file: str, strategy: str, read: str, tmp_path: Path
