@@ -7,8 +7,7 @@ import torch
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.data.zero.module import kept_through_stages, shard_parameters
-from paradl_bench.strategies.running.group_functions import Group
-from paradl_bench.strategies.running.sharded_module import Reduce
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 
 
 class DataRunner:
@@ -22,7 +21,6 @@ class DataRunner:
         device: torch.device,
         group: Group,
         replicas: Group | None,
-        *,
         in_stages: bool,
     ) -> Reduce | None:
         """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""

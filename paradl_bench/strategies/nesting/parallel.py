@@ -36,13 +36,12 @@ from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.group_functions import Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     LossOfParts,
     OwnPart,
     ParameterRunner,
-    Reduce,
     RunLayer,
     ShardedModule,
     Sharding,
@@ -195,7 +194,7 @@ def _shard_parameters(
             replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
             group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
             axis = strategy.axes[index]
-            own = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages=in_stages)
+            own = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages)
             reduce = own or reduce
     return reduce
 

@@ -9,8 +9,9 @@ torch holds what it has sent until it is done with the message (``Schedule.drops
 parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
 Gradients of parameters that other ranks' stages share are received beside the own ones, when all else is done.
 
-Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it. What replicas
-share out of a stage (ZeRO stages 2 and 3) is whole from the first forward until its gradients are reduced at the end.
+Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
+What replicas share out of a stage (ZeRO stages 2 and 3) is whole from the first forward until its gradients are
+reduced at the end.
 """
 
 from __future__ import annotations

@@ -39,10 +39,9 @@ from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, network_of_rank, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group, Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
-    Reduce,
     Sharding,
     sharded_loss,
 )

@@ -14,6 +14,8 @@ first forward alone, since every forward runs under ``no_sync``.
 
 An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).
 
+Under ZeRO's stages 2 and 3 replicas gather parts in the first forward instead, and reduce behind the last backward.
+
 Gradients of parameters that several stages use are added up behind all of that, and before the weight update
 (:mod:`~paradl_bench.strategies.pipeline.stages`).
 
@@ -125,12 +127,8 @@ class PipelinePlanner:
             roles[rank, shard] = planned.role(name, alike * replicas)
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
-        exchanged = [
-            note
-            for own in stages
-            if exchange_axes and zero_stage(strategy) < 2
-            for note in GradientBuckets(own.network, settings).notes
-        ]
+        exchanging = stages if exchange_axes and zero_stage(strategy) < 2 else ()
+        exchanged = [note for own in exchanging for note in GradientBuckets(own.network, settings).notes]
         return Plan(
             strategy=strategy,
             network=network.name,

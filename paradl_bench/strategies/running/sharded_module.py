@@ -25,7 +25,7 @@ from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.running.autocast import as_noted, converts_alone
-from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.running.own_randomness import OwnRandomness, entered_later
 from paradl_bench.strategies.running.parameters import WHOLE_SHAPE
@@ -34,10 +34,7 @@ Call = Callable[..., Any]
 RunLayer = Callable[[int, Call], Call]
 """From the index of a layer in the network and the torch function that the model calls there, what is called instead;
 the function itself where the call is no layer's."""
-
-
 OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float] | None]
-
 Whole = Callable[[Any], Any]
 """From arguments of a call, the same with all of a tensor in the place of this rank's part of it."""
 
@@ -81,9 +78,6 @@ class Rule:
     functions: frozenset[str]
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 
-
-Reduce = Callable[[], None]
-"""Reduces the gradients of all micro-batches, and lets go of what was gathered."""
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """From a model's output and targets to the mean over samples."""
@@ -192,9 +186,8 @@ class StagingRunner(Protocol):
         """This rank's stages.
 
         Args:
-            sharded: the layers as this rank shards them, as planned. shard: has them run so.
-            shard_parameters: has replicas hold parts of what the rank's stages, as one network, hold; as
-                :meth:`ParameterRunner.shard_parameters`.
+            sharded: the layers as this rank shards them, as planned. shard: has them run so. shard_parameters: has
+                replicas hold parts of the rank's stages, as one network.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
 
@@ -211,16 +204,13 @@ class ParameterRunner(Protocol):
         device: torch.device,
         group: Group,
         replicas: Group | None,
-        *,
         in_stages: bool,
     ) -> Reduce | None:
         """Have ranks hold parts of parameters, where the axis says so.
 
         Args:
-            network: with the shapes that parameters have on this rank before.
-            group: that shares them out. replicas: whose ranks then hold the same parts; None where there is no other.
-            in_stages: whether several micro-batches are under way: what is gathered stays, and gradients are reduced
-                by what is returned, when the last backward is over. Else backward reduces them.
+            network: with the shapes that parameters have on this rank before. group: that shares them out.
+            replicas: whose ranks then hold the same parts, if any. in_stages: whether what is returned reduces.
         """
 
 

@@ -36,7 +36,7 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
-from predict.search.candidates.mesh import Mesh, Sharing, axis_along, choices_of, divisors, factorings, placements
+from predict.search.candidates.mesh import Mesh, Sharing, choices_of, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
@@ -247,16 +247,13 @@ class _Finder:
         for shared, chosen in ((None, ()), *self._shared_axes()):
             rest = self._ranks // (shared.degree if shared else 1)
             for stages in divisors(rest):
-                replicas = rest // stages
-                mesh = Mesh(shared, stages, replicas, chosen=chosen)
+                mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
                 if self._possible(mesh):
                     yield mesh
-                    # Replicas of a stage share out its optimizer's state, and its gradients and parameters too alone.
-                    if shared is None and 1 < stages < rest and self._can_shard(mesh._replace(zero=1)):
-                        yield mesh._replace(zero=1)
+                    if shared is None and 1 < stages < rest:
+                        yield from filter(self._can_shard, (mesh._replace(zero=1),))
         if self._ranks > 1 and not self._settings.batch % self._ranks:
-            sharded = (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages())
-            yield from filter(self._can_shard, sharded)
+            yield from filter(self._can_shard, (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages()))
 
     def _possible(self, mesh: Mesh) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""

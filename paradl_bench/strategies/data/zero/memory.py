@@ -57,7 +57,7 @@ class ZeroState(NamedTuple):
             ledger.gradients += sum(self.ranks * shard_bytes(unit.parameters, self.ranks) for unit in units_of(network))
 
     def reduce(self, ledger: Ledger, network: ModelGraph) -> None:
-        """Unit by unit, the whole model's first: each is freed, and its gradients are there twice while they are sent."""
+        """Unit by unit, the whole model's first: each is freed; its gradients are there twice while they are sent."""
         updated = set(gradient_order(network))
         *units, root = units_of(network)
         for unit in (root, *units) if self.stage > 1 else ():

@@ -15,8 +15,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, Reduc
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.zero.units import Unit, units_of
-from paradl_bench.strategies.running.group_functions import Group
-from paradl_bench.strategies.running.sharded_module import Reduce, marks_of
+from paradl_bench.strategies.running.group_functions import Group, Reduce
+from paradl_bench.strategies.running.sharded_module import marks_of
 from paradl_bench.strategies.running.unit_hooks import hide_hooks
 
 

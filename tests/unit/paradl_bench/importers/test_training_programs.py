@@ -114,15 +114,10 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     assert any("e" in strategy for strategy in strategies if strategy != "serial") == (file == MEGATRON)
 
 
-@pytest.mark.parametrize(
-    ("file", "strategy", "read"),
-    [(MEGATRON, "p2z1d2", "p2z1d2"), (TITAN, "p2z2d2", "p2z2d2"), (TOML, "p2z3d2", "p2z2d2")],
-)
-def test_sharded_stages_are_read_back_as_they_are_predicted(
-    file: str, strategy: str, read: str, tmp_path: Path
-) -> None:
-    path, _ = written(tmp_path, file, launch(strategy, schedule="1f1b", micro_batches="4"))
-    assert str(read_launch(path).launch.strategy) == read
+@pytest.mark.parametrize(("file", "stage", "read"), [(MEGATRON, 1, 1), (TITAN, 2, 2), (TOML, 3, 2)])
+def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, tmp_path: Path) -> None:
+    path, _ = written(tmp_path, file, launch(f"p2z{stage}d2", schedule="1f1b", micro_batches="4"))
+    assert str(read_launch(path).launch.strategy) == f"p2z{read}d2"
 
 
 @pytest.mark.parametrize(
@@ -262,15 +257,11 @@ def test_files_of_others_are_read(
             "leave out sequence parallelism in stages",
         ),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
-        (
-            "a.toml",
-            '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"',
-            "predictions gather once an iteration",
-        ),
+        ("a.toml", '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"', "gather once"),
         (
             "a.args",
             "--micro-batch-size 1 --pipeline-model-parallel-size 2 --use-megatron-fsdp",
-            "predictions gather once an iteration",
+            "gather once an iteration",
         ),
     ],
 )

@@ -48,9 +48,11 @@ def test_units_are_gathered_first_and_reduced_last(text: str, schedule: str) -> 
         gathers = [task for task, work in issued(found, role, Collective) if work.operation == "all_gather"]
         reduces = [task for task, work in issued(found, role, Collective) if work.operation == "reduce_scatter"]
         messages = [task for task, work in issued(found, role, Transfer) if work.direction == "send"]
-        assert gathers and max(gathers) < min(messages) and {int(role.action[task]) for task in gathers} == {0}
+        assert max(gathers) < min(messages)
+        assert {int(role.action[task]) for task in gathers} == {0}
         backward = [task for task, phase in enumerate(role.phase) if phase == Phase.BW]
-        assert len(reduces) == len(gathers) and min(reduces) > max(backward)
+        assert len(reduces) == len(gathers)
+        assert min(reduces) > max(backward)
         # Nothing hides them: each waits for all that came before.
         assert all(one < other for one, other in pairwise(reduces))
         assert not sizes(found, role, "all_reduce")
