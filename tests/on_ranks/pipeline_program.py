@@ -30,7 +30,7 @@ from equality_program import TOLERANCE
 from paradl_bench.measure.execution.micro_steps import MicroSteps
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.proof import proving
-from paradl_bench.measure.proof.parts import own_parts, place_of
+from paradl_bench.measure.proof.parts import own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -218,7 +218,7 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     found = differences(issued, planned_collectives(plan, context.rank))
     assert not found, "; ".join(found)
     parts = own_parts(network, case.strategy, context.rank, settings)
-    gradients = {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
+    gradients = {name: whole(p.grad).double() for name, p in model.module.named_parameters() if p.grad is not None}
     held = {name: (serial[name][parts.get(name, ())], exact[name][parts.get(name, ())]) for name in gradients}
     rounding = apart((of_serial, of_exact) for of_serial, of_exact in held.values())
     assert rounding > 0, "serial training in bf16 is exact: nothing was rounded"

@@ -84,6 +84,7 @@ ZERO = {
         *("Chain:p2z1d2:interleaved:2", "transformer_networks.Tied:z1d2p2:zb:2:clip", "Normed:z1d2p2:1f1b:4"),
         *("Chain:z3d2p2:1f1b:4", "Normed:p2z2d2:interleaved:4", "Residual:z3d2p2:zb:4"),
         *("pipeline_idioms.Attending:z2d2p2:gpipe:2", "transformer_networks.gpt2:z3d2p2:gpipe:2:clip"),
+        "transformer_networks.Split:z3d2p2:1f1b:2:bf16",
     ],
     8: ["Chain:d2z3d2p2:gpipe:2", "transformer_networks.Own:p2d2z2d2:1f1b:2:clip", "Branching:z1d2p4:1f1b:4"],
 }
