@@ -74,13 +74,11 @@ class RankPipeline:
         axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes in the first step, which has to be heard.
         group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
-        replicas = group_along(replicating) if replicating else None
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
         self._count = micro_batches(settings, group.size)
         self._last = self.stages[-1].index + 1 == len(everywhere)
-        self._first = group.rank == 0
         missing = hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded))
@@ -91,7 +89,7 @@ class RankPipeline:
         )
         parts = [made(own, sharding, calls, last=own.stage is everywhere[-1]) for own in shards]
         self.module = torch.nn.ModuleList(parts)
-        exchanging = replicas if self._reduce is None else None
+        exchanging = group_along(replicating) if replicating and self._reduce is None else None
         exchanged = [part if exchanging is None else _exchanging(part, settings, device, exchanging) for part in parts]
         self._running = running = [
             TimedStage(
@@ -133,7 +131,7 @@ class RankPipeline:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
         losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self._first else ()
+        arguments = () if self.stages[0].receives else (inputs,)
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
         if self._reduce is not None:
             self._reduce()
