@@ -212,6 +212,40 @@ class UpdatingPlanner(AxisPlanner, Protocol):
     ) -> Before | None:
         """Add the weight update behind the tasks ``done``, where it is not all of it on each rank; else None."""
 
+    def stage_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> StageParts | None:
+        """How replicas of stages hold parts of what these compute with; None where each holds all of it.
+
+        Args:
+            network: the stages of a rank, one behind the other, with the parameters that it holds.
+        """
+
+
+def updating_planners(strategy: Strategy) -> tuple[UpdatingPlanner, ...]:
+    """Those of a strategy's axes that may have ranks hold or update parts of what replicas else hold alike."""
+    planners = (axis_planner(axis.declared) for axis in strategy.axes)
+    return tuple(planner for planner in planners if isinstance(planner, UpdatingPlanner))
+
+
+class StageParts(Protocol):
+    """Parts that replicas of a rank's stages hold, gathered once in an iteration and kept through its micro-batches."""
+
+    def gathering(self, builder: RoleBuilder, after: tuple[int, ...]) -> Gathering:
+        """What the first forward has to gather, behind the tasks ``after``."""
+
+    def add_update(self, builder: RoleBuilder) -> Before:
+        """Reduce the gradients of all micro-batches, limit them and update the parts; returns what that issues before
+        the steady state."""
+
+
+class Gathering(Protocol):
+    """Gathers of one forward."""
+
+    def before_forward(self, layer: int) -> tuple[int, ...]:
+        """Gather what a layer reads and is not there; returns what the layer waits for."""
+
+    def gather_rest(self) -> None:
+        """Gather what no layer has asked for: forward of a stage passes through the others of its rank."""
+
 
 def staging_axis(strategy: Strategy) -> int | None:
     """Index of the axis that parts layers into stages, if it has several."""

@@ -28,8 +28,9 @@ import torch.distributed as dist
 from equality_program import TOLERANCE
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
+from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.proof import proving
-from paradl_bench.measure.proof.parts import own_parts, place_of
+from paradl_bench.measure.proof.parts import own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
@@ -37,6 +38,7 @@ from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, Whe
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.ranks.groups.process_group import end_groups
@@ -67,7 +69,7 @@ class Case(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        return next((axis.degree for axis in self.strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
+        return degree_of(self.strategy, Trait.DIVIDES_BATCH)
 
     @property
     def settings(self) -> PlanSettings:
@@ -152,7 +154,7 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     pipeline = built.pipeline
     assert pipeline is not None
     issued = list(recorder.issued("setup"))
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
+    optimizer = build_optimizer("sgd", model.module.parameters(), built.optimizer_group)
     for when in WHEN:
         with CollectiveRecorder() as recorder:
             pipeline.step(*model.make_batch(SAMPLES * case.count, seed=1))
@@ -216,7 +218,7 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     found = differences(issued, planned_collectives(plan, context.rank))
     assert not found, "; ".join(found)
     parts = own_parts(network, case.strategy, context.rank, settings)
-    gradients = {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
+    gradients = {name: whole(p.grad).double() for name, p in model.module.named_parameters() if p.grad is not None}
     held = {name: (serial[name][parts.get(name, ())], exact[name][parts.get(name, ())]) for name in gradients}
     rounding = apart((of_serial, of_exact) for of_serial, of_exact in held.values())
     assert rounding > 0, "serial training in bf16 is exact: nothing was rounded"

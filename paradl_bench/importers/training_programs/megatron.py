@@ -57,7 +57,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     found["global-batch-size"] = launch.batch or 1
     found |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence} if launch.sequence else {}
     found |= {"clip-grad": wanted.norm() or 0.0, "expert-model-parallel-size": degrees.expert}
-    found |= _data_parallel(launch, degrees)
+    found |= _data_parallel(wanted, degrees)
     if launch.dtype == "bf16":
         found["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
@@ -76,7 +76,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     return found
 
 
-def _data_parallel(launch: Launch, degrees: Degrees) -> Settings:
+def _data_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
     """How gradients are exchanged, where there are several replicas."""
     if degrees.reading == 1:
         return {}
@@ -85,12 +85,14 @@ def _data_parallel(launch: Launch, degrees: Degrees) -> Settings:
         found["num-distributed-optimizer-instances"] = degrees.replicas
     if degrees.stage:
         found["use-distributed-optimizer"] = True
+    if degrees.stage in _SHARDED and degrees.pipeline > 1:
+        wanted.refuse("gathers for every micro-batch under its FSDP, and predict once", f"predict z1d{degrees.data}")
     if degrees.stage in _SHARDED:
         found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED[degrees.stage]}
         # The only format of checkpoints that it takes.
         found["ckpt-format"] = "fsdp_dtensor"
-    elif launch.bucket_cap_bytes:
-        found["ddp-bucket-size"] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
+    elif wanted.launch.bucket_cap_bytes:
+        found["ddp-bucket-size"] = max(1, wanted.launch.bucket_cap_bytes // FP32_BYTES)
     return found
 
 
@@ -109,6 +111,10 @@ def _degrees(found: Found, pipeline: int, tensor: int) -> Degrees:
     data = found.replicas(found.ranks("ranks"), tensor * pipeline * experts)
     instances = found.whole("num_distributed_optimizer_instances", 1)
     stage = _stage(found) if data * experts > 1 else 0
+    if stage > 1 and pipeline > 1:
+        found.notes.append(
+            "Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration"
+        )
     if stage and experts > 1:
         raise found.wrong(
             f"expert_model_parallel_size is {experts}: predict has no strategy of experts beside ZeRO; with a whole"

@@ -71,7 +71,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         _PIPELINE: degrees.pipeline,
     }
     if sharded:
-        found[_RESHARD] = _RESHARDS[degrees.stage]
+        # In a pipeline what is predicted is its default: parameters stay gathered through the micro-batches.
+        found[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
     if degrees.pipeline > 1:
         schedule = schedules()[wanted.take("schedule", "gpipe")]
         found |= {_SCHEDULE: schedule.torch_name, _MICRO_BATCH: micro.samples}
@@ -123,8 +124,14 @@ def _data(found: Found, others: int) -> tuple[int, int, int]:
     if shard == 1:
         return 1, replicate, 0
     # By default parameters are kept after forward where there is a pipeline.
-    kept = "2" if found.whole(_PIPELINE, 1) > 1 else "3"
-    return replicate, shard, int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
+    pipelined = found.whole(_PIPELINE, 1) > 1
+    kept = "2" if pipelined else "3"
+    stage = int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
+    if pipelined and stage == 3:
+        found.notes.append(
+            f"torchtitan gathers for every micro-batch ({_RESHARD}); predictions gather once an iteration"
+        )
+    return replicate, shard, stage
 
 
 def _recompute(found: Found) -> str:

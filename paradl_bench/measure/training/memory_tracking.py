@@ -65,6 +65,9 @@ class _NoModules:
     def is_bw(self) -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
 
+    def get_known_fqn(self, _: torch.nn.Module) -> str:
+        return ""
+
     def register_user_hooks(self, *hooks: Any) -> None:
         pass
 
@@ -88,6 +91,7 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
         super().__init__(*args)
         self._sum: SumOfGradients[dict[torch.device, dict[Any, int]]] | None = None
         self._communicated = False
+        self._standing = WeakIdKeyDictionary()
         # Numbers of operations: the one running, and the one of the peak.
         self._operation = self._peak_operation = 0
 
@@ -110,6 +114,23 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
         if self._peak_mem != before:
             self._peak_operation = self._operation
 
+    @property
+    def standing_bytes(self) -> int:
+        """Bytes of what was found, and neither made in the iteration nor among what is watched."""
+        return sum(self._standing.values())  # type: ignore[no-untyped-call]
+
+    def _find_standing(self, device: torch.device, *given: Any) -> None:
+        """Note what an operator is given that was there before the iteration."""
+        for value in tree_leaves(given):
+            if isinstance(value, torch.Tensor) and value.device == device:
+                for storage in get_untyped_storages(value):
+                    if storage not in self._WINFO and storage not in self._standing:
+                        self._standing[storage] = storage.nbytes()
+
+    def _track(self, reftype: Any, t: torch.Tensor) -> None:
+        if not any(storage in self._standing for storage in get_untyped_storages(t)):
+            super()._track(reftype, t)
+
     def settle(self) -> None:
         """Count the moment of the last sum of gradients, unless autograd would have added in place."""
         done, self._sum = self._sum, None
@@ -124,6 +145,18 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
 
 class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-call]
     """Of modules whose parameters are sharded."""
+
+    def __init__(self, device: torch.device, *args: Any) -> None:
+        super().__init__(*args)
+        self._device = device
+        # Its hooks run in no backward that is asked for gradients of activations alone, as a part of one is.
+        self._mod_tracker = _NoModules()  # type: ignore[assignment]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            # What stages receive into; units come and go in memory that stands empty between.
+            self._find_standing(self._device, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _fsdp_state_pre_forward(self, fsdp_mod: FSDPModule, orig_fsdp_state_pre_fw: Callable[..., Any]) -> Any:
         tracked = super()._fsdp_state_pre_forward(fsdp_mod, orig_fsdp_state_pre_fw)
@@ -159,7 +192,6 @@ class _Tracker(_RealMoments):
         super().__init__()
         self._device = device
         self._mod_tracker = _NoModules()  # type: ignore[assignment]
-        self._standing = WeakIdKeyDictionary()
         # Numbers of the operations that made what backward made.
         self._made = WeakIdKeyDictionary()
 
@@ -184,25 +216,14 @@ class _Tracker(_RealMoments):
                 peak[_MemRefType.GRAD] += storage.nbytes()
         self._update_and_maybe_create_winfos(gradient, _MemRefType.GRAD)
 
-    @property
-    def standing_bytes(self) -> int:
-        """Bytes of what was found, and neither made in the iteration nor among what is watched."""
-        return sum(self._standing.values())  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor) and value.device == self._device:
-                for storage in get_untyped_storages(value):
-                    if storage not in self._WINFO and storage not in self._standing:
-                        self._standing[storage] = storage.nbytes()
+        self._find_standing(self._device, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _track(self, reftype: Any, t: torch.Tensor) -> None:
-        storages = get_untyped_storages(t)
-        if any(storage in self._standing for storage in storages):
-            return
-        for storage in storages:
-            if reftype is _MemRefType.TEMP and storage not in self._WINFO and storage.device == self._device:
+        for storage in get_untyped_storages(t):
+            known = storage in self._WINFO or storage in self._standing
+            if reftype is _MemRefType.TEMP and not known and storage.device == self._device:
                 self._made[storage] = self._operation
         super()._track(reftype, t)
 
@@ -243,12 +264,11 @@ def track_memory(
     """
     device = inputs[0].device
     of_device = _device_peak(iterate, device) if device.type == "cuda" else {}
-    standing_bytes = 0
     tracker: _RealMoments
     # The model's own module is sharded, whatever runs its layers.
     gathering = next((part for part in module.modules() if isinstance(part, FSDPModule)), None)
     if gathering is not None:
-        sharded = tracker = _ShardedTracker(gathering, optimizer)
+        sharded = tracker = _ShardedTracker(device, gathering, optimizer)
         sharded.track_inputs(tuple(inputs))
         with sharded:
             iterate()
@@ -262,8 +282,7 @@ def track_memory(
         with tracking:
             iterate()
         tracking.settle()
-        standing_bytes = tracking.standing_bytes
-    parts: Counter[str] = Counter({_COMMUNICATION: standing_bytes})
+    parts: Counter[str] = Counter({_COMMUNICATION: tracker.standing_bytes})
     for category, size in tracker.get_tracker_snapshot("peak").get(device, {}).items():
         name = str(category).rpartition(".")[2]
         if name != _TOTAL:

@@ -250,8 +250,7 @@ class Trainer:
         def arrived(_: torch.Tensor) -> None:
             arrival.stamp = stamp()
 
-        parameter = dict(self._model.module.named_parameters())[last]
-        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        self._model.module.get_parameter(last).register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
         self._watches_gradients = True
 
     def iterate(self) -> Stamps:
@@ -376,7 +375,7 @@ class Trainer:
     def _before_exchange(self, item: Stamps) -> Sequence[Row]:
         """Communication of backward but for the exposed exchange: of sharded gradients, what is reduced last."""
         rows = item.bw_communication
-        if not self._shards_parameters:
+        if not self._shards_parameters or self._pipeline is not None:
             return rows
         return rows[: max(index for index, (what, *_) in enumerate(rows) if what == "reduce_scatter")]
 
@@ -393,8 +392,9 @@ class Trainer:
                 last = item.bw_communication[len(self._before_exchange(item))][1]
             exchange = seconds(last, item.backward_end)
             return spent["FW"], spent["BW"] - exchange, exchange, 0.0
-        # The exchange ends inside the last backward, which waits for it.
-        exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
         begin = item.begin if item.fed is None else item.fed.copied
         idle = seconds(begin, item.backward_end) - spent["FW"] - spent["BW"]
-        return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
+        # The exchange ends inside the last backward, which waits for it; gradients of shards are reduced behind that.
+        exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
+        behind = seconds(item.turns[-1][2], item.backward_end) if self._shards_parameters else 0.0
+        return spent["FW"], spent["BW"] - exchange, exchange + behind, max(0.0, idle - behind)

@@ -38,8 +38,7 @@ from paradl_bench.records.training.training_record import (
     read_run,
 )
 from paradl_bench.records.training.verification import Verification
-from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.plan import cut_by
+from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
 
 

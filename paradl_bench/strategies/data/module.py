@@ -6,8 +6,8 @@ import torch
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.strategies.data.zero.module import shard_parameters
-from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.data.zero.module import kept_through_stages, shard_parameters
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 
 
 class DataRunner:
@@ -21,10 +21,13 @@ class DataRunner:
         device: torch.device,
         group: Group,
         replicas: Group | None,
-    ) -> None:
+        in_stages: bool,
+    ) -> Reduce | None:
         """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""
-        if axis.prefix > 1:
-            shard_parameters(module, network, axis.prefix, device, group, replicas)
+        if axis.prefix < 2:
+            return None
+        shard_parameters(module, network, axis.prefix, device, group, replicas, in_stages=in_stages)
+        return kept_through_stages(module) if in_stages else None
 
 
 RUNNER = DataRunner()

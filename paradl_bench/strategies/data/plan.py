@@ -8,13 +8,13 @@ from __future__ import annotations
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import ShardedLayers
+from paradl_bench.plan.axis_planner import ShardedLayers, StageParts
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, RoleBuilder
 from paradl_bench.strategies.data.zero.limits import check_zero
-from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, add_sharded_role
+from paradl_bench.strategies.data.zero.plan import ShardedStages, add_optimizer_broadcasts, add_sharded_role
 
 
 class DataPlanner:
@@ -70,6 +70,10 @@ class DataPlanner:
         if zero_stage(strategy) != 1:
             return None
         return add_optimizer_broadcasts(builder, network, strategy, settings, done)
+
+    def stage_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> StageParts | None:
+        """Those of stages 2 and 3, which are one in a pipeline."""
+        return ShardedStages(network, strategy, settings) if zero_stage(strategy) > 1 else None
 
 
 PLANNER = DataPlanner()

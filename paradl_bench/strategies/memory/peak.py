@@ -46,6 +46,12 @@ class PartedState(Protocol):
     def updated_bytes(self, network: ModelGraph) -> int | None:
         """Bytes of the parameters whose optimizer state the rank with most keeps; None for all that it holds."""
 
+    def gather(self, ledger: Ledger, network: ModelGraph) -> None:
+        """Hold what a rank gathers for the micro-batches of its stages, which are the network, one behind the other."""
+
+    def reduce(self, ledger: Ledger, network: ModelGraph) -> None:
+        """Leave the gradients that a rank keeps of those of all its micro-batches."""
+
 
 @runtime_checkable
 class AxisMemory(Protocol):

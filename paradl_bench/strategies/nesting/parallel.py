@@ -10,6 +10,7 @@ are loaded, for a default, and would keep it after the ranks left.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.group_functions import Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     LossOfParts,
@@ -138,13 +139,12 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    _shard_parameters(module, sharding.network, mesh, strategy, device)
+    _shard_parameters(module, mesh, strategy, device, sharding.network)
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
-    optimizer_group: dist.ProcessGroup | None = None
     if group_axes(strategy, Trait.REPLICATES):
         module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
-        optimizer_group = mesh.group(sharing_axes(strategy)).process_group if zero_stage(strategy) == 1 else None
+    optimizer_group = _optimizer_group(mesh)
     clipper = _clipper(model, network, mesh, settings, dtype)
     return ParallelModule(
         module,
@@ -176,9 +176,16 @@ def _clipper(
 
 
 def _shard_parameters(
-    module: torch.nn.Module, network: ModelGraph, mesh: ProcessMesh, strategy: Strategy, device: torch.device
-) -> None:
+    module: torch.nn.Module,
+    mesh: ProcessMesh,
+    strategy: Strategy,
+    device: torch.device,
+    network: ModelGraph,
+    *,
+    in_stages: bool = False,
+) -> Reduce | None:
     """Let axes that do so shard the model's own modules, whatever runs its layers then."""
+    reduce = None
     replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
     for index in replicating:
         runner = axis_runner(strategy.axes[index].declared)
@@ -186,7 +193,10 @@ def _shard_parameters(
             outer = tuple(i for i in replicating if i not in sharing)
             replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
             group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
-            runner.shard_parameters(module, network, strategy.axes[index], device, group, replicas)
+            axis = strategy.axes[index]
+            own = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages)
+            reduce = own or reduce
+    return reduce
 
 
 def _exchanging(
@@ -255,10 +265,23 @@ def _build_pipeline(
         loss,
         sharded=planner_for(strategy).shards_of(dist.get_rank(), network, strategy, settings),
         shard=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
+        shard_parameters=functools.partial(_shard_parameters, module, mesh, strategy, device, in_stages=True),
         group_along=mesh.group,
     )
     sharding = pipeline.sharding
     clipper = _clipper(module, network, mesh, settings, dtype, pipeline.holders)
     return ParallelModule(
-        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, sharding=sharding, clipper=clipper
+        pipeline.module,
+        sharding.network,
+        mesh.spans,
+        mesh.groups,
+        pipeline,
+        _optimizer_group(mesh),
+        sharding=sharding,
+        clipper=clipper,
     )
+
+
+def _optimizer_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
+    """Whose ranks part the optimizer's state of what they hold alike; None where none do."""
+    return mesh.group(sharing_axes(mesh.strategy)).process_group if zero_stage(mesh.strategy) == 1 else None

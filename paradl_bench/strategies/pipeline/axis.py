@@ -7,6 +7,7 @@ from typing import ClassVar
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MicroBatches
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions, Shown
+from paradl_bench.plan.settings import PlanSettings
 
 
 class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
@@ -59,6 +60,16 @@ class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
             "schedule": self.schedule,
             "stages": ",".join(self.stages) or "balanced",
         }
+
+
+def micro_batches(settings: PlanSettings, ranks: int) -> int:
+    """Into how many micro-batches a rank's samples are split: as many as the pipeline has ranks, unless given."""
+    return settings.of(PipelineOptions).micro_batches or ranks
+
+
+def cut_by(settings: PlanSettings) -> str:
+    """What decided the cut into stages, in words."""
+    return settings.of(PipelineOptions).cut_by or ("--stages" if settings.of(PipelineOptions).stages else "FLOPs")
 
 
 AXIS = AxisKind(

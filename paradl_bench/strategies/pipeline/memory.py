@@ -10,6 +10,8 @@ parts, what autograd keeps is held to the second, and from the first on the grad
 Gradients of parameters that other ranks' stages share are received beside the own ones, when all else is done.
 
 Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
+What replicas share out of a stage (ZeRO stages 2 and 3) is whole from the first forward until its gradients are
+reduced at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import PlanSettings
@@ -40,12 +42,12 @@ from paradl_bench.strategies.memory.peak import (
     memory_use,
     moving_parts,
     optimizer_state,
+    parted_state,
 )
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
 
@@ -87,15 +89,9 @@ def _parts(
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    held = msgspec.structs.replace(
-        network,
-        # Making a network checks all of its layers, and none is asked for here.
-        layers=(),
-        # Two stages of a rank may use one parameter, which it holds once.
-        parameters=tuple({p.name: p for shard in own for p in shard.network.parameters}.values()),
-        buffers=tuple(buffer for shard in own for buffer in shard.network.buffers),
-        gradient_order=tuple(dict.fromkeys(name for shard in own for name in shard.network.gradient_order)),
-    )
+    parted, whole = parted_state(strategy), _held(network, own, with_layers=zero_stage(strategy) > 1)
+    in_parts = parted.held(whole) if parted else None
+    held = in_parts or whole
     received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     samples = count * micro_batch
@@ -105,17 +101,35 @@ def _parts(
         shard.stage.index: RepeatedPasses(ledger, walks.of(shard, 0 if shard.stage.index else block))
         for shard in own
     }
+    if parted:
+        parted.gather(ledger, whole)
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
+    if parted:
+        parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
     ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
-    state = optimizer_state(held, settings, device)
+    state = optimizer_state(held, settings, device, parted.updated_bytes(held) if parted else None)
     return {
-        **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
+        **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
         "input": (0 if rank else network.input_bytes(samples, kept_dtype(dtype))) + network.target_bytes(samples),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }
+
+
+def _held(network: ModelGraph, own: Sequence[StageShard], *, with_layers: bool) -> ModelGraph:
+    """What a rank holds of its stages."""
+    return msgspec.structs.replace(
+        network,
+        # Making a network checks all of its layers, which units of parameters alone are found by.
+        layers=tuple(layer for shard in own for layer in shard.network.layers) if with_layers else (),
+        # Two stages of a rank may use one parameter, which it holds once.
+        parameters=tuple({p.name: p for shard in own for p in shard.network.parameters}.values()),
+        buffers=tuple(buffer for shard in own for buffer in shard.network.buffers),
+        gradient_order=tuple(dict.fromkeys(name for shard in own for name in shard.network.gradient_order)),
+        outputs=() if with_layers else network.outputs,
+    )
 
 
 class _WalksOfStages:

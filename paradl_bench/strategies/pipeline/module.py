@@ -29,18 +29,17 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
-from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.crossings import Crossing
-from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls
 from paradl_bench.strategies.pipeline.running.held_parameters import Registered, all_registered, hold_only
 from paradl_bench.strategies.pipeline.running.shared_gradients import SharedGradients
 from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk, varies
 from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
-from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
+from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, network_of_rank, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group, Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     Sharding,
@@ -66,6 +65,7 @@ class RankPipeline:
         *,
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
+        shard_parameters: Callable[[ModelGraph], Reduce | None],
         group_along: Callable[..., Group],
     ) -> None:
         # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
@@ -74,15 +74,14 @@ class RankPipeline:
         axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes in the first step, which has to be heard.
         group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
-        replicas = group_along(replicating) if replicating else None
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
         self._count = micro_batches(settings, group.size)
         self._last = self.stages[-1].index + 1 == len(everywhere)
-        self._first = group.rank == 0
         missing = hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
+        self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded))
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
         made = functools.partial(
@@ -90,7 +89,8 @@ class RankPipeline:
         )
         parts = [made(own, sharding, calls, last=own.stage is everywhere[-1]) for own in shards]
         self.module = torch.nn.ModuleList(parts)
-        exchanged = [part if replicas is None else _exchanging(part, settings, device, replicas) for part in parts]
+        exchanging = group_along(replicating) if replicating and self._reduce is None else None
+        exchanged = [part if exchanging is None else _exchanging(part, settings, device, exchanging) for part in parts]
         self._running = running = [
             TimedStage(
                 stage,
@@ -131,8 +131,10 @@ class RankPipeline:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
         losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self._first else ()
+        arguments = () if self.stages[0].receives else (inputs,)
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
+        if self._reduce is not None:
+            self._reduce()
         self._shared.add_up()
         for stage in self._running:
             stage.group = self._after_first

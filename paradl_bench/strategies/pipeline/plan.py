@@ -14,6 +14,8 @@ first forward alone, since every forward runs under ``no_sync``.
 
 An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).
 
+Under ZeRO's stages 2 and 3 replicas gather parts in the first forward instead, and reduce behind the last backward.
+
 Gradients of parameters that several stages use are added up behind all of that, and before the weight update
 (:mod:`~paradl_bench.strategies.pipeline.stages`).
 
@@ -33,25 +35,31 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import ReplicaShards, ShardedLayers, samples_at_once, sharded_layers
+from paradl_bench.plan.axis_planner import (
+    ReplicaShards,
+    ShardedLayers,
+    samples_at_once,
+    sharded_layers,
+    updating_planners,
+)
 from paradl_bench.plan.compute import BackwardPart, NetworkCompute, add_weight_update, weight_update
-from paradl_bench.plan.mesh import degree_of, group_axes, positions
+from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Before, BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
-from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
-from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, shard_stage
+from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, repeat
+from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, parts_of_rank, shard_stage
 from paradl_bench.strategies.pipeline.stages import (
     Stage,
+    check_shared,
     cut_into_stages,
     first_layers,
-    held_twice,
     most_stages,
     places_of_shared,
     sent_to_places,
@@ -89,13 +97,7 @@ class PipelinePlanner:
                 f"strategy {strategy}: {local} samples do not split evenly into {count} micro-batches;"
                 f" give --micro-batches one of {', '.join(str(n) for n in range(1, local + 1) if not local % n)}"
             )
-        twice = held_twice(stages, ranks)
-        if twice is not None and degree_of(strategy, Trait.REPLICATES) > 1:
-            name, first, second = twice
-            raise UserError(
-                f"strategy {strategy}: stages {first} and {second} of one rank share {name}, which replicas would"
-                " exchange twice; give one stage a rank, or other --stages"
-            )
+        check_shared(network, stages, strategy)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """As many stages as the network can be cut into (ParaDL, Table 3: as many as it has layers)."""
@@ -125,7 +127,8 @@ class PipelinePlanner:
             roles[rank, shard] = planned.role(name, alike * replicas)
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
-        exchanged = [note for own in stages if exchange_axes for note in GradientBuckets(own.network, settings).notes]
+        exchanging = stages if exchange_axes and zero_stage(strategy) < 2 else ()
+        exchanged = [note for own in exchanging for note in GradientBuckets(own.network, settings).notes]
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -147,16 +150,6 @@ class PipelinePlanner:
 
 
 PLANNER = PipelinePlanner()
-
-
-def micro_batches(settings: PlanSettings, ranks: int) -> int:
-    """Into how many micro-batches a rank's samples are split: as many as the pipeline has ranks, unless given."""
-    return settings.of(PipelineOptions).micro_batches or ranks
-
-
-def cut_by(settings: PlanSettings) -> str:
-    """What decided the cut into stages, in words."""
-    return settings.of(PipelineOptions).cut_by or ("--stages" if settings.of(PipelineOptions).stages else "FLOPs")
 
 
 def _part_of_backward(compute: NetworkCompute, action: Action) -> BackwardPart:
@@ -194,7 +187,8 @@ class _RankPlan:
         self._shared = places_of_shared(network, stages, self._ranks)
         own = [stage for stage in stages if stage.index % self._ranks == rank]
         self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in own}
-        self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
+        self._parts = parts_of_rank(network, own, sharded, strategy, settings)
+        self._exchange_axes = () if self._parts else group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
         self._count, self._micro_batch = micro_batches(settings, self._ranks), samples_at_once(strategy, settings)
@@ -216,14 +210,14 @@ class _RankPlan:
         completes = direction == _COMPLETES
         exchanging = completes & last & bool(self._exchange_axes)
         adding = completes & (micro_batches > 0)
-        kinds = 8 * stages + 4 * adding + direction + exchanging
-        # Nothing is before the first one.
-        kinds[0] = -1
+        # Nothing is before the first one, which gathers what replicas hold parts of; its backward is not like others.
+        opening = (stages == self._rank) & (micro_batches == 0) & (is_forward | bool(self._parts))
+        kinds = 16 * stages + 8 * ~opening + 4 * adding + direction + exchanging
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
         # Works are numbered in the order in which a rank comes to them.
         appearing = np.argsort(first)
         distinct = [
-            self._tasks(actions[number], exchanging=bool(exchanging[number]), first=number == 0)
+            self._tasks(actions[number], exchanging=bool(exchanging[number]), first=bool(opening[number]))
             for number in first[appearing].tolist()
         ]
         forward_of = np.zeros((stages.max() + 1, self._count), np.int64)
@@ -232,27 +226,29 @@ class _RankPlan:
         return self._built(name, multiplicity, tasks)
 
     def _built(self, name: str, multiplicity: int, tasks: Repeated) -> Role:
-        own = list(self._own.values())
-        held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
         update = RoleBuilder(self._works)
-        clipped = add_clipping(update, held, self._strategy, self._settings, self._add_sums_of_shared(update, held))
-        add_weight_update(update, weight_update(held, self._settings), self._settings, clipped)
-        # It follows all that the actions are done with.
-        rows = len(tasks.dependencies) + len(tasks.done) + np.array(update.dependency_start[1:], np.int32)
-        blocking = np.array(update.dependencies, np.int32) + np.int32(len(tasks.phase))
+        before = self._parts.add_update(update) if self._parts else self._add_update(update)
         return Role(
             name=name,
             multiplicity=multiplicity,
-            phase=np.append(tasks.phase, np.array(update.phase, np.int32)),
-            stream=np.append(tasks.stream, np.array(update.stream, np.int32)),
-            work=np.append(tasks.work, np.array(update.work, np.int32)),
-            dependency_start=np.append(tasks.dependency_start, rows),
-            dependencies=np.concatenate([tasks.dependencies, tasks.done, blocking]),
-            action=np.append(tasks.action, np.full(update.tasks, -1, np.int32)),
+            **followed_by(tasks, update),
             setup=self._setup(),
             handshake=self._handshake(),
-            exchanged_before=sums_before(self._network, self._strategy, self._settings),
+            exchanged_before=before,
         )
+
+    def _add_update(self, builder: RoleBuilder) -> Before:
+        """The weight update of the rank's stages, which replicas may share out; returns what is issued before."""
+        own, strategy, settings = list(self._own.values()), self._strategy, self._settings
+        held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
+        after = add_clipping(builder, held, strategy, settings, self._add_sums_of_shared(builder, held))
+        summed = sums_before(self._network, strategy, settings)
+        for planner in updating_planners(strategy):
+            before = planner.add_update(builder, held, strategy, settings, after)
+            if before is not None:
+                return before + summed
+        add_weight_update(builder, weight_update(held, settings), settings, after)
+        return summed
 
     def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:
         """Append the exchange of gradients of parameters that other ranks' stages use too; returns its last task."""
@@ -320,7 +316,10 @@ class _RankPlan:
         stage, near = self._own[action.stage].stage, self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What a stage communicates for its first layers, it calls when it comes to them.
-        compute.add_forward(received or before)
+        gathering = self._parts.gathering(builder, received) if self._parts and not before else None
+        compute.add_forward(received or before, gathering.before_forward if gathering else None)
+        if gathering is not None:
+            gathering.gather_rest()
         computed = builder.tasks - 1
         if near.target is not None:
             made = tuple(compute.forward_tasks[i] for i in stage.outputs if i < len(stage.layers))

@@ -102,6 +102,21 @@ def repeat(distinct: Sequence[ActionTasks], kinds: NDArray[np.integer], forwards
     )
 
 
+def followed_by(tasks: Repeated, builder: RoleBuilder) -> dict[str, Ints]:
+    """The tasks of all actions and those of a builder, which wait for all that the actions are done with; as fields of
+    a :class:`~paradl_bench.plan.tasks.Role`."""
+    rows = len(tasks.dependencies) + len(tasks.done) + np.array(builder.dependency_start[1:], np.int32)
+    blocking = np.array(builder.dependencies, np.int32) + np.int32(len(tasks.phase))
+    return {
+        "phase": np.append(tasks.phase, np.array(builder.phase, np.int32)),
+        "stream": np.append(tasks.stream, np.array(builder.stream, np.int32)),
+        "work": np.append(tasks.work, np.array(builder.work, np.int32)),
+        "dependency_start": np.append(tasks.dependency_start, rows),
+        "dependencies": np.concatenate([tasks.dependencies, tasks.done, blocking]),
+        "action": np.append(tasks.action, np.full(builder.tasks, -1, np.int32)),
+    }
+
+
 _TASK = ("phase", "stream", "work")
 _DEPENDENCY = ("base", "offset")
 

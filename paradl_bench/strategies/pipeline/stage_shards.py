@@ -16,9 +16,11 @@ import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import Width, kept_dtype, widths_of
-from paradl_bench.plan.axis_planner import ShardedLayers
+from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Communication
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
@@ -168,6 +170,25 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
         # Making a network checks all of its layers.
         return network
     return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
+
+
+def network_of_rank(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:
+    """A rank's stages, one behind the other, with the parameters that it holds of them, in its shapes."""
+    layers = tuple(layer for stage in stages for layer in stage.network.layers)
+    own = msgspec.structs.replace(stages[0].network, layers=layers, outputs=(), parameters=(), gradient_order=())
+    held = hold_parameters(network, stages, sharded)
+    return msgspec.structs.replace(own, parameters=held.parameters, gradient_order=held.gradient_order)
+
+
+def parts_of_rank(
+    network: ModelGraph, own: Sequence[Stage], sharded: ShardedLayers, strategy: Strategy, settings: PlanSettings
+) -> StageParts | None:
+    """How replicas hold parts of a rank's own stages; None where each holds all of them."""
+    if zero_stage(strategy) < 2:
+        return None
+    held = network_of_rank(network, own, sharded)
+    parts = (planner.stage_parts(held, strategy, settings) for planner in updating_planners(strategy))
+    return next((found for found in parts if found is not None), None)
 
 
 def _arriving(stages: Sequence[Stage], of_network: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -321,6 +321,31 @@ def sent_to_places(shared: Mapping[str, tuple[int, ...]], own: int) -> dict[int,
             if place != own:
                 found.setdefault(place, []).append(name)
     return {place: tuple(found[place]) for place in sorted(found)}
+
+
+def check_shared(network: ModelGraph, stages: Sequence[Stage], strategy: Strategy) -> None:
+    """Refuse parameters of several stages that replicas cannot exchange the gradients of.
+
+    Raises:
+        UserError: two stages of one rank share one; several stages do, and replicas hold rows of it.
+    """
+    if degree_of(strategy, Trait.REPLICATES) == 1:
+        return
+    ranks = degree_of(strategy, Trait.STAGES)
+    twice = held_twice(stages, ranks)
+    if twice is not None:
+        name, first, second = twice
+        raise UserError(
+            f"strategy {strategy}: stages {first} and {second} of one rank share {name}, which replicas would"
+            " exchange twice; give one stage a rank, or other --stages"
+        )
+    shared = places_of_shared(network, stages, ranks) if zero_stage(strategy) > 1 else {}
+    for name, places in shared.items():
+        raise UserError(
+            f"strategy {strategy}: ranks {places[0]} and {places[-1]} of the pipeline share {name}, whose gradients are"
+            f" added up whole, and replicas hold rows of it under stage {zero_stage(strategy)} of ZeRO; take z1, or"
+            " untie it"
+        )
 
 
 def held_twice(stages: Sequence[Stage], ranks: int) -> tuple[str, int, int] | None:

@@ -41,6 +41,10 @@ class Listener(Protocol):
         """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
 
 
+Reduce = Callable[[], None]
+"""Reduces the gradients of all micro-batches, and lets go of what was gathered."""
+
+
 @dataclass(slots=True)
 class Spans:
     """When layer-wise communication began and ended, in the order in which it was issued, while ``stamp`` is set.

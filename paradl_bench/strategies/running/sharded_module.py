@@ -25,7 +25,7 @@ from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.running.autocast import as_noted, converts_alone
-from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.running.own_randomness import OwnRandomness, entered_later
 from paradl_bench.strategies.running.parameters import WHOLE_SHAPE
@@ -34,10 +34,7 @@ Call = Callable[..., Any]
 RunLayer = Callable[[int, Call], Call]
 """From the index of a layer in the network and the torch function that the model calls there, what is called instead;
 the function itself where the call is no layer's."""
-
-
 OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float] | None]
-
 Whole = Callable[[Any], Any]
 """From arguments of a call, the same with all of a tensor in the place of this rank's part of it."""
 
@@ -183,12 +180,14 @@ class StagingRunner(Protocol):
         *,
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
+        shard_parameters: Callable[[ModelGraph], Reduce | None],
         group_along: Callable[..., Group],
     ) -> StagedModule:
         """This rank's stages.
 
         Args:
-            sharded: the layers as this rank shards them, as planned. shard: has them run so.
+            sharded: the layers as this rank shards them, as planned. shard: has them run so. shard_parameters: has
+                replicas hold parts of the rank's stages, as one network.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
 
@@ -205,12 +204,13 @@ class ParameterRunner(Protocol):
         device: torch.device,
         group: Group,
         replicas: Group | None,
-    ) -> None:
+        in_stages: bool,
+    ) -> Reduce | None:
         """Have ranks hold parts of parameters, where the axis says so.
 
         Args:
-            network: with the shapes that parameters have on this rank before.
-            group: that shares them out. replicas: whose ranks then hold the same parts; None where there is no other.
+            network: with the shapes that parameters have on this rank before. group: that shares them out.
+            replicas: whose ranks then hold the same parts, if any. in_stages: whether what is returned reduces.
         """
 
 

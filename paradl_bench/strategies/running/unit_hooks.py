@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from paradl_bench.strategies.running.sharded_module import marks_of
 
@@ -21,16 +21,22 @@ def hide_hooks(part: torch.nn.Module) -> None:
 
 
 def entering(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """What comes before a unit's forward, and gives it other tensors for its arguments: they are marked alike."""
+    """What comes before a unit's forward, and gives it other tensors for its arguments: they are marked alike.
+
+    A tensor that is given several times is one tensor afterwards too: attention asks whether its queries are its keys.
+    """
 
     @functools.wraps(hook)
     def called(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             taken = hook(module, args, kwargs)
-            for old, new in zip(tree_leaves((args, kwargs)), tree_leaves(taken), strict=True):
+            leaves, structure = tree_flatten(taken)
+            first: dict[int, torch.Tensor] = {}
+            for number, (old, new) in enumerate(zip(tree_leaves((args, kwargs)), leaves, strict=True)):
                 if isinstance(old, torch.Tensor) and old is not new:
                     vars(new).update(marks_of(old))
-            return taken
+                    leaves[number] = first.setdefault(id(old), new)
+            return tree_unflatten(leaves, structure)
 
     return called
 

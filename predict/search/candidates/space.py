@@ -36,7 +36,7 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
-from predict.search.candidates.mesh import Mesh, Sharing, axis_along, choices_of, divisors, factorings, placements
+from predict.search.candidates.mesh import Mesh, Sharing, choices_of, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
@@ -191,7 +191,7 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
     if any(mesh.zero for mesh in meshes):
-        yield "ZeRO stages beside other axes, or under replicas (z3d2t2, d2z3d4)"
+        yield "ZeRO stages beside other axes but z1 in pipelines, or under replicas (z3d2t2, d2z3d4)"
     if any(mesh.stages > 1 for mesh in meshes):
         yield "stages that do not balance FLOPs (--stages)"
     if len({choice["recompute"] for choice in held}) > 1:
@@ -247,12 +247,13 @@ class _Finder:
         for shared, chosen in ((None, ()), *self._shared_axes()):
             rest = self._ranks // (shared.degree if shared else 1)
             for stages in divisors(rest):
-                replicas = rest // stages
-                mesh = Mesh(shared, stages, replicas, chosen=chosen)
+                mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
                 if self._possible(mesh):
                     yield mesh
+                    if shared is None and 1 < stages < rest:
+                        yield from filter(self._can_shard, (mesh._replace(zero=1),))
         if self._ranks > 1 and not self._settings.batch % self._ranks:
-            yield from (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages() if self._can_shard(stage))
+            yield from filter(self._can_shard, (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages()))
 
     def _possible(self, mesh: Mesh) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
@@ -281,10 +282,9 @@ class _Finder:
             return False
         return True
 
-    def _can_shard(self, stage: int) -> bool:
-        strategy = Strategy(axes=(axis_along(Trait.DIVIDES_BATCH, self._ranks, stage),))
+    def _can_shard(self, mesh: Mesh) -> bool:
         try:
-            check_zero(self._network, strategy, self._settings)
+            check_zero(self._network, Strategy(axes=mesh.axes), self._settings)
         except UserError as error:
             self._impossible.add(str(error))
             return False

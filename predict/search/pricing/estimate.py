@@ -277,7 +277,8 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing)
         found = np.maximum(found, sending.max(axis=1)[:, None])
         # Under ZeRO's first stage each rank broadcasts what it changed after the update.
-        return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
+        replicas = np.array([mesh.replicas for mesh in self._space.meshes])[rows.mesh]
+        return np.asarray(found + replicas[:, None] * self._parts[rows.strategy, :1])
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
@@ -291,7 +292,7 @@ class Estimates:
         for which in np.unique(rows.again).tolist():
             own = rows.again == which
             backward[own] = self._computed_again(which, cut).added(forward[own], backward[own])
-        parted = np.array([self._ranks if mesh.zero else 1 for mesh in self._space.meshes])
+        parted = np.array([mesh.replicas if mesh.zero else 1 for mesh in self._space.meshes])
         return _Work(forward, backward, update * straggler * self._updated[rows.shared] / parted[rows.mesh])
 
     def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:

@@ -182,6 +182,8 @@ OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
+CASES[4] += [f"z1d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b")]
+CASES[4] += [f"z3d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 OF_BLOCKS = {
     2: [
         *("t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"),
@@ -189,7 +191,16 @@ OF_BLOCKS = {
         *(f"{strategy} recompute=all" for strategy in ("z2d2", "z3d2")),
         *(f"{strategy} recompute=all dtype=bf16" for strategy in ("d2", "t2", "z3d2", "p2 micro_batches=4")),
     ],
-    4: ["p2t2 dtype=bf16", "d2t2 dtype=bf16", "d2p2 dtype=bf16", "d2z3d2", "z3d2t2", "z2d2t2", "z1d2t2"],
+    4: [
+        "p2t2 dtype=bf16",
+        "d2t2 dtype=bf16",
+        "d2p2 dtype=bf16",
+        "d2z3d2",
+        "z3d2t2",
+        "z2d2t2",
+        "z1d2t2",
+        "z3d2p2 optimizer=adamw",
+    ],
 }
 OF_VOCABULARY = {
     2: ["t2", "t2 dtype=bf16", "t2 sequence_parallel=on", "t2 sequence_parallel=on dtype=bf16"],

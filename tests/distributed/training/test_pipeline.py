@@ -78,6 +78,17 @@ MORE_NESTED = {
     + ["Chain:p2f2:zb:2:scatter", "Rereading:p2c2:zb:3", "Normed:s2p2:zb:2", "transformer_networks.Split:p2t2:zb:3:up"],
 }
 
+# Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.
+ZERO = {
+    4: [
+        *("Chain:p2z1d2:interleaved:2", "transformer_networks.Tied:z1d2p2:zb:2:clip", "Normed:z1d2p2:1f1b:4"),
+        *("Chain:z3d2p2:1f1b:4", "Normed:p2z2d2:interleaved:4", "Residual:z3d2p2:zb:4"),
+        *("pipeline_idioms.Attending:z2d2p2:gpipe:2", "transformer_networks.gpt2:z3d2p2:gpipe:2:clip"),
+        "transformer_networks.Split:z3d2p2:1f1b:2:bf16",
+    ],
+    8: ["Chain:d2z3d2p2:gpipe:2", "transformer_networks.Own:p2d2z2d2:1f1b:2:clip", "Branching:z1d2p4:1f1b:4"],
+}
+
 # Three deep, each in another order of axes and under another schedule.
 DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
@@ -173,6 +184,11 @@ def test_more_of_them_are_serial(ranks: int) -> None:
     cases = MORE_IDIOMATIC[ranks]
     for start in range(0, len(cases), A_LAUNCH):
         run(ranks, cases[start : start + A_LAUNCH])
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_replicas_that_hold_parts_of_stages_are_serial(ranks: int) -> None:
+    run(ranks, ZERO[ranks])
 
 
 @pytest.mark.parametrize("ranks", NESTED)

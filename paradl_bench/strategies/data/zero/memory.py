@@ -51,6 +51,22 @@ class ZeroState(NamedTuple):
         updated = set(updated_parameters(network))
         return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
 
+    def gather(self, ledger: Ledger, network: ModelGraph) -> None:
+        """All units of the rank's stages, from its first forward on."""
+        if self.stage > 1:
+            ledger.gradients += sum(self.ranks * shard_bytes(unit.parameters, self.ranks) for unit in units_of(network))
+
+    def reduce(self, ledger: Ledger, network: ModelGraph) -> None:
+        """Unit by unit, the whole model's first: each is freed; its gradients are there twice while they are sent."""
+        updated = set(gradient_order(network))
+        *units, root = units_of(network)
+        for unit in (root, *units) if self.stage > 1 else ():
+            parameters = tuple(parameter for parameter in unit.parameters if parameter.name in updated)
+            part = shard_bytes(parameters, self.ranks)
+            ledger.gradients -= self.ranks * shard_bytes(unit.parameters, self.ranks)
+            ledger.mark(gradients=(self.ranks + 1) * part)
+            ledger.gradients += part - total_bytes(parameters)
+
 
 class ShardedLiveness(Liveness):
     """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.

@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, Reduc
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.zero.units import Unit, units_of
-from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 from paradl_bench.strategies.running.sharded_module import marks_of
 from paradl_bench.strategies.running.unit_hooks import hide_hooks
 
@@ -27,6 +27,8 @@ def shard_parameters(
     device: torch.device,
     group: Group,
     replicas: Group | None = None,
+    *,
+    in_stages: bool = False,
 ) -> None:
     """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
 
@@ -37,6 +39,7 @@ def shard_parameters(
         stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
         group: whose ranks share parameters out.
         replicas: whose ranks hold the same shards as this one; None where no other does.
+        in_stages: whether units stay gathered until :func:`kept_through_stages` reduces their gradients.
 
     Raises:
         UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
@@ -49,7 +52,8 @@ def shard_parameters(
         try:
             part = module.get_submodule(unit.name)
             check_holders(module, part)
-            fully_shard(part, mesh=mesh, reshard_after_forward=stage == 3 and part is not module)
+            freed = stage == 3 and part is not module and not in_stages
+            fully_shard(part, mesh=mesh, reshard_after_forward=freed)
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
@@ -65,6 +69,34 @@ def shard_parameters(
     _mark_parameters(module, units_of(network), marks)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
+
+
+def kept_through_stages(module: torch.nn.Module) -> Reduce:
+    """Have backward leave gradients where it adds them up, and units gathered; returns what ends both.
+
+    As ``torch.distributed.pipelining`` does with a stage that is sharded so: ``backward_maybe_with_nosync`` and
+    ``perform_reduce_grad`` of its stage.py (torch 2.13).
+    """
+    assert isinstance(module, FSDPModule)
+    _let_backward_reduce(module, reduces=False)
+
+    def reduce() -> None:
+        _let_backward_reduce(module, reduces=True)
+        state = fully_shard.state(module)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for own in state._state_ctx.all_states:
+                for group in own._fsdp_param_groups:
+                    group.post_backward()
+            state._root_post_backward_final_callback()
+        _let_backward_reduce(module, reduces=False)
+
+    return reduce
+
+
+def _let_backward_reduce(module: FSDPModule, *, reduces: bool) -> None:
+    module.set_is_last_backward(reduces)
+    module.set_reshard_after_backward(reduces)
+    module.set_requires_gradient_sync(reduces)
 
 
 def _mesh_of(group: Group, replicas: Group | None, device: torch.device) -> DeviceMesh:

@@ -20,6 +20,9 @@ One role stands for all ranks that run the same layers: that with the largest sh
 Shards are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them
 once it has been scattered, and the next copy-in waits for the scatter alone.
 
+In stages of a pipeline both are one: a rank gathers the units of its stages in its first forward, keeps them, and
+reduces the gradients of all micro-batches when its last backward is over.
+
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
 
@@ -116,15 +119,45 @@ def add_sharded_role(
                 units.after_backward(layer, task)
         if left:
             units.after_backward(left.pop(), compute.backward_task)
-        done = units.end_backward()
+        done = units.end_backward((len(builder.phase) - 1,))
         reduced += units.reductions
-    updated = set(gradient_order(network))
+    _add_update(builder, network, strategy, settings, done)
+    return _in_first_iterations(reduced) + sums_before(network, strategy, settings)
+
+
+def _add_update(
+    builder: RoleBuilder, network: ModelGraph, strategy: Strategy, settings: PlanSettings, done: tuple[int, ...]
+) -> None:
+    """Limit the gradients of a rank's shards and update them."""
+    updated, ranks = set(gradient_order(network)), ranks_along(strategy, sharing_axes(strategy))
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
-    elements = sum(shard_elements(parameter, groups.ranks) for parameter in parameters)
+    elements = sum(shard_elements(parameter, ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     done = add_clipping(builder, network, strategy, settings, done, work)
     add_weight_update(builder, work, settings, done)
-    return _in_first_iterations(reduced) + sums_before(network, strategy, settings)
+
+
+class ShardedStages:
+    """Stages 2 and 3 in a pipeline: see :class:`~paradl_bench.plan.axis_planner.StageParts`.
+
+    Args:
+        network: the stages of a rank, one behind the other.
+    """
+
+    def __init__(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
+        self._network, self._strategy, self._settings = network, strategy, settings
+
+    def gathering(self, builder: RoleBuilder, after: tuple[int, ...] = ()) -> _ShardedUnits:
+        """Those of the first forward."""
+        groups = _Groups.of(self._strategy)
+        return _ShardedUnits(builder, self._network, self._settings, groups, (), after, reshard=False)
+
+    def add_update(self, builder: RoleBuilder) -> Before:
+        """One reduce-scatter a unit, the whole model's first, since torch goes through its modules in their order."""
+        units = self.gathering(builder)
+        done = units.end_backward()
+        _add_update(builder, self._network, self._strategy, self._settings, done)
+        return _in_first_iterations(units.reductions) + sums_before(self._network, self._strategy, self._settings)
 
 
 def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:
@@ -165,6 +198,9 @@ class _Groups(NamedTuple):
 class _ShardedUnits:
     """Adds what the units communicate to a role, as ``fully_shard``'s hooks do round modules.
 
+    Args:
+        after: what the first task waits for.
+
     Attributes:
         reductions: of gradients, in order: reduce-scatters, and all-reduces among replicas.
     """
@@ -176,6 +212,7 @@ class _ShardedUnits:
         settings: PlanSettings,
         groups: _Groups,
         backward_layers: Sequence[int],
+        after: tuple[int, ...] = (),
         *,
         reshard: bool,
     ) -> None:
@@ -201,7 +238,7 @@ class _ShardedUnits:
         self._copied_out: list[int] = []
         self._reduced: dict[str, int] = {}
         self._scattered: tuple[int, ...] = ()
-        self._waited_for: list[int] = []
+        self._waited_for = list(after)
         self.reductions: list[Collective] = []
 
     def before_forward(self, layer: int) -> tuple[int, ...]:
@@ -213,6 +250,12 @@ class _ShardedUnits:
                 self._gather(unit, Phase.FW, tuple(self._copied_out[-2:-1]))
                 self._copy_out(unit, Phase.FW)
         return self._take_waited_for()
+
+    def gather_rest(self) -> None:
+        """Gather the units that no layer has asked for, in the order in which forward comes to them."""
+        for unit in self._order:
+            self._gather(unit, Phase.FW, tuple(self._copied_out[-2:-1]))
+            self._copy_out(unit, Phase.FW)
 
     def end_forward(self) -> None:
         """Free what stage 3 frees: all but the whole model's own parameters."""
@@ -237,11 +280,10 @@ class _ShardedUnits:
     def after_backward(self, layer: int, task: int) -> None:
         """Reduce a unit's gradients once backward has left it."""
         if layer in self._reduced_with:
-            self._reduce(self._reduced_with[layer], task)
+            self._reduce(self._reduced_with[layer], (task,))
 
-    def end_backward(self) -> tuple[int, ...]:
-        """Reduce what is left; returns what the weight update waits for."""
-        last = len(self._builder.phase) - 1
+    def end_backward(self, last: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Reduce what is left behind the last task of backward; returns what the weight update waits for."""
         for unit in (self._root, *self._units[:-1]):
             if unit.name not in self._reduced:
                 self._reduce(unit, last)
@@ -280,14 +322,14 @@ class _ShardedUnits:
         self._waited_for.append(self._copied_out[-1])
         self._whole.add(unit.name)
 
-    def _reduce(self, unit: Unit, after: int) -> None:
+    def _reduce(self, unit: Unit, after: tuple[int, ...]) -> None:
         parameters = tuple(parameter for parameter in unit.parameters if parameter.name in self._updated)
         if not parameters:
             return
         size = shard_bytes(parameters, self._ranks)
         copy = BucketCopy(direction="into", bytes=self._ranks * size, tensors=len(parameters))
         # torch keeps one buffer of gradients at a time: the next is filled when the last has been sent.
-        waits = (after, *self._scattered, *self._take_waited_for())
+        waits = (*after, *self._scattered, *self._take_waited_for())
         copied = self._builder.add(copy, Phase.GE, Stream.COMPUTE, waits)
         done = self._send("reduce_scatter", size, self._ranks, self._groups.axes, copied)
         self._scattered = (done,)

@@ -47,7 +47,10 @@ def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> list[Register
 
 @contextlib.contextmanager
 def all_registered(missing: Sequence[Registered]) -> Iterator[None]:
-    """Let the model's code list all its parameters: it may add up their squares."""
+    """Let the model's code list all its parameters: it may add up their squares.
+
+    What is put in the place of one meanwhile, as what is gathered of it, stays there.
+    """
     held = [item.owner._parameters for item in missing]
     for item in missing:
         item.owner.__dict__["_parameters"] = item.parameters
@@ -55,4 +58,5 @@ def all_registered(missing: Sequence[Registered]) -> Iterator[None]:
         yield
     finally:
         for item, parameters in zip(missing, held, strict=True):
+            parameters |= {name: item.parameters[name] for name in parameters}
             item.owner.__dict__["_parameters"] = parameters

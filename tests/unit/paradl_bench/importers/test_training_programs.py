@@ -114,6 +114,12 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     assert any("e" in strategy for strategy in strategies if strategy != "serial") == (file == MEGATRON)
 
 
+@pytest.mark.parametrize(("file", "stage", "read"), [(MEGATRON, 1, 1), (TITAN, 2, 2), (TOML, 3, 2)])
+def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, tmp_path: Path) -> None:
+    path, _ = written(tmp_path, file, launch(f"p2z{stage}d2", schedule="1f1b", micro_batches="4"))
+    assert str(read_launch(path).launch.strategy) == f"p2z{read}d2"
+
+
 @pytest.mark.parametrize(
     ("file", "strategy", "options", "why"),
     [
@@ -127,6 +133,7 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         (DEEPSPEED, "d2e2", {}, "no setting for expert parallelism; it takes data, tensor"),
         (DEEPSPEED, "d2z3d2", {}, "told of no two data axes as d2z3d2 has them"),
         (MEGATRON, "z3d2d2", {}, "told of no two data axes"),
+        (MEGATRON, "p2z3d2", {"schedule": "1f1b"}, "gathers for every micro-batch under its FSDP, and predict once"),
         (TITAN, "d2", {"batch_norm": "sync"}, "no setting for --batch-norm sync"),
         (TITAN, "d2", {"recompute": "layers.0"}, "to compute layers.0 again alone"),
         (TITAN, "d2", {"offload": "optimizer"}, "no setting for --offload optimizer"),
@@ -250,6 +257,12 @@ def test_files_of_others_are_read(
             "leave out sequence parallelism in stages",
         ),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
+        ("a.toml", '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"', "gather once"),
+        (
+            "a.args",
+            "--micro-batch-size 1 --pipeline-model-parallel-size 2 --use-megatron-fsdp",
+            "gather once an iteration",
+        ),
     ],
 )
 def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tmp_path: Path) -> None:

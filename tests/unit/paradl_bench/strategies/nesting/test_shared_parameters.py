@@ -57,6 +57,14 @@ def test_gradients_go_to_all_that_hold_the_parameter(text: str, shared: tuple[in
     assert {key[1:] for key in ends if key[0] == "send"} == {key[1:] for key in ends if key[0] == "receive"}
 
 
+def test_replicas_hold_no_rows_of_a_shared_parameter() -> None:
+    network, settings = chain((0, 5)), plan_settings(batch=12)
+    with pytest.raises(UserError, match=r"share fc0\.weight, .* under stage 3 of ZeRO; take z1, or untie it"):
+        planner_for(parse_strategy("z3d2p2")).plan(network, parse_strategy("z3d2p2"), settings)
+    # Both stages update it alike.
+    assert planner_for(parse_strategy("z1d2p2")).plan(network, parse_strategy("z1d2p2"), settings).roles
+
+
 def test_weights_are_updated_once_the_sum_is_there() -> None:
     strategy = parse_strategy("p2")
     plan = planner_for(strategy).plan(chain((0, 5)), strategy, plan_settings(batch=8))
