@@ -39,7 +39,7 @@ from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk, varie
 from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
-from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to, hold_weights
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
@@ -70,6 +70,7 @@ class RankPipeline:
     ) -> None:
         # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
         calls = record_calls(module, network, samples_at_once(strategy, settings))
+        hold_weights(module, settings.dtype)
         self.sharding = sharding = shard()
         axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes in the first step, which has to be heard.

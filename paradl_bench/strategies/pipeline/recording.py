@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
 from paradl_bench.strategies.running.operations import is_operation, output_of
@@ -75,6 +75,15 @@ def with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return tree_unflatten([next(others) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
 
 
+def _dtype_of_input(module: torch.nn.Module, network: ModelGraph) -> torch.dtype:
+    """fp32, as samples are made; where a copy of the model was given a dtype, as for a proof, that."""
+    traced = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
+    for name, parameter in module.named_parameters():
+        if name in traced and parameter.is_floating_point():
+            return torch.float32 if parameter.element_size() == traced[name] else parameter.dtype
+    return torch.float32
+
+
 def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int) -> Calls:
     """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
 
@@ -83,9 +92,7 @@ def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int)
         WorkError: it called other operations than when the network was traced.
     """
     on_meta = copy_on_meta(module)
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    if network.input_dtype != "fp32":
-        dtype = torch.int64
+    dtype = torch.int64 if network.input_dtype != "fp32" else _dtype_of_input(module, network)
     inputs = torch.empty((micro_batch, *network.input_shape), dtype=dtype, device="meta")
     recorder = _Recorder(inputs)
     try:
