@@ -45,7 +45,7 @@ from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
-from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
+from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -188,10 +188,11 @@ def serial_gradients(case: Case, dtype: str, samples: int) -> Gradients:
 
 def gradients_of(model: LoadedModel, case: Case, dtype: str, samples: int) -> Gradients:
     inputs, targets = model.make_batch(settings_of(case).batch, seed=7)
+    inputs = as_given(inputs, dtype)
     parts = len(inputs) // samples
     for own, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
         with autocast_to(dtype, torch.device("cpu"))():
-            loss = model.loss(model.module(own.double() if dtype == "fp64" else own), wanted)
+            loss = model.loss(model.module(own.double() if dtype == "fp64" and own.is_floating_point() else own), wanted)
         (loss / parts).backward()
     return {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
 
@@ -221,6 +222,7 @@ def moved(model: LoadedModel, optimizer: torch.optim.Optimizer, before: Gradient
 
 def iterate(built: ParallelModule, model: LoadedModel, case: Case, own: slice) -> None:
     inputs, targets = (tensor[own] for tensor in model.make_batch(settings_of(case).batch, seed=7))
+    inputs = as_given(inputs, case.lowered)
     if built.pipeline is not None:
         built.pipeline.step(inputs, targets)
         return
@@ -234,9 +236,10 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     exact = serial_gradients(case, "fp64", settings.batch)
     serial = serial_gradients(case, case.lowered, place.samples)
     model, network = case.load()
+    hold_weights(model.module, case.lowered)
     with GradientOrder(model.module) as order, autocast_to(case.lowered, context.device)():
         inputs, targets = model.make_batch(SAMPLES, seed=1)
-        model.loss(model.module(inputs), targets).backward()
+        model.loss(model.module(as_given(inputs, case.lowered)), targets).backward()
     network = order.of(network)
     plan = planner_for(case.strategy).plan(network, case.strategy, settings)
     with CollectiveRecorder() as recorder:

@@ -32,7 +32,7 @@ from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.verification import VerifiedShards
-from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
+from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def make_subjects(
     within = autocast_to(request.dtype, context.device)
     for batch in request.batches:
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-        inputs = laid_out(inputs, request.kernel_settings)
+        inputs = laid_out(as_given(inputs, request.dtype), request.kernel_settings)
 
         def forward(
             run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
@@ -152,7 +152,7 @@ def _rehearsed_subjects(
                 optimizer=build_optimizer(request.optimizer, model.module.parameters(), dtype=request.dtype),
                 batch=batch,
                 clock=part.clock,
-                forward=functools.partial(part.loss, inputs, targets),
+                forward=functools.partial(part.loss, as_given(inputs, request.dtype), targets),
                 observed=part.observed,
                 layers=[part.layers.get(index) for index in range(len(network.layers))],
                 shard=shard_label(axis, settings),

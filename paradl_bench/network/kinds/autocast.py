@@ -4,7 +4,7 @@ Training in a lower dtype (``--dtype bf16``) is mixed: parameters, their gradien
 stay fp32; autocast converts what an operation reads as its kind says (:data:`paradl_bench.network.kinds.kind.Cast`),
 and activations with their gradients are of the dtype that the operation ran in. So gradients are exchanged in fp32.
 
-With ``bf16-weights`` parameters, buffers and gradients are bf16 themselves, under the same autocast. The optimizer
+With ``bf16-weights`` input, parameters, buffers and gradients are bf16 too, under the same autocast. The optimizer
 keeps fp32 copies of the parameters beside its fp32 state, updates those, and writes them back
 (:mod:`paradl_bench.measure.execution.master_weights`).
 
@@ -39,8 +39,13 @@ def is_autocast(dtype: str) -> bool:
 
 
 def kept_dtype(dtype: str) -> str:
-    """Dtype of the input where ``dtype`` is trained in, and of parameters and gradients unless :func:`has_masters`."""
+    """Dtype that is trained in without autocast in the place of ``dtype``, and that optimizers keep their state in."""
     return KEPT_DTYPE if is_autocast(dtype) else dtype
+
+
+def given_dtype(dtype: str) -> str:
+    """Dtype of the input, of parameters and of their gradients where ``dtype`` is trained in."""
+    return computed_in(dtype) if has_masters(dtype) else kept_dtype(dtype)
 
 
 def computed_in(dtype: str) -> str:
@@ -103,13 +108,14 @@ def widths_of(network: ModelGraph, dtype: str, device: str) -> Sequence[Width]:
 def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...]:
     network = same.thing
     kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[computed_in(dtype)]
+    given = DTYPE_BYTES[given_dtype(dtype)]
     kinds = layer_kinds()
     of_parameters = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
     made: dict[str, int] = {}
     widths = []
     for layer in network.layers:
-        reads = tuple(made.get(name, kept) for name in layer.inputs)
-        own = tuple(of_parameters.get(name, kept) for name in layer.parameters)
+        reads = tuple(made.get(name, given) for name in layer.inputs)
+        own = tuple(of_parameters.get(name, given) for name in layer.parameters)
         if is_autocast(dtype):
             width = _width(layer, kinds.get(layer.kind), reads, own, lower, kept, device)
         else:

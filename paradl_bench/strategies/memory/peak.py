@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
-from paradl_bench.network.kinds.autocast import KEPT_DTYPE, has_masters, kept_dtype
+from paradl_bench.network.kinds.autocast import KEPT_DTYPE, given_dtype, has_masters
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
@@ -107,7 +107,7 @@ def per_phase_memory(
         walk = Liveness(ledger, network, run)
     # All micro-batches after the first find what the second does.
     for _ in range(min(micro_batches, 2)):
-        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[kept_dtype(dtype)])
+        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[given_dtype(dtype)])
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
@@ -115,7 +115,7 @@ def per_phase_memory(
     return memory_use(
         {
             **fixed_parts(held, state, exchanged=exchanged, alone=alone),
-            "input": network.input_bytes(local_batch, kept_dtype(dtype)) + network.target_bytes(local_batch),
+            "input": network.input_bytes(local_batch, given_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
     )

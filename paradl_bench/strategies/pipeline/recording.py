@@ -84,14 +84,19 @@ def _dtype_of_input(module: torch.nn.Module, network: ModelGraph) -> torch.dtype
     return torch.float32
 
 
-def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int) -> Calls:
+def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int, *, widened: bool = False) -> Calls:
     """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
+
+    Args:
+        widened: whether parameters have been rounded to bf16 or will be, and are fp32 in this forward.
 
     Raises:
         UserError: the model needs values to run.
         WorkError: it called other operations than when the network was traced.
     """
     on_meta = copy_on_meta(module)
+    if widened:
+        on_meta.float()
     dtype = torch.int64 if network.input_dtype != "fp32" else _dtype_of_input(module, network)
     inputs = torch.empty((micro_batch, *network.input_shape), dtype=dtype, device="meta")
     recorder = _Recorder(inputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paradl_bench.network.kinds.autocast import computed_in, has_masters, is_autocast
+from paradl_bench.network.kinds.autocast import computed_in, given_dtype, has_masters, is_autocast
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -29,6 +29,11 @@ def hold_weights(module: torch.nn.Module, dtype: str) -> None:
     if has_masters(dtype):
         lower = TORCH_DTYPES[computed_in(dtype)]
         module._apply(lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor)
+
+
+def as_given(inputs: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A mini-batch in the dtype that ``dtype`` trains on it in; whole numbers stay."""
+    return inputs.to(TORCH_DTYPES[given_dtype(dtype)]) if has_masters(dtype) and inputs.is_floating_point() else inputs
 
 
 def as_product_reads_it(tensor: torch.Tensor) -> torch.Tensor:

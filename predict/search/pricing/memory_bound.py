@@ -18,7 +18,7 @@ import numpy as np
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import DTYPE_BYTES
-from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, has_masters, kept_dtype, widths_of
+from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
@@ -104,7 +104,7 @@ class MemoryBounds:
         kinds = [layer_kinds().get(layer.kind) for layer in costs.network.layers]
         on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
-        self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
+        self._input_bytes = costs.network.input_bytes(1, given_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
         mesh_of = space.mesh_of[space.strategy]
