@@ -142,7 +142,7 @@ def make_optimizer(
         return optimizer(parameters, **arguments)
     return ZeroRedundancyOptimizer(
         [parameter for parameter in parameters if parameter.requires_grad],
-        optimizer_class=optimizer,
+        optimizer_class=optimizer,  # type: ignore[arg-type]
         process_group=group,
         parameters_as_bucket_view=True,
         **arguments,

@@ -12,7 +12,7 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiled import CompiledModel
-from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels
+from paradl_bench.measure.execution.kernel_layout import as_read, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.execution.probes import OperationProbe, entered
 from paradl_bench.measure.layers.gradient_copies import GradientCopies
@@ -98,7 +98,7 @@ def make_subjects(
     within = autocast_to(request.dtype, context.device)
     for batch in request.batches:
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-        inputs = laid_out(as_given(inputs, request.dtype), request.kernel_settings)
+        inputs = as_read(inputs, request.dtype, request.kernel_settings)
 
         def forward(
             run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
-from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
+from paradl_bench.measure.execution.kernel_layout import as_read, lay_out, set_modes
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.execution.optimizers import optimizer_of
 from paradl_bench.measure.input.feed import Fed, ImageFeed, RunImages, input_times
@@ -40,7 +41,7 @@ from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
+from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import LossOfParts, StagedModule
@@ -84,7 +85,7 @@ class Trainer:
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
         local = request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH)
         self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
-        self._as_read = lambda images: laid_out(as_given(images, request.dtype), request.kernel_settings)
+        self._as_read = partial(as_read, dtype=request.dtype, settings=request.kernel_settings)
         self._inputs = self._as_read(self._inputs)
         self._parallel, self._entered = model.module, autocast_to(request.dtype, context.device)
         self._steps: MicroSteps | None = None

@@ -28,7 +28,9 @@ def hold_weights(module: torch.nn.Module, dtype: str) -> None:
     """Round parameters and buffers to the dtype that ``dtype`` trains them in; they stay the same tensors."""
     if has_masters(dtype):
         lower = TORCH_DTYPES[computed_in(dtype)]
-        module._apply(lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor)
+        module._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor
+        )
 
 
 def as_given(inputs: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -56,7 +56,8 @@ class GradientClipper:
         if all(gradient.element_size() >= _FP32_BYTES for gradient in gradients):
             return get_total_norm(gradients).to(self._dtype)
         # torch would round the norm to the gradients' dtype.
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=self._dtype)))
+        norm: torch.Tensor = torch.stack(torch._foreach_norm(gradients, 2, dtype=self._dtype)).norm()
+        return norm
 
     def communicate(self) -> None:
         """What the ranks communicate for it, alone: an emulated update sleeps its seconds."""
