@@ -192,9 +192,8 @@ def gradients_of(model: LoadedModel, case: Case, dtype: str, samples: int) -> Gr
     parts = len(inputs) // samples
     for own, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
         with autocast_to(dtype, torch.device("cpu"))():
-            loss = model.loss(
-                model.module(own.double() if dtype == "fp64" and own.is_floating_point() else own), wanted
-            )
+            read = own.double() if dtype == "fp64" and own.is_floating_point() else own
+            loss = model.loss(model.module(read), wanted)
         (loss / parts).backward()
     return {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
 

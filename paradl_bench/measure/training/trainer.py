@@ -83,13 +83,12 @@ class Trainer:
         replica = place_of(request.strategy, request.settings, context.rank).replica
         torch.manual_seed(replica)
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
-        local = request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH)
-        self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
+        batch = model.make_batch(request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH), seed=replica)
+        inputs, self._targets = (tensor.to(context.device) for tensor in batch)
         self._as_read = partial(as_read, dtype=request.dtype, settings=request.kernel_settings)
-        self._inputs = self._as_read(self._inputs)
-        self._parallel, self._entered = model.module, autocast_to(request.dtype, context.device)
+        self._inputs, self._entered = self._as_read(inputs), autocast_to(request.dtype, context.device)
+        self._parallel, self._groups = model.module, tuple[dist.ProcessGroup, ...]()
         self._steps: MicroSteps | None = None
-        self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter, self._spans = SequenceCounter(), Spans()
         self._pipeline: StagedModule | None = None
         self._loss_of_parts: LossOfParts | None = None
