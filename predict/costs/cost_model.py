@@ -17,7 +17,6 @@ import numpy as np
 
 from calibrate.profile.profile import ModelTime, Profile
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
@@ -111,16 +110,14 @@ class CostModel:
     def __post_init__(self) -> None:
         own = of_layers_from(of_kernel_settings(self.profile, self.kernel_settings), self.layers_from)
         self.profile = with_stated_rates(own, self.cluster)
-        refuse_without_source(
-            self.profile, self.layers_from, computed_in(self.dtype), self.kernel_settings, self.network.name
-        )
+        refuse_without_source(self.profile, self.layers_from, self.dtype, self.kernel_settings, self.network.name)
         self._layers = LayerCosts(self.profile, self.network, self.dtype, self.layers_from)
         self._model = ModelCosts(
             self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer, layers_from=self.layers_from
         )
         self.plans = Plans(self.network, self.dtype, self.device_kind)
         # A plan's works do not depend on the batch.
-        settings = PlanSettings(batch=1, optimizer=self.optimizer, dtype=self.dtype, device=self.device_kind)
+        settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
         self._place_on_hardware()
@@ -139,9 +136,7 @@ class CostModel:
     def _place_on_hardware(self) -> None:
         """Find whatever depends on links and rates."""
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
-        self.device = OtherDevice(
-            self.profile, self.network, computed_in(self.dtype), demand_of, self.hardware, self.cluster
-        )
+        self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         self._sums, self._by_flops = {}, None
         serial = self._serial
         times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()

@@ -149,17 +149,11 @@ def test_what_a_program_cannot_do_is_said(
 
 @pytest.mark.parametrize(
     ("file", "strategy", "settings"),
-    [
-        (MEGATRON, "d2t2", ("--bf16", "--grad-reduce-in-bf16")),
-        (MEGATRON, "z1d4", ("--bf16", "--grad-reduce-in-bf16")),
-        (DEEPSPEED, "z1d4", ('"enabled": true', '"grad_accum_dtype": "bf16"')),
-    ],
+    [(MEGATRON, "d2t2", "--grad-reduce-in-bf16"), (DEEPSPEED, "z1d4", '"grad_accum_dtype": "bf16"')],
 )
-def test_parameters_in_bf16_are_written_and_read(
-    file: str, strategy: str, settings: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_parameters_in_bf16_are_written_and_read(file: str, strategy: str, settings: str, tmp_path: Path) -> None:
     path, _ = written(tmp_path, file, launch(strategy, dtype="bf16-weights"))
-    assert all(setting in path.read_text() for setting in settings)
+    assert settings in path.read_text()
     read = read_launch(path, parse_strategy(strategy).ranks)
     assert read.launch.dtype == "bf16-weights"
     assert read.launch.bucket_cap_bytes == 25 * MIB
