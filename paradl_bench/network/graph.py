@@ -40,7 +40,7 @@ TARGET_DTYPE = "int64"
 """Of targets, as of token ids."""
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
-_ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32"}
+_ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32", "dtype": "fp32"}
 """Fields that older networks lack, and what they stand for there: digests pass over them, and stay what they were."""
 
 _OF_DATA_FLOW = (
@@ -146,6 +146,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
             is a backward of its own; else empty. repeats_with: name of the first layer that runs again with it.
         memory: beside what it reads and returns; None where its kind tells.
+        dtype: of the first tensor returned, as the model alone computes it; ``fp32`` of whole numbers and truths too,
+            and of what follows the dtype that is trained in.
         held_until: name of the layer up to which the model's own variables hold the output; empty where that is its
             last reader, :data:`NEXT_FORWARD` where the model keeps it.
     """
@@ -174,12 +176,15 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeats_with: str = ""
     memory: LayerMemory | None = None
     held_until: str = ""
+    dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
             raise ValueError(f"layer name {self.name!r} is reserved or empty")
         for shape in (*self.input_shapes, *self.output_shapes):
             check_elements(shape)
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"layer {self.name!r} has dtype {self.dtype!r}, none of {', '.join(DTYPE_BYTES)}")
         if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
         if self.memory is not None and not set(self.memory.inputs) <= set(range(len(self.input_shapes))):

@@ -99,18 +99,20 @@ class AxisPlace(NamedTuple):
         axis_index: of the axis in the strategy.
         position: of the rank along the axis.
         local_batch: samples that it computes at a time.
+        element_bytes: of the layer that communicates.
     """
 
     axis: Axis
     axis_index: int
     position: int
     local_batch: int
+    element_bytes: int = DTYPE_BYTES["fp32"]
 
     def collective(
-        self, operation: str, elements: int, *, batchless: bool, element_bytes: int = DTYPE_BYTES["fp32"]
+        self, operation: str, elements: int, *, batchless: bool, element_bytes: int | None = None
     ) -> Collective:
         """One along the axis, of so many elements a sample, or in all of a tensor that holds no batch."""
-        size = elements * (1 if batchless else self.local_batch) * element_bytes
+        size = elements * (1 if batchless else self.local_batch) * (element_bytes or self.element_bytes)
         return Collective(operation=operation, message_bytes=size, ranks=self.axis.degree, axes=(self.axis_index,))
 
 

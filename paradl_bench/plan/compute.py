@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.optimizers import state_copies
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
@@ -339,13 +340,22 @@ def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
     return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
 
 
+def copies_of_state(settings: PlanSettings) -> int:
+    """Tensors of a parameter's elements that an optimizer keeps, an fp32 copy of the parameter among them.
+
+    Raises:
+        UserError: an optimizer that is not known.
+    """
+    return state_copies(settings.optimizer) + has_masters(settings.dtype)
+
+
 def add_weight_update(
     builder: RoleBuilder, work: WeightUpdate, settings: PlanSettings, after: tuple[int, ...] = ()
 ) -> int:
     """The weight update behind tasks, between copies of a state that lies in host memory; returns the last task."""
     if settings.offload == "none":
         return builder.add(work, Phase.WU, Stream.COMPUTE, after)
-    copies = state_copies(work.optimizer)
+    copies = copies_of_state(settings)
     size, tensors = copies * work.elements * DTYPE_BYTES["fp32"], copies * work.tensors
     fetch, store = (StateCopy(direction=way, bytes=size, tensors=tensors) for way in ("fetch", "store"))
     fetched = builder.add(fetch, Phase.WU, Stream.COMPUTE, after)

@@ -60,16 +60,17 @@ def not_fp8(_context: click.Context, _option: click.Parameter, value: str | None
 
 
 measured_dtype_option = click.option(
-    "--dtype", callback=not_fp8, help="fp32, bf16. Default: the one that was measured."
+    "--dtype", callback=not_fp8, help="fp32, bf16, bf16-weights. Default: the one that was measured."
 )
 """Of what is predicted."""
 
 dtype_option = click.option(
     "--dtype",
-    type=_Dtypes(["fp32", "bf16"]),
+    type=_Dtypes(["fp32", "bf16", "bf16-weights"]),
     default="fp32",
     show_default=True,
-    help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
+    help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32."
+    " bf16-weights: these are bf16 too, and the optimizer keeps fp32 copies of parameters.",
 )
 
 device_options = option_group(

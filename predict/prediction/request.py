@@ -13,6 +13,7 @@ from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_memory, parse_recompute
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import AS_GIVEN, PlanSettings, library_blocks
@@ -104,7 +105,9 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         dtype=dtype,
         kernel_settings=kernel_settings,
         cluster=cluster,
-        hardware=hardware_of_device(device, profile, dtype, kernel_settings, cluster) if device else AS_MEASURED,
+        hardware=hardware_of_device(device, profile, computed_in(dtype), kernel_settings, cluster)
+        if device
+        else AS_MEASURED,
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
+from paradl_bench.network.kinds.autocast import as_held
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.prediction.interval import Timed
@@ -102,7 +103,7 @@ class Ranker:
     def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared = SharedWorks(costs.network, space.settings)
+        shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
         memory_bounds = MemoryBounds(costs, space, shared)
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]

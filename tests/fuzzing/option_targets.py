@@ -64,6 +64,7 @@ VALUES = (
         "synthetic",
         "fp32",
         "bf16",
+        "bf16-weights",
         "adam",
         "simulate",
         "paradl",

@@ -3,12 +3,12 @@
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
 with :scatter for a reduce-scatter in filter's backward, :again=MODULE[+MODULE]... for what is computed again (body.1-4
 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by autocast, with
-or without a pipeline.
+or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32 copies.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
 not by more; a rule that is wrong is off by the gradient itself. Where whole layers run on the same micro-batches, what
-is left is the order in which fp32 gradients are added up, ``LEAST_TIMES`` as much at most.
+is left is the order in which fp32 gradients are added up, ``LEAST_TIMES`` as much at most; bf16 ones are rounded then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import drawn_networks
 import msgspec
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from equality_program import TOLERANCE
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
-from paradl_bench.measure.execution.optimizers import build_optimizer
+from paradl_bench.measure.execution.optimizers import LEARNING_RATE, build_optimizer, optimizer_of
 from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.parts import own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import JoinedRanks
@@ -36,6 +36,7 @@ from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
@@ -45,11 +46,14 @@ from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
-from paradl_bench.strategies.running.autocast import autocast_to
+from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
 
 SAMPLES = 2
 """Of a micro-batch."""
 MOST_TIMES, LEAST_TIMES = 2.0, 1e-3
+LOWERED = ("bf16", "bf16-weights")
+STEPPED = LEARNING_RATE * sum((1, 1.9, 2.71))
+"""How far three steps of SGD with momentum go along one gradient."""
 Gradients = dict[str, torch.Tensor]
 WHEN: tuple[When, ...] = ("first", "rebuild", "iteration")
 
@@ -63,7 +67,7 @@ class Case(NamedTuple):
     count: int
     stages: tuple[str, ...]
     scatter: bool = False
-    lowered: bool = False
+    lowered: str = ""
     again: tuple[str, ...] = ()
     clipped: bool = False
 
@@ -107,11 +111,12 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word not in ("scatter", "bf16", "clip") and "=" not in word)
+    cuts = tuple(word for word in stages if word not in ("scatter", *LOWERED, "clip") and "=" not in word)
     again = tuple(name.replace("-", ":") for word in stages if "=" in word for name in word[6:].split("+"))
     parsed = parse_strategy(strategy)
-    words = [word in stages for word in ("scatter", "bf16")]
-    return Case(name, parsed, schedule, int(count), cuts, *words, again=again, clipped="clip" in stages)
+    lowered = next((word for word in stages if word in LOWERED), "")
+    scatter, clipped = "scatter" in stages, "clip" in stages
+    return Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
@@ -170,29 +175,60 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
 
 
 def settings_of(case: Case) -> PlanSettings:
-    return msgspec.structs.replace(case.settings, dtype="bf16", batch=2 * SAMPLES * case.count * case.replicas)
+    return msgspec.structs.replace(case.settings, dtype=case.lowered, batch=2 * SAMPLES * case.count * case.replicas)
 
 
 def serial_gradients(case: Case, dtype: str, samples: int) -> Gradients:
     """Of the mean over all samples, computed ``samples`` at a time."""
     model, _ = case.load()
+    hold_weights(model.module, case.lowered)
     if dtype == "fp64":
         model.module.double()
+    return gradients_of(model, case, dtype, samples)
+
+
+def gradients_of(model: LoadedModel, case: Case, dtype: str, samples: int) -> Gradients:
     inputs, targets = model.make_batch(settings_of(case).batch, seed=7)
+    inputs = as_given(inputs, dtype)
     parts = len(inputs) // samples
     for own, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
         with autocast_to(dtype, torch.device("cpu"))():
-            loss = model.loss(model.module(own.double() if dtype == "fp64" else own), wanted)
+            read = own.double() if dtype == "fp64" and own.is_floating_point() else own
+            loss = model.loss(model.module(read), wanted)
         (loss / parts).backward()
     return {name: p.grad.double() for name, p in model.module.named_parameters() if p.grad is not None}
 
 
+def serial_copies(case: Case, samples: int) -> Gradients:
+    """How far the fp32 copies of parameters move in three steps of the serial model."""
+    model, _ = case.load()
+    hold_weights(model.module, case.lowered)
+    optimizer = optimizer_of(settings_of(case), model.module.parameters(), None, None)
+    before = {name: p.detach().double() for name, p in model.module.named_parameters()}
+    for _ in WHEN:
+        gradients_of(model, case, case.lowered, samples)
+        optimizer.step()
+        optimizer.zero_grad()
+    return moved(model, optimizer, before)
+
+
+def moved(model: LoadedModel, optimizer: torch.optim.Optimizer, before: Gradients) -> Gradients:
+    """By parameter whose copy this rank keeps, what was added to that; the parameter itself is the rounded copy."""
+    kept = getattr(optimizer, "optim", optimizer).state
+    copies = {name: kept[p]["master"] for name, p in model.module.named_parameters() if "master" in kept.get(p, {})}
+    parameters = dict(model.module.named_parameters())
+    assert all(copy.dtype == torch.float32 for copy in copies.values())
+    assert all(torch.equal(parameters[name], copy.bfloat16()) for name, copy in copies.items())
+    return {name: copy.double() - before[name] for name, copy in copies.items()}
+
+
 def iterate(built: ParallelModule, model: LoadedModel, case: Case, own: slice) -> None:
     inputs, targets = (tensor[own] for tensor in model.make_batch(settings_of(case).batch, seed=7))
+    inputs = as_given(inputs, case.lowered)
     if built.pipeline is not None:
         built.pipeline.step(inputs, targets)
         return
-    entered = autocast_to("bf16", torch.device("cpu"))
+    entered = autocast_to(case.lowered, torch.device("cpu"))
     MicroSteps(built, model.loss, inputs, targets, 1, entered).run(None, lambda: None, [], lambda _: None)
 
 
@@ -200,20 +236,25 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     settings = settings_of(case)
     place = place_of(case.strategy, settings, context.rank)
     exact = serial_gradients(case, "fp64", settings.batch)
-    serial = serial_gradients(case, "bf16", place.samples)
+    serial = serial_gradients(case, case.lowered, place.samples)
     model, network = case.load()
-    with GradientOrder(model.module) as order, autocast_to("bf16", context.device)():
+    hold_weights(model.module, case.lowered)
+    with GradientOrder(model.module) as order, autocast_to(case.lowered, context.device)():
         inputs, targets = model.make_batch(SAMPLES, seed=1)
-        model.loss(model.module(inputs), targets).backward()
+        model.loss(model.module(as_given(inputs, case.lowered)), targets).backward()
     network = order.of(network)
     plan = planner_for(case.strategy).plan(network, case.strategy, settings)
     with CollectiveRecorder() as recorder:
         built = build_parallel(model.module, network, case.strategy, settings, context.device, model.loss)
     issued = list(recorder.issued("setup"))
+    optimizer = optimizer_of(settings, model.module.parameters(), built.optimizer_group, None)
+    before = {name: p.detach().double() for name, p in model.module.named_parameters()}
     for when in WHEN:
         model.module.zero_grad(set_to_none=True)
         with CollectiveRecorder() as recorder:
             iterate(built, model, case, place.own)
+            if has_masters(case.lowered):
+                optimizer.step()
         issued += recorder.issued(when)
     found = differences(issued, planned_collectives(plan, context.rank))
     assert not found, "; ".join(found)
@@ -224,10 +265,35 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     assert rounding > 0, "serial training in bf16 is exact: nothing was rounded"
     off = apart((gradient, held[name][1]) for name, gradient in gradients.items()) / rounding
     assert off < MOST_TIMES, f"off by {off:.2f} times as much as serial training in bf16"
-    if not any(axis.has(Trait.SHARDS_LAYERS) for axis in case.strategy.axes):
+    if has_masters(case.lowered):
+        check_copies(case, moved(model, optimizer, before), held, place.samples, parts)
+    elif not any(axis.has(Trait.SHARDS_LAYERS) for axis in case.strategy.axes):
         off = apart((gradient, held[name][0]) for name, gradient in gradients.items()) / rounding
         assert off < LEAST_TIMES, f"off serial training in bf16 by {off:.2g} times as much as that is off fp64"
     return built.groups[1:]
+
+
+def check_copies(
+    case: Case,
+    own: Gradients,
+    held: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    samples: int,
+    parts: dict[str, Any],
+) -> None:
+    """Hold the steps of copies against the serial ones, and these against the gradients in fp64."""
+    serial = serial_copies(case, samples)
+    assert own, "no copy is kept on this rank"
+    for name in own:
+        assert serial[name].abs().max() > 0, name
+    exact = {name: -STEPPED * held[name][1] for name in own}
+    steps = {name: serial[name][parts.get(name, ())] for name in own}
+    rounding = STEPPED * apart(held[name] for name in own)
+    # A step is rounded to fp32 when it is added to a copy.
+    rounding += 1e-3 * apart((value, torch.zeros_like(value)) for value in exact.values())
+    off = apart((steps[name], exact[name]) for name in own) / rounding
+    assert off < MOST_TIMES, f"serial copies are off by {off:.2f} times as much as their gradients"
+    off = apart((own[name], steps[name]) for name in own) / rounding
+    assert off < MOST_TIMES + 1, f"copies are off the serial ones by {off:.2f} times as much as gradients"
 
 
 def apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -69,6 +69,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     wanted.notes.append(f"predicted with what a script gives: {', '.join(script)}")
     if wanted.take_kernel("compile"):
         found["dynamo_config.dynamo_backend"] = "INDUCTOR"
+    wanted.refuse_copies()
     bf16 = launch.dtype == "bf16"
     if bf16 and found[_TYPE] != "MULTI_GPU" and degrees.ranks > 1:
         wanted.notes.append("accelerate gathers and sends in bf16 here; predicted with autocast and fp32 parameters")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 
 _ORDER = ("data", "tensor")
 _BATCH, _SAMPLES, _ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -18,6 +19,7 @@ _STAGE, _BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_si
 _OFFLOAD = "zero_optimization.offload_optimizer.device"
 _TENSOR = "tensor_parallel.autotp_size"
 _CLIPPING = "gradient_clipping"
+_BF16, _GRADIENTS = "bf16.enabled", "data_types.grad_accum_dtype"
 _AUTOCAST, _AUTOCAST_DTYPE = "torch_autocast.enabled", "torch_autocast.dtype"
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
 _OPTIMIZERS = {"adam": "Adam", "sgd": "SGD", "adamw": "AdamW", "adamw-fused": "AdamW"}
@@ -56,8 +58,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         found[_TENSOR] = degrees.tensor
     if norm := wanted.norm():
         found[_CLIPPING] = norm
-    if launch.dtype == "bf16":
-        found |= {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"}
+    found |= _precision(launch.dtype)
     if wanted.recomputes():
         wanted.refuse("has no setting to compute activations again: a model's code does", "predict without --recompute")
     if launch.optimizer:
@@ -80,7 +81,6 @@ def _read(found: Found) -> Launch:
         data = max(1, batch // (samples * count))
     stage = found.whole(_STAGE, 0, least=0, most=3) if data > 1 else 0
     degrees = Degrees(1, data, tensor, stage)
-    found.note_set({"bf16.enabled": "that parameters are bf16: they are fp32, with autocast"})
     autocast = found.choice(_AUTOCAST_DTYPE, _DTYPES, "bfloat16") if found.truth(_AUTOCAST) else "fp32"
     options = found.micro_batches(degrees, batch, samples) | found.norm(_CLIPPING, "0")
     if found.text(_OFFLOAD, "none") != "none":
@@ -89,11 +89,27 @@ def _read(found: Found) -> Launch:
     return Launch(
         strategy=degrees.strategy(_ORDER),
         batch=batch,
-        dtype="bf16" if found.truth("bf16.enabled") else autocast,
+        dtype=_low_dtype(found, stage) or autocast,
         optimizer="adamw" if named == "adamw" else "adam" if "adam" in named else "sgd" if named == "sgd" else None,
         bucket_cap_bytes=(found.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
         options=options,
     )
+
+
+def _precision(dtype: str | None) -> Settings:
+    if dtype and has_masters(dtype):
+        return {_BF16: True, _GRADIENTS: computed_in(dtype)}
+    return {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"} if dtype == "bf16" else {}
+
+
+def _low_dtype(found: Found, stage: int) -> str:
+    """What bf16 parameters are predicted as; empty where there are none."""
+    if not found.truth(_BF16):
+        return ""
+    if stage < 2 and _DTYPES.get(found.text(_GRADIENTS)):
+        return WEIGHTS_DTYPE
+    found.note_set({_BF16: "that parameters are bf16: they are fp32, with autocast"})
+    return computed_in(WEIGHTS_DTYPE)
 
 
 def _knows(settings: Mapping[str, object]) -> bool:

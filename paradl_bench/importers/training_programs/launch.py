@@ -14,6 +14,7 @@ import msgspec
 
 from paradl_bench.core.bounds import MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.errors import UserError
+from paradl_bench.network.kinds.autocast import computed_in, has_masters
 from paradl_bench.plan.strategy import Axis, Strategy
 
 Settings = dict[str, str | int | float | bool]
@@ -128,6 +129,12 @@ class Wanted:
     def refuse(self, what: str, remedy: str) -> NoReturn:
         """Raise the UserError of what can't be told."""
         raise UserError(f"--export: {self.title} {what}; {remedy}")
+
+    def refuse_copies(self) -> None:
+        """Refuse fp32 copies of bf16 parameters, of a program that has no setting for them; a UserError."""
+        if self.launch.dtype and has_masters(self.launch.dtype):
+            remedy = f"predict with --dtype {computed_in(self.launch.dtype)}"
+            self.refuse("keeps no fp32 copies of bf16 parameters", remedy)
 
     def take(self, name: str, default: str) -> str:
         """An option, which the program is told."""

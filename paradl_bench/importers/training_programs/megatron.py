@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS
 from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
+from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 
 _ORDER = ("pipeline", "replicas", "data", "expert", "tensor")
 _DATA_OUTERMOST = ("replicas", "data", "pipeline", "expert", "tensor")
@@ -30,9 +32,9 @@ _OTHERS = {
     "pipeline_model_parallel_layout": "stages by such a layout: give --stages",
 }
 
+_BF16_GRADIENTS = "grad-reduce-in-bf16"
 _LEFT_OUT = {
     "recompute_activations": "that attention is computed again: see --recompute",
-    "bf16": "that parameters are bf16: they are fp32, with autocast",
     "decoder_first_pipeline_num_layers": "this cut into stages: see --stages",
     "decoder_last_pipeline_num_layers": "this cut into stages: see --stages",
 }
@@ -61,6 +63,8 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if launch.dtype == "bf16":
         found["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
+    elif launch.dtype and has_masters(launch.dtype):
+        found |= {"bf16": True, _BF16_GRADIENTS: True}
     found |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
     if degrees.tensor > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
@@ -92,7 +96,7 @@ def _data_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
         # The only format of checkpoints that it takes.
         found["ckpt-format"] = "fsdp_dtensor"
     elif wanted.launch.bucket_cap_bytes:
-        found["ddp-bucket-size"] = max(1, wanted.launch.bucket_cap_bytes // FP32_BYTES)
+        found["ddp-bucket-size"] = max(1, wanted.launch.bucket_cap_bytes // _gradient_bytes(wanted.launch.dtype))
     return found
 
 
@@ -155,7 +159,8 @@ def _read(found: Found) -> Launch:
         found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
     if found.truth("optimizer_cpu_offload"):
         options["offload"] = "optimizer"
-    default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * FP32_BYTES
+    dtype = _dtype(found)
+    default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * _gradient_bytes(dtype)
     exchanges = degrees.reading > 1 and degrees.stage < 2
     if exchanges and not found.truth("overlap_grad_reduce"):
         found.notes.append("predictions exchange gradients during backward, as with --overlap-grad-reduce")
@@ -163,11 +168,31 @@ def _read(found: Found) -> Launch:
         strategy=degrees.strategy(_DATA_OUTERMOST if found.truth("use_tp_pp_dp_mapping") else _ORDER),
         batch=batch,
         sequence=found.whole("seq_length", least=2) if found.has("seq_length") else None,
-        dtype="bf16" if found.truth("bf16") else "fp32",
+        dtype=dtype,
         optimizer=found.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
-        bucket_cap_bytes=(found.elements_bytes("ddp_bucket_size") or default) if exchanges else None,
+        bucket_cap_bytes=(_bucket_bytes(found, dtype) or default) if exchanges else None,
         options=options,
     )
+
+
+def _dtype(found: Found) -> str:
+    """Parameters of bf16 have fp32 copies; gradients are added up and sent in fp32 unless they are told otherwise."""
+    if not found.truth("bf16"):
+        return "fp32"
+    if found.truth(_BF16_GRADIENTS.replace("-", "_")):
+        return WEIGHTS_DTYPE
+    found.note_set(
+        {"bf16": "that parameters are bf16: they are fp32, with autocast, and so are the gradients that are sent"}
+    )
+    return computed_in(WEIGHTS_DTYPE)
+
+
+def _gradient_bytes(dtype: str | None) -> int:
+    return DTYPE_BYTES[computed_in(dtype)] if dtype and has_masters(dtype) else FP32_BYTES
+
+
+def _bucket_bytes(found: Found, dtype: str) -> int:
+    return (found.elements_bytes("ddp_bucket_size") or 0) // FP32_BYTES * _gradient_bytes(dtype)
 
 
 def _knows(settings: Mapping[str, object]) -> bool:

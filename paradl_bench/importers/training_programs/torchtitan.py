@@ -60,6 +60,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     }
     if launch.sequence:
         found[f"{_TRAINING}seq_len"] = launch.sequence
+    wanted.refuse_copies()
     if launch.dtype:
         found[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
     found |= {

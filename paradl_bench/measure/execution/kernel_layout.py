@@ -6,6 +6,7 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.kernel_settings import KernelSettings
+from paradl_bench.strategies.running.autocast import as_given
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By dims, the batch among them: images and volumes."""
@@ -24,6 +25,11 @@ def laid_out(tensor: torch.Tensor, settings: KernelSettings) -> torch.Tensor:
     if not settings.channels_last or tensor.dim() not in _FORMATS:
         return tensor
     return tensor.contiguous(memory_format=_FORMATS[tensor.dim()])
+
+
+def as_read(inputs: torch.Tensor, dtype: str, settings: KernelSettings) -> torch.Tensor:
+    """A mini-batch as a model that is trained in ``dtype`` with these settings reads it."""
+    return laid_out(as_given(inputs, dtype), settings)
 
 
 def lay_out(module: torch.nn.Module, settings: KernelSettings) -> None:

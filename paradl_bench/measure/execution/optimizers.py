@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from paradl_bench.emulation.twin import GhostTwin
+from paradl_bench.measure.execution.master_weights import MasterWeights
+from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.settings import PlanSettings
 
@@ -21,27 +24,34 @@ MOMENTUM = 0.9
 
 
 def build_optimizer(
-    name: str, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
+    name: str,
+    parameters: Iterable[torch.nn.Parameter],
+    group: dist.ProcessGroup | None = None,
+    *,
+    dtype: str = "fp32",
 ) -> torch.optim.Optimizer:
     """SGD with momentum, Adam or AdamW, as torch builds them by default on the device, or fused where the name says so.
 
     Args:
         group: ranks that share out its state (ZeRO stage 1): each updates some parameters and broadcasts them. None
             where each rank keeps all of it.
+        dtype: that is trained in, which says whether parameters have fp32 copies
+            (:class:`~paradl_bench.measure.execution.master_weights.MasterWeights`).
 
     Raises:
         UserError: unknown name.
     """
     optimizer_named(name)
     family, _, fused = name.partition("-")
-    classes: dict[str, type[torch.optim.Optimizer]] = {
+    classes: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
     }
     arguments: dict[str, Any] = {"lr": LEARNING_RATE} | ({"momentum": MOMENTUM} if name == "sgd" else {})
     arguments |= {"fused": True} if fused else {}
-    return make_optimizer(classes[family], parameters, group, **arguments)
+    made = functools.partial(MasterWeights, of=classes[family]) if has_masters(dtype) else classes[family]
+    return make_optimizer(made, parameters, group, **arguments)
 
 
 def optimizer_of(
@@ -55,7 +65,7 @@ def optimizer_of(
         # A request refuses both together.
         assert settings.offload == "none"
         return make_optimizer(twin.optimizer_class(), parameters, group)
-    optimizer = build_optimizer(settings.optimizer, parameters, group)
+    optimizer = build_optimizer(settings.optimizer, parameters, group, dtype=settings.dtype)
     if settings.offload != "none":
         # One whose state is shared out keeps its part in one of its own.
         offload_state(getattr(optimizer, "optim", optimizer))
@@ -119,12 +129,12 @@ def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
 
 
 def make_optimizer(
-    optimizer: type[torch.optim.Optimizer],
+    optimizer: Callable[..., torch.optim.Optimizer],
     parameters: Iterable[torch.nn.Parameter],
     group: dist.ProcessGroup | None = None,
     **arguments: Any,
 ) -> torch.optim.Optimizer:
-    """An optimizer; with a group, whose ranks share out its state, torch's ZeroRedundancyOptimizer.
+    """An optimizer of a class; with a group, whose ranks share out its state, torch's ZeroRedundancyOptimizer.
 
     A rank's parameters lie in one buffer then, so that it sends them at once.
     """
@@ -132,7 +142,7 @@ def make_optimizer(
         return optimizer(parameters, **arguments)
     return ZeroRedundancyOptimizer(
         [parameter for parameter in parameters if parameter.requires_grad],
-        optimizer_class=optimizer,
+        optimizer_class=optimizer,  # type: ignore[arg-type]
         process_group=group,
         parameters_as_bucket_view=True,
         **arguments,

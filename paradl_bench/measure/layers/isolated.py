@@ -16,7 +16,7 @@ import torch
 
 from paradl_bench.measure.execution.kernel_layout import laid_out
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import widths_of
+from paradl_bench.network.kinds.autocast import as_held, given_dtype, widths_of
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.ranks.clocks import Clock
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
@@ -176,6 +176,7 @@ def isolated_operations(
         which: ``none``; ``split``: those whose backward has two parts; ``all``: every one whose kind can be built.
     """
     kinds = layer_kinds()
+    network = as_held(network, dtype)
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     chosen: dict[tuple[str, bool], IsolatedOperation] = {}
     widths = widths_of(network, dtype, device.type)
@@ -192,6 +193,7 @@ def isolated_operations(
                 [shapes[name] for name in layer.parameters],
                 batch,
                 device,
+                dtype=TORCH_DTYPES[given_dtype(dtype)],
                 input_dtypes=[by_width[size] for size in width.reads],
                 entered=entered,
                 kernel_settings=kernel_settings,

@@ -12,7 +12,7 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiled import CompiledModel
-from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels
+from paradl_bench.measure.execution.kernel_layout import as_read, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.execution.probes import OperationProbe, entered
 from paradl_bench.measure.layers.gradient_copies import GradientCopies
@@ -24,6 +24,7 @@ from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axis_planner import shard_label
 from paradl_bench.plan.strategy import Strategy
@@ -31,7 +32,7 @@ from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.verification import VerifiedShards
-from paradl_bench.strategies.running.autocast import autocast_to
+from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
 
 
 @dataclass(slots=True)
@@ -88,15 +89,15 @@ def make_subjects(
     network = network or trace_network(model)
     refuse_without_channels(name, model.input_shape, request.kernel_settings)
     refuse_changed_input(network)
-    model.module.to(context.device)
+    hold_weights(model.module.to(context.device), request.dtype)
     lay_out(model.module, request.kernel_settings)
-    optimizer = build_optimizer(request.optimizer, model.module.parameters())
-    copies = GradientCopies(model.module, network, context.device)
+    optimizer = build_optimizer(request.optimizer, model.module.parameters(), dtype=request.dtype)
+    copies = GradientCopies(model.module, as_held(network, request.dtype), context.device)
     layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
     within = autocast_to(request.dtype, context.device)
     for batch in request.batches:
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-        inputs = laid_out(inputs, request.kernel_settings)
+        inputs = as_read(inputs, request.dtype, request.kernel_settings)
 
         def forward(
             run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
@@ -141,15 +142,16 @@ def _rehearsed_subjects(
         for position in distinct_positions(network, strategy, settings):
             model = load_model(name, request.input_shape)
             model.module.to(context.device)
+            hold_weights(model.module, request.dtype)
             part = RehearsedModel(model, network, axis, position, settings, context.device)
             inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
             subject = Subject(
                 model=model,
                 network=network,
-                optimizer=build_optimizer(request.optimizer, model.module.parameters()),
+                optimizer=build_optimizer(request.optimizer, model.module.parameters(), dtype=request.dtype),
                 batch=batch,
                 clock=part.clock,
-                forward=functools.partial(part.loss, inputs, targets),
+                forward=functools.partial(part.loss, as_given(inputs, request.dtype), targets),
                 observed=part.observed,
                 layers=[part.layers.get(index) for index in range(len(network.layers))],
                 shard=shard_label(axis, settings),

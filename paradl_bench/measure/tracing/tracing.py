@@ -114,7 +114,7 @@ class _TracingMode(TorchFunctionMode):
         )
         changed = changed_since(before)
         read = self._values.read(without_own_state(before, changed, outputs))
-        layer = self._layer(call, read, flops)
+        layer = msgspec.structs.replace(self._layer(call, read, flops), dtype=_width_of(outputs[0]))
         self._returned.append(outputs)
         self.functions.append(name)
         given = any(outputs[0] is tensor for tensor, *_ in before)
@@ -370,6 +370,11 @@ def _repeated(model: LoadedModel, samples: int) -> tuple[torch.Tensor, torch.Ten
     """The mini-batch that is traced on a CPU, repeated: what values decide is the same for any number of samples."""
     inputs, targets = (torch.cat([tensor] * (samples // _CPU_BATCH)) for tensor in model.make_batch(_CPU_BATCH, 0))
     return inputs, targets
+
+
+def _width_of(tensor: torch.Tensor) -> str:
+    """Dtype of what a layer returned, where that is of floating numbers; as of fp32 of what is none."""
+    return _DTYPE_NAMES.get(tensor.dtype, "fp32") if tensor.is_floating_point() else "fp32"
 
 
 def _describe(name: str, tensor: torch.Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
-from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
+from paradl_bench.measure.execution.kernel_layout import as_read, lay_out, set_modes
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.execution.optimizers import optimizer_of
 from paradl_bench.measure.input.feed import Fed, ImageFeed, RunImages, input_times
@@ -41,7 +41,7 @@ from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.running.autocast import autocast_to
+from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper
 from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import LossOfParts, StagedModule
@@ -83,12 +83,12 @@ class Trainer:
         replica = place_of(request.strategy, request.settings, context.rank).replica
         torch.manual_seed(replica)
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
-        local = request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH)
-        self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
-        self._inputs = laid_out(self._inputs, request.kernel_settings)
-        self._parallel, self._entered = model.module, autocast_to(request.dtype, context.device)
+        batch = model.make_batch(request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH), seed=replica)
+        inputs, self._targets = (tensor.to(context.device) for tensor in batch)
+        self._as_read = partial(as_read, dtype=request.dtype, settings=request.kernel_settings)
+        self._inputs, self._entered = self._as_read(inputs), autocast_to(request.dtype, context.device)
+        self._parallel, self._groups = model.module, tuple[dist.ProcessGroup, ...]()
         self._steps: MicroSteps | None = None
-        self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter, self._spans = SequenceCounter(), Spans()
         self._pipeline: StagedModule | None = None
         self._loss_of_parts: LossOfParts | None = None
@@ -128,8 +128,7 @@ class Trainer:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
         if images is not None:
-            lay = partial(laid_out, settings=request.kernel_settings)
-            self.feed = ImageFeed(images, self._context.device, lay, reads=not receives)
+            self.feed = ImageFeed(images, self._context.device, self._as_read, reads=not receives)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
         self._optimizer = optimizer_of(request.settings, model.parameters(), built.optimizer_group, self._twin)
@@ -207,6 +206,7 @@ class Trainer:
         self.phase = "forward and backward of the model alone"
         try:
             self._model.module.to(self._context.device)
+            hold_weights(self._model.module, self._request.dtype)
             lay_out(self._model.module, self._request.kernel_settings)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate

@@ -3,22 +3,32 @@
 Training in a lower dtype (``--dtype bf16``) is mixed: parameters, their gradients, the optimizer's state and the input
 stay fp32; autocast converts what an operation reads as its kind says (:data:`paradl_bench.network.kinds.kind.Cast`),
 and activations with their gradients are of the dtype that the operation ran in. So gradients are exchanged in fp32.
+
+With ``bf16-weights`` input, parameters, buffers and gradients are bf16 too, under the same autocast. The optimizer
+keeps fp32 copies of the parameters beside its fp32 state, updates those, and writes them back
+(:mod:`paradl_bench.measure.execution.master_weights`).
+
+A model may compute in other dtypes by itself: each layer has the one that it was traced in.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from paradl_bench.core.cache_keys import Same
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 
-AUTOCAST_DTYPES = ("bf16",)
-"""Dtypes that are trained in by autocast."""
+WEIGHTS_DTYPE = "bf16-weights"
+"""bf16 by autocast, with parameters and gradients in bf16, of which the optimizer has fp32 copies."""
+AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bf16", WEIGHTS_DTYPE: "bf16"}
+"""What is trained in by autocast, and the dtype that products run in."""
 KEPT_DTYPE = "fp32"
-"""What parameters, gradients, optimizer state and input are under autocast."""
+"""What the input is under autocast, and parameters, gradients and optimizer state unless they are lowered too."""
 TRAINED_DTYPES = (KEPT_DTYPE, *AUTOCAST_DTYPES)
 """Dtypes that can be measured and trained in."""
 
@@ -29,8 +39,42 @@ def is_autocast(dtype: str) -> bool:
 
 
 def kept_dtype(dtype: str) -> str:
-    """Dtype of parameters, their gradients and the input where ``dtype`` is trained in."""
+    """Dtype that is trained in without autocast in the place of ``dtype``, and that optimizers keep their state in."""
     return KEPT_DTYPE if is_autocast(dtype) else dtype
+
+
+def given_dtype(dtype: str) -> str:
+    """Dtype of the input, of parameters and of their gradients where ``dtype`` is trained in."""
+    return computed_in(dtype) if has_masters(dtype) else kept_dtype(dtype)
+
+
+def computed_in(dtype: str) -> str:
+    """Dtype that products run in where ``dtype`` is trained in."""
+    return AUTOCAST_DTYPES.get(dtype, dtype)
+
+
+def has_masters(dtype: str) -> bool:
+    """Whether parameters and gradients are in the lower dtype, and the optimizer has fp32 copies of parameters."""
+    return dtype == WEIGHTS_DTYPE
+
+
+def as_held(network: ModelGraph, dtype: str) -> ModelGraph:
+    """The network with parameters and buffers in the dtype that ranks hold them in; the same one each time."""
+    return _as_held(Same(network), computed_in(dtype)) if has_masters(dtype) else network
+
+
+# A plan asks, its memory, and a search for thousands of them: caches below know a network by what it is.
+@functools.lru_cache(maxsize=16)
+def _as_held(same: Same[ModelGraph], lower: str) -> ModelGraph:
+    def held(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(msgspec.structs.replace(t, dtype=lower) if t.dtype == KEPT_DTYPE else t for t in tensors)
+
+    network = same.thing
+    given = network.parameters, network.buffers, network.frozen
+    parameters, buffers, frozen = map(held, given)
+    if (parameters, buffers, frozen) == given:
+        return network
+    return msgspec.structs.replace(network, parameters=parameters, buffers=buffers, frozen=frozen)
 
 
 class Width(NamedTuple):
@@ -63,24 +107,53 @@ def widths_of(network: ModelGraph, dtype: str, device: str) -> Sequence[Width]:
 @functools.lru_cache(maxsize=16)
 def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...]:
     network = same.thing
-    kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[dtype]
+    kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[computed_in(dtype)]
+    given = DTYPE_BYTES[given_dtype(dtype)]
     kinds = layer_kinds()
+    of_parameters = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
     made: dict[str, int] = {}
     widths = []
     for layer in network.layers:
-        reads = tuple(made.get(name, kept) for name in layer.inputs)
-        width = _width(layer, kinds.get(layer.kind), reads, lower, kept, device)
+        reads = tuple(made.get(name, given) for name in layer.inputs)
+        own = tuple(of_parameters.get(name, given) for name in layer.parameters)
+        if is_autocast(dtype):
+            width = _width(layer, kinds.get(layer.kind), reads, own, lower, kept, device)
+        else:
+            width = Width(reads, kept if layer.dtype == KEPT_DTYPE else DTYPE_BYTES[layer.dtype])
         made[layer.name] = width.runs
         widths.append(width)
     return tuple(widths)
 
 
-def _width(layer: Layer, kind: LayerKind | None, reads: tuple[int, ...], lower: int, kept: int, device: str) -> Width:
+def _width(
+    layer: Layer,
+    kind: LayerKind | None,
+    reads: tuple[int, ...],
+    own: tuple[int, ...],
+    lower: int,
+    kept: int,
+    device: str,
+) -> Width:
+    """Of a layer under autocast; ``own`` are the bytes of an element of each of its parameters."""
     cast = "widest" if kind is None else kind.autocast(layer.attributes, device)
+    if layer.dtype == "fp64":
+        # Autocast leaves it alone.
+        return Width(reads, DTYPE_BYTES[layer.dtype])
     if cast == "lower":
-        return Width(reads, lower, True, lower < kept)
+        return Width(reads, lower, True, any(size > lower for size in own))
     if cast == "fp32":
         return Width(reads, kept, True)
+    if cast == "parameters" and own:
+        return Width(reads, max(own))
     if reads and (cast == "input" or layer.attributes.get("in_place", False)):
         return Width(reads, reads[0])
-    return Width(reads, max((*reads, kept) if layer.parameters else reads, default=kept))
+    if layer.dtype != KEPT_DTYPE:
+        return Width(reads, DTYPE_BYTES[layer.dtype])
+    return Width(reads, max((*reads, *own), default=kept))
+
+
+def dtype_made(layer: Layer, width: Width, dtype: str) -> str:
+    """Dtype of what a layer of these widths returns where ``dtype`` is trained in."""
+    if not is_autocast(dtype):
+        return dtype if layer.dtype == KEPT_DTYPE else layer.dtype
+    return next(name for name in (computed_in(dtype), KEPT_DTYPE, "fp64") if DTYPE_BYTES[name] == width.runs)

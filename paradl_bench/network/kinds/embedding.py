@@ -38,5 +38,6 @@ KIND = LayerKind(
     attributes={"rows": or_default(COUNT)},
     saves=inputs_saved,
     operands=operands,
+    autocast=lambda attributes, device: "parameters",
     call=_call,
 )

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.network.kernel import KernelShape, KernelStage
+from paradl_bench.network.kinds.autocast import KEPT_DTYPE, computed_in, has_masters
 from paradl_bench.network.kinds.kind import BUFFER, Call, LayerKind, Operands, TensorArgument, layer_kinds, per_sample
 from paradl_bench.network.optimizers import optimizer_named
 
@@ -41,7 +42,7 @@ def kernel_shape(layer: Layer, stage: KernelStage, batch: int, dtype: str) -> Ke
         return None
     if reads_network and stage == "BW" and kind.splits_backward:
         stage = "BW_weight"
-    moved = _bytes_moved(layer, kind, operands, stage, batch, DTYPE_BYTES[dtype])
+    moved = _bytes_moved(layer, kind, operands, stage, batch, DTYPE_BYTES[computed_in(dtype)])
     flops = _flops_per_sample(layer, stage) * (1 if layer.batchless else batch)
     return KernelShape(
         kind=layer.kind, stage=stage, sizes=operands.sizes, settings=operands.settings, flops=flops, bytes=moved
@@ -61,8 +62,16 @@ def optimizer_shape(function: str, elements: int, tensors: int, dtype: str) -> K
         sizes={"elements": elements, "tensors": tensors},
         settings={"function": function},
         flops=optimizer.flops * elements,
-        bytes=optimizer.touched * elements * DTYPE_BYTES[dtype],
+        bytes=optimizer.touched * elements * DTYPE_BYTES[computed_in(dtype)],
     )
+
+
+def update_bytes_beside(dtype: str) -> int:
+    """Bytes of an element that a weight update moves beside the optimizer's step.
+
+    With fp32 copies of parameters a gradient is read and written in fp32, and the copy read and written back.
+    """
+    return 2 * (DTYPE_BYTES[computed_in(dtype)] + DTYPE_BYTES[KEPT_DTYPE]) if has_masters(dtype) else 0
 
 
 def copy_shape(stage: Literal["D2D", "H2D"], size_bytes: int, tensors: int) -> KernelShape:

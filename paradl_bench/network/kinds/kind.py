@@ -16,9 +16,9 @@ from paradl_bench.network.graph import Attribute, Layer, LayerMemory
 from paradl_bench.network.kinds.attributes import Need
 from paradl_bench.network.partition import Window
 
-Cast = Literal["lower", "fp32", "widest", "input"]
-"""What autocast makes an operation run in: the lower dtype, fp32, the widest of what it reads, parameters included, or
-the dtype of its input whatever its parameters have."""
+Cast = Literal["lower", "fp32", "widest", "input", "parameters"]
+"""What autocast makes an operation run in: the lower dtype, fp32, the widest of what it reads, parameters included,
+the dtype of its input whatever its parameters have, or that of its parameters whatever it reads."""
 BUFFER = "buffer:"
 """Before the name of a tensor that a module keeps and does not train."""
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
-from paradl_bench.network.kinds.autocast import Width, kept_dtype, widths_of
+from paradl_bench.network.kinds.autocast import Width, computed_in, given_dtype, widths_of
 from paradl_bench.plan.compute import INPUT
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 
@@ -27,7 +27,7 @@ class Casts:
         self._ledger, self._layers = ledger, network.layers
         self._widths = widths or widths_of(network, dtype, device)
         self.runs = {layer.name: width.runs for layer, width in zip(network.layers, self._widths, strict=True)}
-        self._lower, self._kept_width = DTYPE_BYTES[dtype], DTYPE_BYTES[kept_dtype(dtype)]
+        self._lower, self._kept_width = DTYPE_BYTES[computed_in(dtype)], DTYPE_BYTES[given_dtype(dtype)]
         self._shapes = {parameter.name: parameter.shape for parameter in network.parameters}
         self._copies: dict[str, Storage] = {}
 

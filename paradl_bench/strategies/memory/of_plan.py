@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -43,7 +44,7 @@ def memory_of_plan(
     staged = _of_stages(strategy)
     walk = planned_memory if staged is None else staged.peak
     settings = msgspec.structs.replace(settings, dtype=dtype, device=device)
-    return walk(network, strategy, settings, dtype=dtype, device=device)
+    return walk(as_held(network, dtype), strategy, settings, dtype=dtype, device=device)
 
 
 def paradl_memory_of_plan(

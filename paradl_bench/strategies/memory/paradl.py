@@ -15,6 +15,7 @@ are split. Views are no layers to the paper. Optimizer state is not in it.
 from __future__ import annotations
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of, zero_stage
@@ -49,7 +50,7 @@ def paradl_memory(
     """
     if not 0 < rho <= 1:
         raise ValueError(f"the reuse factor has to be in (0, 1], not {rho}")
-    element = DTYPE_BYTES[dtype]
+    element = DTYPE_BYTES[computed_in(dtype)]
     views = {name for name, kind in layer_kinds().items() if kind.view}
     layers = [layer for layer in network.layers if layer.kind not in views]
     elements = sum(x.input_elements_of(local_batch) + x.output_elements_of(local_batch) for x in layers)

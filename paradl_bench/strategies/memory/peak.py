@@ -19,11 +19,11 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
-from paradl_bench.network.kinds.autocast import kept_dtype
-from paradl_bench.network.optimizers import optimizer_named, state_copies
+from paradl_bench.network.kinds.autocast import KEPT_DTYPE, given_dtype, has_masters
+from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import LayerShard, gradient_order
+from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_order
 from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -43,7 +43,7 @@ class PartedState(Protocol):
     def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """The walk of a rank, where parameters are not whole."""
 
-    def updated_bytes(self, network: ModelGraph) -> int | None:
+    def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
         """Bytes of the parameters whose optimizer state the rank with most keeps; None for all that it holds."""
 
     def gather(self, ledger: Ledger, network: ModelGraph) -> None:
@@ -113,15 +113,15 @@ def per_phase_memory(
         walk = Liveness(ledger, network, run)
     # All micro-batches after the first find what the second does.
     for _ in range(min(micro_batches, 2)):
-        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[kept_dtype(dtype)])
+        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[given_dtype(dtype)])
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
-    state = optimizer_state(held, settings, device, parted.updated_bytes(network) if parted else None)
+    state = optimizer_state(held, settings, device, parted.updated(network) if parted else None)
     return memory_use(
         {
             **fixed_parts(held, state, exchanged=exchanged, alone=alone),
-            "input": network.input_bytes(local_batch, kept_dtype(dtype)) + network.target_bytes(local_batch),
+            "input": network.input_bytes(local_batch, given_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
     )
@@ -140,27 +140,34 @@ def kept_copies(settings: PlanSettings) -> int:
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    copies = state_copies(settings.optimizer)
-    return copies if settings.offload == "none" else 0
+    return copies_of_state(settings) if settings.offload == "none" else 0
 
 
 def optimizer_state(
-    network: ModelGraph, settings: PlanSettings, device: str, updated_bytes: int | None = None
+    network: ModelGraph, settings: PlanSettings, device: str, updated: tuple[Tensor, ...] | None = None
 ) -> OptimizerState:
     """What an optimizer holds.
 
     Args:
-        network: with the parameters that a rank updates. updated_bytes: of those whose state it keeps, where these are
-            not all.
+        network: with the parameters that a rank updates. updated: those whose state it keeps, where these are not
+            all.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    sizes = [parameter.bytes for parameter in updated_parameters(network)]
-    own = sum(sizes) if updated_bytes is None else updated_bytes
+    masters = has_masters(settings.dtype)
+
+    def sizes_of(parameters: tuple[Tensor, ...]) -> list[int]:
+        # State of what has an fp32 copy is as wide as that.
+        return [p.elements * DTYPE_BYTES[KEPT_DTYPE] if masters else p.bytes for p in parameters]
+
+    sizes = sizes_of(updated_parameters(network))
+    own = sum(sizes if updated is None else sizes_of(updated))
     kept = kept_copies(settings) * own
     # What lies in host memory is on the device for the update.
-    update = state_copies(settings.optimizer) * own - kept
+    update = copies_of_state(settings) * own - kept
+    # Each gradient is converted before any is let go of.
+    update += own if masters else 0
     if optimizer_named(settings.optimizer).own_tensors:
         update += 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
     return OptimizerState(kept, update)

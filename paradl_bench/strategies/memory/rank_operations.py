@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paradl_bench.network.graph import NEXT_FORWARD, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import Width
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
@@ -208,7 +208,7 @@ class RankOperations:
             # One number, of a part of what it is made of: a loss.
             part, whole = run.input_elements, layer.input_elements
         held = each * self._samples * part // whole + fixed
-        return int(held * self._casts.run_width(i) // _WATCHED_WIDTH)
+        return int(held * self._casts.run_width(i) // DTYPE_BYTES[layer.dtype])
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
         layer, memory = self._layers[i], self._shards[i].layer.memory

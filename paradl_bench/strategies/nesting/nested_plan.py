@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import (
     AxisPlace,
@@ -90,6 +91,7 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
+        network = as_held(network, settings.dtype)
         shards = self.shards(network, strategy, settings)
         staging = staging_axis(strategy)
         if staging is not None:
@@ -132,6 +134,7 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
+        network = as_held(network, settings.dtype)
         self.check(network, strategy, settings)
         return _LATEST.get(network, (strategy, settings), lambda: self._find_shards(network, strategy, settings))
 

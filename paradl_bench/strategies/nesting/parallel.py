@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.mesh import axes_apart, group_axes, ranks_along, sharing_axes, zero_stage
@@ -35,6 +36,7 @@ from paradl_bench.strategies.passes.clipping import axes_of_norm, ranks_alike
 from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.running.autocast import hold_weights
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
 from paradl_bench.strategies.running.group_functions import Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
@@ -126,7 +128,10 @@ def build_parallel(
             sequence.
     """
     recompute_segments(module, network, settings)
-    model, dtype = module, dtype_of_squares(module)
+    network, model, dtype = as_held(network, settings.dtype), module, dtype_of_squares(module)
+    if staging_axis(strategy) is None:
+        # Stages are recorded first, as the model is.
+        hold_weights(module, settings.dtype)
     if not strategy.axes:
         alone = None
         if run_layer is not None:

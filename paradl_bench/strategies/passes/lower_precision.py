@@ -1,15 +1,15 @@
 """What can be trained by autocast, or compiled.
 
-Gradients that replicas exchange stay fp32. Activations that ranks hand each other go in the dtype that autocast
-computed them in, which axes have planned or not (``Trait.SENDS_AS_COMPUTED``). Statistics that are synchronised
-convert tensors of their own, which are not in plans or in the memory model. What is
+Gradients that replicas exchange have the dtype of parameters. Activations that ranks hand each other go in the dtype
+that autocast computed them in, which axes have planned or not (``Trait.SENDS_AS_COMPUTED``). Statistics that are
+synchronised convert tensors of their own, which are not in plans or in the memory model. What is
 compiled is a whole model: rules that run its layers one by one are not followed into it.
 """
 
 from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.network.kinds.autocast import computed_in, has_masters, is_autocast
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.mesh import zero_stage
@@ -35,6 +35,13 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
         raise UserError(
             f"--dtype {dtype} with {unplanned[0]} parallelism: ranks would hand on activations in {dtype}, which its"
             f" plan does not hold; it goes with serial and data parallelism (d, z), {known}"
+        )
+    shared_out = Trait.DIVIDES_BATCH, Trait.SHARDS_LAYERS
+    apart = [axis.kind for axis in strategy.axes if axis.degree > 1 and all(map(axis.has, shared_out))]
+    if has_masters(dtype) and apart:
+        raise UserError(
+            f"--dtype {dtype} with {apart[0]} parallelism, where no run has shown fp32 copies of parameters that fewer"
+            f" ranks hold: give --dtype {computed_in(dtype)}"
         )
     if settings.batch_norm == "sync":
         raise UserError(f"--dtype {dtype} with --batch-norm sync: normalise over each rank's samples, or train in fp32")

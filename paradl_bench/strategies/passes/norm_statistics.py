@@ -77,4 +77,4 @@ def synchronise_norms(
 def _sizes(layer: Layer) -> tuple[int, int]:
     """Bytes of forward's all-reduce (with the count) and of backward's."""
     channels = layer.output_shape[0]
-    return (SUMS * channels + 1) * DTYPE_BYTES["fp64"], SUMS * channels * DTYPE_BYTES["fp32"]
+    return (SUMS * channels + 1) * DTYPE_BYTES["fp64"], SUMS * channels * DTYPE_BYTES[layer.dtype]

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
@@ -95,7 +95,7 @@ def _parts(
     received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     samples = count * micro_batch
-    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[kept_dtype(dtype)]
+    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[given_dtype(dtype)]
     passes = {
         # Forward of the first stage copies the rank's block of a micro-batch.
         shard.stage.index: RepeatedPasses(ledger, walks.of(shard, 0 if shard.stage.index else block))
@@ -112,7 +112,7 @@ def _parts(
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
-        "input": (0 if rank else network.input_bytes(samples, kept_dtype(dtype))) + network.target_bytes(samples),
+        "input": (0 if rank else network.input_bytes(samples, given_dtype(dtype))) + network.target_bytes(samples),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.network.kinds.autocast import has_masters, is_autocast
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.compute import gradient_order
@@ -38,7 +38,7 @@ from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk, varie
 from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, network_of_rank, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
-from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, autocast_to
+from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, as_given, autocast_to, hold_weights
 from paradl_bench.strategies.running.group_functions import Group, Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
@@ -69,7 +69,8 @@ class RankPipeline:
         group_along: Callable[..., Group],
     ) -> None:
         # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
-        calls = record_calls(module, network, samples_at_once(strategy, settings))
+        calls = record_calls(module, network, samples_at_once(strategy, settings), widened=has_masters(settings.dtype))
+        hold_weights(module, settings.dtype)
         self.sharding = sharding = shard()
         axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes in the first step, which has to be heard.
@@ -97,7 +98,7 @@ class RankPipeline:
                 part.stage.index,
                 len(everywhere),
                 device,
-                input_args=part.inputs(),
+                input_args=part.inputs() if part.stage.receives else (as_given(calls.inputs, settings.dtype),),
                 output_args=part.outputs(),
                 group=group.process_group,
                 spans=group.spans,

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
 from paradl_bench.strategies.running.operations import is_operation, output_of
@@ -75,17 +75,29 @@ def with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return tree_unflatten([next(others) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
 
 
-def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int) -> Calls:
+def _dtype_of_input(module: torch.nn.Module, network: ModelGraph) -> torch.dtype:
+    """fp32, as samples are made; where a copy of the model was given a dtype, as for a proof, that."""
+    traced = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
+    for name, parameter in module.named_parameters():
+        if name in traced and parameter.is_floating_point():
+            return torch.float32 if parameter.element_size() == traced[name] else parameter.dtype
+    return torch.float32
+
+
+def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int, *, widened: bool = False) -> Calls:
     """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
+
+    Args:
+        widened: whether parameters have been rounded to bf16 or will be, and are fp32 in this forward.
 
     Raises:
         UserError: the model needs values to run.
         WorkError: it called other operations than when the network was traced.
     """
     on_meta = copy_on_meta(module)
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    if network.input_dtype != "fp32":
-        dtype = torch.int64
+    if widened:
+        on_meta.float()
+    dtype = torch.int64 if network.input_dtype != "fp32" else _dtype_of_input(module, network)
     inputs = torch.empty((micro_batch, *network.input_shape), dtype=dtype, device="meta")
     recorder = _Recorder(inputs)
     try:

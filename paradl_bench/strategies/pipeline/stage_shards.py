@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
-from paradl_bench.network.kinds.autocast import Width, kept_dtype, widths_of
+from paradl_bench.network.kinds.autocast import Width, dtype_made, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
 from paradl_bench.plan.mesh import zero_stage
@@ -81,10 +81,9 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     """The part of a stage that a rank runs."""
     start, flow = stage.layers.start, data_flow(network)
     widths = widths_of(network, settings.dtype, settings.device)
-    lowered = DTYPE_BYTES[settings.dtype]
 
     def dtype_of(value: Crossing) -> str:
-        return settings.dtype if widths[value.layer].runs == lowered else kept_dtype(settings.dtype)
+        return dtype_made(network.layers[value.layer], widths[value.layer], settings.dtype)
 
     shards = {index - start: sharded.shards[index] for index in stage.layers if index in sharded.shards}
     end = operations_of_forward(network)

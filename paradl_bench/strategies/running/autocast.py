@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.network.kinds.autocast import computed_in, given_dtype, has_masters, is_autocast
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -21,7 +21,21 @@ def autocast_to(dtype: str, device: torch.device) -> Entered:
     """The context of a forward, and its loss, trained in ``dtype``."""
     if not is_autocast(dtype):
         return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, dtype=TORCH_DTYPES[dtype])
+    return lambda: torch.autocast(device.type, dtype=TORCH_DTYPES[computed_in(dtype)])
+
+
+def hold_weights(module: torch.nn.Module, dtype: str) -> None:
+    """Round parameters and buffers to the dtype that ``dtype`` trains them in; they stay the same tensors."""
+    if has_masters(dtype):
+        lower = TORCH_DTYPES[computed_in(dtype)]
+        module._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor
+        )
+
+
+def as_given(inputs: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A mini-batch in the dtype that ``dtype`` trains on it in; whole numbers stay."""
+    return inputs.to(TORCH_DTYPES[given_dtype(dtype)]) if has_masters(dtype) and inputs.is_floating_point() else inputs
 
 
 def as_product_reads_it(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+_FP32_BYTES = 4
+
 
 class GradientClipper:
     """Limits the norm of a rank's gradients before each weight update.
@@ -45,9 +47,16 @@ class GradientClipper:
             by_count[self._alike.get(name, 1)].append(own.grad)
         squares = self._zero()
         for count, gradients in by_count.items():
-            squares += get_total_norm(gradients).to(self._dtype) ** 2 / count
+            squares += self._norm(gradients) ** 2 / count
         norm = self._summed(squares).sqrt()
         clip_grads_with_norm_(list(held.values()), self.max_norm, norm)
+        return norm
+
+    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        if all(gradient.element_size() >= _FP32_BYTES for gradient in gradients):
+            return get_total_norm(gradients).to(self._dtype)
+        # torch would round the norm to the gradients' dtype.
+        norm: torch.Tensor = torch.stack(torch._foreach_norm(gradients, 2, dtype=self._dtype)).norm()
         return norm
 
     def communicate(self) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.partition import Box, Transfer, box_elements
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
@@ -19,8 +20,6 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_bytes, most_parts, region_of
-
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
 
 class SpatialPlanner:
@@ -73,12 +72,13 @@ class SpatialPlanner:
         """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
         region, label = region_of(network, place.axis, settings), shard_label(place.axis, settings)
         differentiated = input_needs_gradient(network)
-        gathers = _gathers(network, region, place)
+        widths = widths_of(network, settings.dtype, settings.device)
+        gathers = _gathers(network, region, place, widths)
         shards = {}
         for index, layer in enumerate(network.layers):
             if index in region.layers:
                 block = region.layers[index]
-                forward, backward = _halos(layer, block, place)
+                forward, backward = _halos(layer, block, place._replace(element_bytes=widths[index].runs))
                 shards[index] = LayerShard(
                     self._block_layer(network, index, block, place.position),
                     label,
@@ -102,7 +102,7 @@ def _halos(
     halo = block.halos[place.position]
     if not halo.sends and not halo.receives:
         return (), ()
-    bytes_a_position = layer.input_shapes[0][0] * place.local_batch * _ELEMENT_BYTES
+    bytes_a_position = layer.input_shapes[0][0] * place.local_batch * place.element_bytes
     sends, receives = (_message_bytes(part, bytes_a_position) for part in (halo.sends, halo.receives))
     return (
         (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(place.axis_index,)),),
@@ -114,11 +114,16 @@ def _message_bytes(transfers: Sequence[Transfer], bytes_a_position: int) -> tupl
     return tuple(box_elements(transfer.box) * bytes_a_position for transfer in transfers)
 
 
-def _gathers(network: ModelGraph, region: Region, place: AxisPlace) -> dict[str, Communication]:
+def _gathers(
+    network: ModelGraph, region: Region, place: AxisPlace, widths: Sequence[Width]
+) -> dict[str, Communication]:
     """By name of a layer whose blocks are gathered, what gathers them."""
-    of_names = {network.layers[index].name: block.boxes for index, block in region.layers.items()}
-    names = [name for of_layer in region.gathered.values() for name in of_layer]
-    sizes = {name: gathered_bytes(network, name, of_names[name]) * place.local_batch for name in names}
+    of_names = {network.layers[index].name: index for index in region.layers}
+    indices = {name: of_names[name] for of_layer in region.gathered.values() for name in of_layer}
+    sizes = {
+        name: gathered_bytes(network, index, region.layers[index].boxes, widths[index].runs) * place.local_batch
+        for name, index in indices.items()
+    }
     return {
         name: Collective(operation="all_gather", message_bytes=size, ranks=place.axis.degree, axes=(place.axis_index,))
         for name, size in sizes.items()

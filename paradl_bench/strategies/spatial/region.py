@@ -226,8 +226,13 @@ def _gathers(network: ModelGraph, layers: Mapping[int, BlockLayer]) -> dict[int,
     return found
 
 
-def gathered_bytes(network: ModelGraph, name: str, boxes: Sequence[Box]) -> int:
-    """Bytes per sample that each rank sends when a layer's blocks are gathered: the largest block's."""
-    layer = next(layer for layer in network.layers if layer.name == name)
-    size = DTYPE_BYTES["bool" if layer_kinds()[layer.kind].returns_mask(layer.attributes) else "fp32"]
+def gathered_bytes(network: ModelGraph, index: int, boxes: Sequence[Box], element_bytes: int) -> int:
+    """Bytes per sample that each rank sends when a layer's blocks are gathered: the largest block's.
+
+    Args:
+        element_bytes: of what the layer returns, unless that is a mask.
+    """
+    layer = network.layers[index]
+    mask = layer_kinds()[layer.kind].returns_mask(layer.attributes)
+    size = DTYPE_BYTES["bool"] if mask else element_bytes
     return size * layer.output_shape[0] * max(math.prod(i.extent for i in box) for box in boxes)

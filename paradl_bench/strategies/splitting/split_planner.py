@@ -13,6 +13,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
@@ -93,9 +94,11 @@ class SplitPlanner(ABC):
         differentiated = input_needs_gradient(network)
         of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
         label = shard_label(place.axis, settings)
+        widths = widths_of(network, settings.dtype, settings.device)
         shards, shapes = {}, {}
         for index, of_ranks in split.shards.items():
             layer, own = network.layers[index], of_ranks[place.position]
+            place = place._replace(element_bytes=widths[index].runs)
             for name, held in self._splitting.parameter_parts(layer, own).items():
                 extents = tuple(interval.extent for interval in held)
                 shapes[name] = (*extents, *of_parameters[name][len(extents) :])

@@ -98,7 +98,7 @@ class TensorPlanner:
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
         widths = widths_of(network, settings.dtype, settings.device)
-        sizes = {tensor.name: tensor.elements for tensor in network.parameters}
+        sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
         sequence = self._parts(network, settings) if settings.of(SequenceOptions).on else None
         messages = Messages(place, sequence, sizes) if sequence else None
         shards = {}

@@ -29,6 +29,7 @@ from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import IQR_TO_SD
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
@@ -90,7 +91,7 @@ class LayerCosts:
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[str, PhaseName, str, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
-        self._kernels = KernelCosts(profile.kernel_models, dtype)
+        self._kernels = KernelCosts(profile.kernel_models, computed_in(dtype))
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._like_calls: dict[tuple[str, PhaseName, int, int], LikeCalls | None] = {}
 
@@ -113,7 +114,7 @@ class LayerCosts:
     @cached_property
     def _roofline(self) -> Roofline:
         # Only where something was not measured: to go through all networks takes as long as a prediction.
-        return Roofline(self._profile, self._network, self._dtype)
+        return Roofline(self._profile, self._network, computed_in(self._dtype))
 
     def learn(self, layers: Sequence[tuple[Layer, int]]) -> None:
         """Operations that the network lacks, with the bytes of their parameters: shards of its layers."""

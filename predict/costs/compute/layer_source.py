@@ -18,6 +18,7 @@ from calibrate.profile.profile import Device, Profile
 from calibrate.profile.roofline_rates import DATA_SHEET
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.network.kinds.kind import layer_kinds
 from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Cost, Remark, Source
 
@@ -107,6 +108,7 @@ def _unreached(device: Device) -> Device:
 
 def refuse_without_source(profile: Profile, layers: LayersFrom, dtype: str, kernel_settings: str, model: str) -> None:
     """Raise a UserError where a profile (of :func:`of_layers_from`) has nothing at all of what is asked for."""
+    dtype = computed_in(dtype)
     if layers.way == "regressed" and not any(each.dtype == dtype for each in profile.kernel_models):
         if kernel_settings:
             raise UserError(

@@ -11,7 +11,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
-from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
+from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape, update_bytes_beside
 from paradl_bench.records.measurement import networks_not_whole
 from predict.costs.compute.host_dispatch import alone_relative_sd, dispatch_of
 from predict.costs.compute.kernel_costs import KernelCosts, source_of
@@ -51,7 +51,7 @@ class UnmeasuredCosts:
         self._profile = profile
         self._network = network
         # Neither reads activations.
-        self._dtype = kept_dtype(dtype)
+        self._dtype, self._trained = kept_dtype(dtype), dtype
         self._kernels = KernelCosts(profile.kernel_models, self._dtype)
 
     @property
@@ -72,9 +72,10 @@ class UnmeasuredCosts:
         """Seconds of the optimizer step over the whole model; a UserError of an optimizer that is not known."""
         parameters = self._network.parameters
         elements = sum(parameter.elements for parameter in parameters)
-        return self._cost(
-            optimizer_shape(optimizer, elements, len(parameters), self._dtype), "weight update", ranks_on_host
-        )
+        shape = optimizer_shape(optimizer, elements, len(parameters), self._dtype)
+        cost = self._cost(shape, "weight update", ranks_on_host)
+        # As many times as long as the bytes that it moves beside the step on fp32 copies.
+        return cost.over(shape.bytes / (shape.bytes + update_bytes_beside(self._trained) * elements))
 
     def copy(self, size_bytes: int, tensors: int, ranks_on_host: int) -> Cost:
         """Seconds of copying tensors of ``size_bytes`` together inside the device's memory."""

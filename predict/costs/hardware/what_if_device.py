@@ -24,6 +24,7 @@ from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.kinds.autocast import computed_in
 from paradl_bench.plan.works.work import Work
 from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
@@ -91,7 +92,7 @@ class OtherDevice:
         hardware: Hardware = AS_MEASURED,
         cluster: Cluster | None = None,
     ) -> None:
-        self._profile, self._network, self._dtype, self._demand_of = profile, network, dtype, demand_of
+        self._profile, self._network, self._dtype, self._demand_of = profile, network, computed_in(dtype), demand_of
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
         self._named = hardware.device
         self.stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None

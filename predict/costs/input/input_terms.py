@@ -16,7 +16,7 @@ from paradl_bench.core.bounds import LONGEST_S
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
 from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, preset_named
 from paradl_bench.strategies.passes.input_tasks import Fetch, Fetched
@@ -180,7 +180,7 @@ def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahea
 def _sample_bytes(side: InputSide | None, network: ModelGraph, dtype: str) -> int:
     """Of a sample as tensors: as the network reads it, else as it was measured."""
     if network.input_shape or side is None:
-        return network.input_bytes(1, kept_dtype(dtype))
+        return network.input_bytes(1, given_dtype(dtype))
     return side.sample_bytes
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.kinds.autocast import widths_of
+from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -112,7 +112,7 @@ class Estimates:
         self._parts = np.zeros((len(space.strategies), 3))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
-        self._widths = widths_of(costs.network, costs.dtype, costs.device_kind)
+        self._widths = widths_of(as_held(costs.network, costs.dtype), costs.dtype, costs.device_kind)
 
     def seconds(self, wanted: NDArray[np.bool_] | None = None) -> Floats:
         """Of every candidate; infinite where the network has no such cut, or the profile lacks what the strategy needs.

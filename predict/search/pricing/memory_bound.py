@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
+from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
@@ -92,14 +93,18 @@ class MemoryBounds:
 
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
         self._costs, self._space, self._shared = costs, space, shared
-        self._states = [kept_copies(msgspec.structs.replace(space.settings, **chosen)) for chosen in space.held]
+        self._masters, self._network = has_masters(costs.dtype), as_held(costs.network, costs.dtype)
+        settings = msgspec.structs.replace(space.settings, dtype=costs.dtype)
+        # State is of fp32 where parameters are not.
+        wider = DTYPE_BYTES[KEPT_DTYPE] // DTYPE_BYTES[computed_in(costs.dtype)] if self._masters else 1
+        self._states = [wider * kept_copies(msgspec.structs.replace(settings, **chosen)) for chosen in space.held]
         self._known: dict[tuple[int, int, int], _First] = {}
         self._stages: dict[tuple[Sharing, int, int, int], _Stages] = {}
-        self._widths = widths_of(costs.network, costs.dtype, costs.device_kind)
+        self._widths = widths_of(self._network, costs.dtype, costs.device_kind)
         kinds = [layer_kinds().get(layer.kind) for layer in costs.network.layers]
         on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
-        self._input_bytes = costs.network.input_bytes(1, kept_dtype(costs.dtype))
+        self._input_bytes = costs.network.input_bytes(1, given_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.held]
         mesh_of = space.mesh_of[space.strategy]
@@ -117,13 +122,15 @@ class MemoryBounds:
 
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
-        network, settings = self._costs.network, self._space.settings
+        network, settings = self._network, self._space.settings
+        # What the update converts of gradients is less where ranks share it out.
+        converted = DTYPE_BYTES[KEPT_DTYPE] * network.parameter_elements if self._masters else 0
         peaks = []
         for batch in (1, 2):
             own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
             use = self._costs.plans.memory(Strategy(), own)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
-            peaks.append(float(moving - network.parameter_bytes))
+            peaks.append(float(moving - network.parameter_bytes - converted))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
         return peaks[0], max(peaks[1] - peaks[0], 0.0)
 

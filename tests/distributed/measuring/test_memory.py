@@ -130,6 +130,7 @@ from paradl_bench.measure.training.calls.recorder import differences, planned_co
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.records.kernel_settings import settings_of_label
@@ -160,7 +161,7 @@ def peaks(case, context):
     of_ranks = context.gather(trainer.track_memory(), MemoryPeak)
     predict = pipelined_memory if degree_of(strategy, Trait.STAGES) > 1 else planned_memory
     tracked = max(of_ranks, key=lambda peak: peak.tracked_bytes)
-    expected = predict(network, strategy, request.settings, dtype=request.dtype)
+    expected = predict(as_held(network, request.dtype), strategy, request.settings, dtype=request.dtype)
     return [tracked.tracked_bytes, tracked.parts_bytes, expected.peak_bytes, expected.parts_bytes]
 
 sys.path.append(sys.argv[1])
@@ -177,6 +178,7 @@ OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", 
 OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["d2 optimizer=adamw-fused", "z3d2 optimizer=adamw-fused"]
 OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 accumulate=4", "d2 optimizer=adam")]
+OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("d2", "z1d2 optimizer=adam", "d2 offload=optimizer")]
 OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
@@ -188,11 +190,13 @@ OF_BLOCKS = {
     2: [
         *("t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"),
         *(f"p2 schedule={schedule} micro_batches=4 recompute=all" for schedule in ("gpipe", "1f1b")),
+        *(f"{case} dtype=bf16-weights optimizer=adam" for case in ("d2", "t2", "p2 micro_batches=4")),
         *(f"{strategy} recompute=all" for strategy in ("z2d2", "z3d2")),
         *(f"{strategy} recompute=all dtype=bf16" for strategy in ("d2", "t2", "z3d2", "p2 micro_batches=4")),
     ],
     4: [
         "p2t2 dtype=bf16",
+        "d2t2 dtype=bf16-weights",
         "d2t2 dtype=bf16",
         "d2p2 dtype=bf16",
         "d2z3d2",

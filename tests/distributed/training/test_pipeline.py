@@ -130,6 +130,12 @@ MORE_LOWERED = {
     4: ("Split:p2t2:gpipe:2", "Split:t2p2:1f1b:3:q", "gpt2:d2p2:1f1b:2", "bert:p4:interleaved:4", "Own:t4:gpipe:1"),
 }
 
+# Parameters in bf16, whose fp32 copies take the steps that serial ones take.
+HELD_LOW = {
+    2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1"),
+    4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1"),
+}
+
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in WHOLE for schedule in ("gpipe", "interleaved", "zb")],
     3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in WHOLE],
@@ -210,6 +216,11 @@ def test_clipped_gradients_of_stages_update_as_serial_ones(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_stages_that_compute_again_are_serial(ranks: int) -> None:
     run(ranks, AGAIN[ranks])
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_copies_of_parameters_in_bf16_move_as_serial_ones(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}:bf16-weights" for case in HELD_LOW[ranks]])
 
 
 def test_gradients_in_bf16_are_as_exact_as_serial_ones() -> None:

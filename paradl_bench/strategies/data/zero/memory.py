@@ -44,12 +44,13 @@ class ZeroState(NamedTuple):
         """With units that are gathered and gradients that are reduced."""
         return ShardedLiveness(ledger, network, run, self.ranks, reshard=self.stage == 3)
 
-    def updated_bytes(self, network: ModelGraph) -> int | None:
+    def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
         """Of stage 1, which parts the update alone."""
         if self.stage != 1:
             return None
         updated = set(updated_parameters(network))
-        return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
+        parts = (tuple(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
+        return max(parts, key=total_bytes)
 
     def gather(self, ledger: Ledger, network: ModelGraph) -> None:
         """All units of the rank's stages, from its first forward on."""

@@ -16,7 +16,7 @@ import math
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axis_planner import AxisPlace, staging_axis
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
@@ -170,8 +170,8 @@ def refuse_sequence(strategy: Strategy, ranks: int, settings: PlanSettings, part
 class Messages:
     """The collectives of a rank's place, by layer."""
 
-    def __init__(self, place: AxisPlace, parts: SequenceParts, sizes: dict[str, int]) -> None:
-        self._place, self._parts, self._sizes = place, parts, sizes
+    def __init__(self, place: AxisPlace, parts: SequenceParts, sizes_bytes: dict[str, int]) -> None:
+        self._place, self._parts, self._sizes_bytes = place, parts, sizes_bytes
 
     @property
     def ranks(self) -> int:
@@ -180,10 +180,9 @@ class Messages:
 
     def sum_of(self, index: int) -> tuple[Collective, ...]:
         """That of the gradients of a layer's parameters."""
-        elements = sum(self._sizes[name] for name in self._parts.summed.get(index, ()))
-        width = DTYPE_BYTES["fp32"]
-        found = self._place.collective("all_reduce", elements, batchless=True, element_bytes=width)
-        return (found,) if elements else ()
+        size = sum(self._sizes_bytes[name] for name in self._parts.summed.get(index, ()))
+        found = self._place.collective("all_reduce", size, batchless=True, element_bytes=1)
+        return (found,) if size else ()
 
     def of_part(self, operation: str, shape: tuple[int, ...], width: int) -> Collective:
         """One of a tensor of which every rank has or gets a part of the sequence."""

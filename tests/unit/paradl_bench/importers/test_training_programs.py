@@ -35,12 +35,12 @@ NOT_IN_FILE = {
 DEFAULTS = {"accumulate": "1", "recompute": "none", "offload": "none", "sequence_parallel": "off"}
 
 
-def launch(strategy: str, batch: str = "96", **options: str) -> Launch:
+def launch(strategy: str, batch: str = "96", dtype: str = "bf16", **options: str) -> Launch:
     return Launch(
         strategy=parse_strategy(strategy),
         batch=int(batch),
         sequence=512,
-        dtype="bf16",
+        dtype=dtype,
         optimizer="adam",
         bucket_cap_bytes=25 * MIB,
         options=options,
@@ -142,6 +142,8 @@ def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, 
         (DEEPSPEED, "d2", {"offload": "optimizer"}, "under ZeRO alone"),
         (ACCELERATE, "d2t2", {}, "in shards of FSDP alone"),
         (ACCELERATE, "p2", {}, "pipelines by Megatron-LM alone"),
+        (ACCELERATE, "d2", {"dtype": "bf16-weights"}, "no fp32 copies of bf16 parameters; predict with --dtype bf16"),
+        (TITAN, "d2", {"dtype": "bf16-weights"}, "no fp32 copies of bf16 parameters; predict with --dtype bf16"),
     ],
 )
 def test_what_a_program_cannot_do_is_said(
@@ -150,6 +152,19 @@ def test_what_a_program_cannot_do_is_said(
     with pytest.raises(UserError, match="--export: ") as caught:
         written(tmp_path, file, launch(strategy, **options))
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "strategy", "settings"),
+    [(MEGATRON, "d2t2", "--grad-reduce-in-bf16"), (DEEPSPEED, "z1d4", '"grad_accum_dtype": "bf16"')],
+)
+def test_parameters_in_bf16_are_written_and_read(file: str, strategy: str, settings: str, tmp_path: Path) -> None:
+    path, _ = written(tmp_path, file, launch(strategy, dtype="bf16-weights"))
+    assert settings in path.read_text()
+    read = read_launch(path, parse_strategy(strategy).ranks)
+    assert read.launch.dtype == "bf16-weights"
+    assert read.launch.bucket_cap_bytes == 25 * MIB
+    assert not any("bf16" in note for note in read.notes)
 
 
 def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
