@@ -33,6 +33,10 @@ class Refusals:
         """Why a mesh cannot be, with a choice of what a device keeps; empty where it can."""
         if not (mesh.zero or any(options != type(options)() for options in mesh.chosen)):
             return ""
+        # What the others do not go with is one reason, whatever axis stands beside them.
+        without = self.of(mesh._replace(shared=None, chosen=()), held) if mesh.shared and mesh.zero else ""
+        if without:
+            return without
         kinds = tuple((axis.kind, axis.prefix) for axis in mesh.axes)
         key = kinds, mesh.chosen, tuple((held or {}).items())
         if key not in self._known:

@@ -309,7 +309,8 @@ class _Finder:
                         planner.check(self._network, Strategy(axes=(axis,)), 0, settings)
                     yield axis
                 except UserError as error:
-                    text = f"{kind.name}: {limit}" if beyond else str(error)
+                    # Degrees that are refused alike are one reason.
+                    text = f"{kind.name}: {limit}" if beyond else str(error).replace(f"strategy {axis}", kind.name)
                     self._impossible.add(text, self._strategies_with(degree))
             if beyond and limit.ranks == 1:
                 self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))

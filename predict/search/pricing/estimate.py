@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.mesh import group_axes, sharing_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.data.zero.units import units_of
+from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -111,7 +112,7 @@ class Estimates:
         self._numbers: dict[tuple[Sharing, bool], int] = {}
         # What ZeRO's broadcasts take after the update, and its gathers and reductions of a micro-batch.
         self._zero = np.zeros((len(space.strategies), 2))
-        self._kept: dict[Sharing, int] = {}
+        self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
         self._parted = np.array([mesh.parted for mesh in space.meshes])
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
@@ -345,27 +346,32 @@ class Estimates:
             return 0.0, 0.0
         axes = sharing_axes(strategy)
         group, ranks = group_along(strategy, *axes), mesh.parted
-        part = np.floor(np.array([self._shared.of(mesh.sharing).gradient_bytes.sum()]) / ranks)
-
-        def taken(operation: str, among: Group, size: Floats) -> float:
-            return float(self._groups.seconds(operation, among, size)[0]) if size[0] > 0 else 0.0
-
         if mesh.zero == 1:
-            return ranks * taken("broadcast", group, part), 0.0
-        seconds = taken("all_gather", group, part) + taken("reduce_scatter", group, part)
-        if mesh.zero > 2:
-            # What the whole model has of its own stays from forward to backward.
-            seconds += taken("all_gather", group, np.maximum(part - self._kept_bytes(mesh.sharing) // ranks, 0))
+            part = np.floor(np.array([self._shared.of(mesh.sharing).gradient_bytes.sum()]) / ranks)
+            return ranks * float(self._groups.seconds("broadcast", group, part)[0]), 0.0
+        gathered, reduced = self._unit_bytes(mesh.sharing, ranks)
+        seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
+        # Stage 3 gathers again for backward, but for what the whole model has of its own.
+        seconds = seconds.sum() + (seconds[:-1].sum() if mesh.zero > 2 else 0.0)
+        seconds += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
         if mesh.copies > 1:
             outer = (index for index in group_axes(strategy, Trait.REPLICATES) if index not in axes)
-            seconds += taken("all_reduce", group_along(strategy, *outer), part)
-        return 0.0, seconds
+            seconds += self._groups.seconds("all_reduce", group_along(strategy, *outer), reduced)[reduced > 0].sum()
+        return 0.0, float(seconds)
 
-    def _kept_bytes(self, sharing: Sharing) -> int:
-        """Of the unit of ZeRO that is the whole model."""
-        if sharing not in self._kept:
-            self._kept[sharing] = sum(each.bytes for each in units_of(self._shared.of(sharing).network)[-1].parameters)
-        return self._kept[sharing]
+    def _unit_bytes(self, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
+        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model's is the last."""
+        key = sharing, ranks
+        if key not in self._units:
+            network = self._shared.of(sharing).network
+            updated, units = set(gradient_order(network)), units_of(network)
+            parts = [
+                (own, tuple(parameter for parameter in own if parameter.name in updated))
+                for own in (unit.parameters for unit in units)
+            ]
+            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
+            self._units[key] = sizes[0], sizes[1]
+        return self._units[key]
 
     def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more.

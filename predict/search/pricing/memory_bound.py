@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
@@ -115,6 +116,21 @@ class MemoryBounds:
             self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in plans
         ]
         return np.array(found)[self.plan_of]
+
+    def hold_activations_of(self, candidate: int) -> NDArray[np.bool_]:
+        """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
+
+        What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
+        """
+        space, own = self._space, self._space.mesh(candidate)
+        alike_meshes = [own.stages == mesh.stages == 1 and mesh.sharing == own.sharing for mesh in space.meshes]
+        recomputed = [choice.get("recompute") for choice in space.held]
+        kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
+        mesh_of = space.mesh_of[space.strategy]
+        at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
+        at_once //= space.micro_batches
+        found = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
+        return np.asarray(found & (at_once >= at_once[candidate]))
 
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""

@@ -135,6 +135,22 @@ def test_no_nested_candidate_holds_less_than_its_bound(name: str) -> None:
     assert [(named(space)[c], space.settings_of(c)) for c in np.flatnonzero(bounds > np.array(peaks))] == []
 
 
+@pytest.mark.parametrize("name", ["units", TOKENS])
+def test_activations_of_one_rule_out_others_that_hold_them(name: str) -> None:
+    costs = costs_of(name)
+    space = find_space(costs.network, PlanSettings(batch=8, blocking=True), 4, ())
+    bounds = MemoryBounds(costs, space, SharedWorks(costs.network, space.settings))
+    uses = [costs.memory(space.strategies[space.strategy[c]], space.settings_of(c)) for c in range(len(space))]
+    peaks = np.array([use.peak_bytes for use in uses])
+    several = 0
+    for candidate, use in enumerate(uses):
+        others = bounds.hold_activations_of(candidate)
+        assert others[candidate] == (not space.is_pipelined(candidate))
+        assert (peaks[others] >= use.parts_bytes["activations"]).all(), named(space)[candidate]
+        several += len({named(space)[other] for other in np.flatnonzero(others)}) > 3
+    assert several > 20
+
+
 def test_rows_commands_say_stages_copies_and_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = costs_of(TOKENS)
     write_profile(tmp_path / "p.json", costs.profile)
