@@ -276,7 +276,7 @@ class _Finder:
         return True
 
     def _with_zero(self, mesh: Mesh) -> Iterator[Mesh]:
-        """A mesh, and with each stage of ZeRO on its replicas; from stage 2 on also where several hold the same shards."""
+        """A mesh, also with each stage of ZeRO on its replicas, and from stage 2 on with copies of shards."""
         for stage in (0, *(_zero_stages() if mesh.replicas > 1 else ())):
             if self._nests(mesh._replace(zero=stage)):
                 for copies in divisors(mesh.replicas)[:-1] if stage > 1 else (1,):

@@ -360,7 +360,7 @@ class Estimates:
         return 0.0, float(seconds)
 
     def _unit_bytes(self, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
-        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model's is the last."""
+        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model is the last."""
         key = sharing, ranks
         if key not in self._units:
             network = self._shared.of(sharing).network

@@ -32,7 +32,7 @@ from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
-from paradl_bench.strategies.pipeline.stages import Stage, first_stage, stage_bounds
+from paradl_bench.strategies.pipeline.stages import first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints

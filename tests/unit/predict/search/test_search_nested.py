@@ -1,4 +1,4 @@
-"""ZeRO beside other axes and under replicas, and parts of the sequence: searched, estimated from below, told by rows."""
+"""ZeRO beside other axes and under replicas, and parts of the sequence: searched, bounded, and told by rows."""
 
 from __future__ import annotations
 
