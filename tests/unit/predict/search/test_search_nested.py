@@ -132,7 +132,8 @@ def test_no_nested_candidate_holds_less_than_its_bound(name: str) -> None:
     peaks = [
         costs.memory(space.strategies[space.strategy[c]], space.settings_of(c)).peak_bytes for c in range(len(space))
     ]
-    assert [(named(space)[c], space.settings_of(c)) for c in np.flatnonzero(bounds > np.array(peaks))] == []
+    larger = np.flatnonzero(bounds > np.array(peaks)).tolist()
+    assert [(named(space)[c], space.settings_of(c)) for c in larger] == []
 
 
 @pytest.mark.parametrize("name", ["units", TOKENS])
@@ -157,7 +158,12 @@ def test_rows_commands_say_stages_copies_and_parts(tmp_path: Path, monkeypatch: 
     options = "--ranks", "4", "--batch", "4", "--predictions", "900", "--top", "99", "--caps", "25"
     rows = found(tmp_path / "p.json", *options, model=costs.network.name)["rows"]
     seen: list[Any] = []
-    monkeypatch.setattr(train, "_run", lambda request, *_: bool(seen.append(request)))
+
+    def take(request: TrainingRequest, *_: object) -> bool:
+        seen.append(request)
+        return False
+
+    monkeypatch.setattr(train, "_run", take)
     told = set()
     for row in rows:
         predicted = row["prediction"]
