@@ -16,7 +16,7 @@ from predict.search.contrast import Contrasted
 from predict.search.ranking import Searched
 from predict.search.search import Answer, Row
 
-_REASONS = 8
+_REASONS = 12
 _SURE = 0.0005
 
 

@@ -104,8 +104,8 @@ class Ranker:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
         shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
-        memory_bounds = MemoryBounds(costs, space, shared)
-        self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
+        self._memory_bounds = MemoryBounds(costs, space, shared)
+        self._bounds, self._plan_of = self._memory_bounds.bytes(), self._memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
@@ -197,6 +197,8 @@ class Ranker:
         try:
             if self._limit is not None and self._memory_of(candidate).peak_bytes > self._limit:
                 self._rule_out(self._plan_of == self._plan_of[candidate])
+                if self._memory_of(candidate).parts_bytes["activations"] > self._within:
+                    self._rule_out(self._memory_bounds.hold_activations_of(candidate))
                 return False
             prediction, timed = predictor.predict_timed(point)
         except UserError as error:

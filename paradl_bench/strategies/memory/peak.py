@@ -214,14 +214,14 @@ def planned_memory(
             block_elements=block_of_input(network, strategy),
             parted=parted_state(strategy),
             micro_batches=settings.accumulate,
-            recomputed=_run_again(sharded.network, settings),
+            recomputed=run_again(sharded.network, settings),
         )
         for sharded in planner_for(strategy).shards(network, strategy, settings).distinct
     ]
     return max(of_ranks, key=lambda use: use.peak_bytes)
 
 
-def _run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
+def run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
     """Layers that backward runs again, in the order of forward, as the settings or the model itself want it."""
     chosen = (segment.layers for segment in segments_of(network, settings))
     return sorted((*chosen, *repeated_by_model(network)), key=lambda layers: layers.start)

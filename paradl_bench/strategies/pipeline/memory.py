@@ -108,7 +108,7 @@ def _parts(
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
     ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
-    state = optimizer_state(held, settings, device, parted.updated_bytes(held) if parted else None)
+    state = optimizer_state(held, settings, device, parted.updated(held) if parted else None)
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None),
         # Every rank makes the targets, as `train` does, though the last alone reads them.

@@ -13,8 +13,9 @@ import numpy as np
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axes.registry import kinds_with
+from paradl_bench.plan.mesh import ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.strategy import Axis, Strategy
 from predict.costs.sourced import Ints
 
 Sharing = tuple[Axis | None, tuple[AxisOptions, ...]]
@@ -26,7 +27,7 @@ class Mesh(NamedTuple):
 
     Attributes:
         shared: the axis that shares layers. stages: ranks along the pipeline. replicas: along data. zero: the stage of
-            that.
+            that. copies: replicas that hold the same shards (hybrid sharding); 1 where all hold others.
     """
 
     shared: Axis | None
@@ -34,6 +35,7 @@ class Mesh(NamedTuple):
     replicas: int
     zero: int = 0
     chosen: tuple[AxisOptions, ...] = ()
+    copies: int = 1
 
     @property
     def sharing(self) -> Sharing:
@@ -43,9 +45,23 @@ class Mesh(NamedTuple):
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Those of more than one rank, data first."""
-        found = [axis_along(Trait.DIVIDES_BATCH, self.replicas, self.zero)] if self.replicas > 1 else []
+        found = [axis_along(Trait.DIVIDES_BATCH, self.copies)] if self.copies > 1 else []
+        parted = self.replicas // self.copies
+        found += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 else []
         found += [axis_along(Trait.STAGES, self.stages)] if self.stages > 1 else []
         return (*found, *([self.shared] if self.shared else []))
+
+    @property
+    def orders(self) -> list[tuple[Axis, ...]]:
+        """Its placements: every order of its axes, with copies outside of what they are copies of."""
+        axes = self.axes
+        found = itertools.permutations(axes)
+        return [order for order in found if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
+
+    @property
+    def parted(self) -> int:
+        """Ranks that a stage of ZeRO parts things over, as :func:`~paradl_bench.plan.mesh.sharing_axes` has it."""
+        return ranks_along(strategy := Strategy(axes=self.axes), sharing_axes(strategy)) if self.zero else 1
 
     @property
     def samplers(self) -> int:

@@ -11,10 +11,8 @@ Two axes that share layers have no plan. What else could be asked for and is lef
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +26,6 @@ from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.strategies.data.zero.limits import check_zero
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
@@ -38,12 +35,10 @@ from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
 from predict.search.candidates.mesh import Mesh, Sharing, choices_of, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
+from predict.search.candidates.refusals import Held, Refusals
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
 MOST_TRIED_MICRO_BATCHES = 512
-
-Held = Mapping[str, Any]
-"""What is chosen of :data:`~paradl_bench.plan.settings.MEMORY_CHOICES`, by name."""
 
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
@@ -156,7 +151,7 @@ def find_space(
         combinations = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else ()
         if not len(combinations):
             continue
-        for order in itertools.permutations(mesh.axes):
+        for order in mesh.orders:
             rows.append(np.insert(combinations, 0, len(strategies), axis=1))
             strategies.append(Strategy(axes=order))
             mesh_of.append(len(meshes))
@@ -191,7 +186,7 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
     if any(mesh.zero for mesh in meshes):
-        yield "ZeRO stages beside other axes but z1 in pipelines, or under replicas (z3d2t2, d2z3d4)"
+        yield "replicas of shards inside of these, or of ZeRO stage 1 (z3d4d2, d2z1d4)"
     if any(mesh.stages > 1 for mesh in meshes):
         yield "stages that do not balance FLOPs (--stages)"
     if len({choice["recompute"] for choice in held}) > 1:
@@ -241,6 +236,7 @@ class _Finder:
         self._schedules = [schedules()[name] for name in names]
         self._parts_backward = [schedule.splits_backward for schedule in self._schedules]
         self._most_stages = most_stages(network)
+        self._refusals = Refusals(network, settings)
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
@@ -249,11 +245,7 @@ class _Finder:
             for stages in divisors(rest):
                 mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
                 if self._possible(mesh):
-                    yield mesh
-                    if shared is None and 1 < stages < rest:
-                        yield from filter(self._can_shard, (mesh._replace(zero=1),))
-        if self._ranks > 1 and not self._settings.batch % self._ranks:
-            yield from filter(self._can_shard, (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages()))
+                    yield from self._with_zero(mesh)
 
     def _possible(self, mesh: Mesh) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
@@ -278,17 +270,23 @@ class _Finder:
             check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
             check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
         except UserError as error:
-            self._impossible.add(str(error), math.factorial(len(mesh.axes)))
+            self._impossible.add(str(error), len(mesh.orders))
             return False
         return True
 
-    def _can_shard(self, mesh: Mesh) -> bool:
-        try:
-            check_zero(self._network, Strategy(axes=mesh.axes), self._settings)
-        except UserError as error:
-            self._impossible.add(str(error))
-            return False
-        return True
+    def _with_zero(self, mesh: Mesh) -> Iterator[Mesh]:
+        """A mesh, also with each stage of ZeRO on its replicas, and from stage 2 on with copies of shards."""
+        for stage in (0, *(_zero_stages() if mesh.replicas > 1 else ())):
+            if self._nests(mesh._replace(zero=stage)):
+                for copies in divisors(mesh.replicas)[:-1] if stage > 1 else (1,):
+                    yield mesh._replace(zero=stage, copies=copies)
+
+    def _nests(self, mesh: Mesh) -> bool:
+        """Whether a stage of ZeRO, and options of the axis that shares layers, go with all axes of a mesh."""
+        refusal = self._refusals.of(mesh)
+        if refusal:
+            self._impossible.add(refusal, len(mesh.orders))
+        return not refusal
 
     def _shared_axes(self) -> Iterator[Sharing]:
         """Axes that share layers, of each degree that divides the ranks, with each choice of what is tried of them."""
@@ -310,7 +308,8 @@ class _Finder:
                         planner.check(self._network, Strategy(axes=(axis,)), 0, settings)
                     yield axis
                 except UserError as error:
-                    text = f"{kind.name}: {limit}" if beyond else str(error)
+                    # Degrees that are refused alike are one reason.
+                    text = f"{kind.name}: {limit}" if beyond else str(error).replace(f"strategy {axis}", kind.name)
                     self._impossible.add(text, self._strategies_with(degree))
             if beyond and limit.ranks == 1:
                 self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))
@@ -372,17 +371,15 @@ class _Finder:
         """What the mesh can have of ``held``; placements that it rules out are counted."""
         found = []
         for which, chosen in enumerate(self._held):
-            try:
-                if mesh.zero > 1:
-                    settings = msgspec.structs.replace(self._settings, **chosen)
-                    check_zero(self._network, Strategy(axes=mesh.axes), settings)
+            refusal = self._refusals.of(mesh, chosen)
+            if refusal:
+                self._impossible.add_settings(refusal, mesh, len(mesh.orders))
+            else:
                 found.append(which)
-            except UserError as error:
-                self._impossible.add_settings(str(error), mesh, math.factorial(len(mesh.axes)))
         if mesh.stages > 1 and any(self._parts_backward) and any(chosen["recompute"] for chosen in self._held):
             names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
             text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
-            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+            self._impossible.add_settings(text, mesh, len(mesh.orders))
         return found
 
     def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
@@ -391,10 +388,10 @@ class _Finder:
             return False
         if schedule.stages(mesh.stages) > self._most_stages:
             text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
-            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+            self._impossible.add_settings(text, mesh, len(mesh.orders))
         elif schedule.refusal(mesh.stages, count):
             text = f"some micro-batches, which --schedule {schedule.name} does not take"
-            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+            self._impossible.add_settings(text, mesh, len(mesh.orders))
         else:
             return True
         return False

@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.mesh import group_axes, sharing_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -108,8 +110,10 @@ class Estimates:
         self._waits = Waits(self._groups)
         # By the shared axis, and whether a rank holds its part alone, and so exchanges no gradients of that.
         self._numbers: dict[tuple[Sharing, bool], int] = {}
-        # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
-        self._parts = np.zeros((len(space.strategies), 3))
+        # What ZeRO's broadcasts take after the update, and its gathers and reductions of a micro-batch.
+        self._zero = np.zeros((len(space.strategies), 2))
+        self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
+        self._parted = np.array([mesh.parted for mesh in space.meshes])
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._widths = widths_of(as_held(costs.network, costs.dtype), costs.dtype, costs.device_kind)
@@ -135,15 +139,15 @@ class Estimates:
         self._buckets = Buckets(self._groups, np.array(sent, np.int64).reshape(self._share.shape), space.caps_mb)
         self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of_all.gradient_bytes.sum(), 1)
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
-        zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
+        sharded = np.array([mesh.zero > 1 and mesh.stages == 1 for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
         found[possible & ~estimated] = 0.0
         possible &= estimated
         for key in self._cuts:
-            alike_cut = possible & (zero < 2) & (stages == key[0]) & (rows.stages_per_rank == key[1])
+            alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
             for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
                 found[chosen] = estimates
-        chosen = np.flatnonzero(possible & (zero > 1))
+        chosen = np.flatnonzero(possible & sharded)
         if len(chosen):
             found[chosen] = self._sharded(rows.take(chosen))[:, None]
         return self._fed(np.asarray(found[row, space.cap]))
@@ -211,7 +215,7 @@ class Estimates:
                 for per_rank in sorted({*stages_per_rank[own].tolist()}):
                     self._cut(mesh.stages, per_rank)
                 found.append(self._links_of(mesh, each, sorted({*samples[own][estimated[own]].tolist()})))
-                self._parts[index] = self._part_seconds(mesh, each)
+                self._zero[index] = self._zero_seconds(mesh, each)
                 self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
@@ -277,8 +281,7 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing)
         found = np.maximum(found, sending.max(axis=1)[:, None])
         # Under ZeRO's first stage each rank broadcasts what it changed after the update.
-        replicas = np.array([mesh.replicas for mesh in self._space.meshes])[rows.mesh]
-        return np.asarray(found + replicas[:, None] * self._parts[rows.strategy, :1])
+        return np.asarray(found + self._zero[rows.strategy, :1])
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
@@ -292,8 +295,7 @@ class Estimates:
         for which in np.unique(rows.again).tolist():
             own = rows.again == which
             backward[own] = self._computed_again(which, cut).added(forward[own], backward[own])
-        parted = np.array([mesh.replicas if mesh.zero else 1 for mesh in self._space.meshes])
-        return _Work(forward, backward, update * straggler * self._updated[rows.shared] / parted[rows.mesh])
+        return _Work(forward, backward, update * straggler * self._updated[rows.shared] / self._parted[rows.mesh])
 
     def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:
         key = which, cut.key
@@ -336,21 +338,52 @@ class Estimates:
         sizes = rows.samples[first, None] * distinct / parts[first, None]
         return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row[:, None], place])
 
-    def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
-        """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""
-        wanted = {0: (), 1: ("broadcast",)}.get(mesh.zero, ("reduce_scatter", "all_gather"))
-        part = np.floor([self._shared.of_all.gradient_bytes.sum() / self._ranks])
-        group = group_along(strategy, *group_axes(strategy, Trait.DIVIDES_BATCH))
-        names = ("broadcast", "reduce_scatter", "all_gather")
-        return tuple(float(self._groups.seconds(name, group, part)[0]) if name in wanted else 0.0 for name in names)
+    def _zero_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
+        """Seconds of all broadcasts of stage 1; of stages 2 and 3 those of a micro-batch's gathers and reductions.
+
+        What stages of a pipeline add is left out: those that have most to do need not be those that send most.
+        """
+        if not mesh.zero or mesh.stages > 1:
+            return 0.0, 0.0
+        axes = sharing_axes(strategy)
+        group, ranks = group_along(strategy, *axes), mesh.parted
+        if mesh.zero == 1:
+            part = np.floor(np.array([self._shared.of(mesh.sharing).gradient_bytes.sum()]) / ranks)
+            return ranks * float(self._groups.seconds("broadcast", group, part)[0]), 0.0
+        gathered, reduced = self._unit_bytes(mesh.sharing, ranks)
+        seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
+        # Stage 3 gathers again for backward, but for what the whole model has of its own.
+        seconds = seconds.sum() + (seconds[:-1].sum() if mesh.zero > 2 else 0.0)
+        seconds += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
+        if mesh.copies > 1:
+            outer = (index for index in group_axes(strategy, Trait.REPLICATES) if index not in axes)
+            seconds += self._groups.seconds("all_reduce", group_along(strategy, *outer), reduced)[reduced > 0].sum()
+        return 0.0, float(seconds)
+
+    def _unit_bytes(self, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
+        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model is the last."""
+        key = sharing, ranks
+        if key not in self._units:
+            network = self._shared.of(sharing).network
+            updated, units = set(gradient_order(network)), units_of(network)
+            parts = [
+                (own, tuple(parameter for parameter in own if parameter.name in updated))
+                for own in (unit.parameters for unit in units)
+            ]
+            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
+            self._units[key] = sizes[0], sizes[1]
+        return self._units[key]
 
     def _sharded(self, rows: _Rows) -> Floats:
-        """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more."""
+        """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more.
+
+        Where a process waits for what it calls, it is both.
+        """
         work = self._work(self._cut(1, 1), rows, alone=False)
-        gathers = np.array([mesh.zero - 1 for mesh in self._space.meshes])[rows.mesh]
-        computed = rows.turns * (work.forward.sum(axis=1) + work.backward.sum(axis=1))
-        _, reduced, gathered = self._parts[rows.strategy].T
-        return np.asarray(np.maximum(computed, rows.turns * (gathers * gathered + reduced)) + work.update)
+        computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
+        sent = self._zero[rows.strategy, 1]
+        together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
+        return np.asarray(rows.turns * together + work.update)
 
 
 def _before(seconds: Floats) -> Floats:

@@ -10,34 +10,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies
+from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies, run_again
 from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
-from paradl_bench.strategies.pipeline.stages import Stage, first_stage, stage_bounds
+from paradl_bench.strategies.pipeline.stages import first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Mesh, Sharing, alike
-from predict.search.candidates.space import Held, Space
+from predict.search.candidates.refusals import Held
+from predict.search.candidates.space import Space
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
 
 
@@ -120,19 +121,30 @@ class MemoryBounds:
         ]
         return np.array(found)[self.plan_of]
 
+    def hold_activations_of(self, candidate: int) -> NDArray[np.bool_]:
+        """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
+
+        What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
+        """
+        space, own = self._space, self._space.mesh(candidate)
+        alike_meshes = [own.stages == mesh.stages == 1 and mesh.sharing == own.sharing for mesh in space.meshes]
+        recomputed = [choice.get("recompute") for choice in space.held]
+        kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
+        mesh_of = space.mesh_of[space.strategy]
+        at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
+        at_once //= space.micro_batches
+        found = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
+        return np.asarray(found & (at_once >= at_once[candidate]))
+
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
-        network, settings = self._network, self._space.settings
-        # What the update converts of gradients is less where ranks share it out.
-        converted = DTYPE_BYTES[KEPT_DTYPE] * network.parameter_elements if self._masters else 0
-        peaks = []
-        for batch in (1, 2):
-            own = msgspec.structs.replace(settings.changed(ExchangeOptions, exchange="flat"), batch=batch, **held)
-            use = self._costs.plans.memory(Strategy(), own)
-            moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
-            peaks.append(float(moving - network.parameter_bytes - converted))
+        network, settings = self._network, msgspec.structs.replace(self._space.settings, **held)
+        run = RankRun(
+            samples=1, dtype=self._costs.dtype, device=self._costs.device_kind, recomputed=run_again(network, settings)
+        )
+        one, two = (_walked(network, replace(run, samples=samples))[1] for samples in (1, 2))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
-        return peaks[0], max(peaks[1] - peaks[0], 0.0)
+        return one, max(two - one, 0.0)
 
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.samplers
@@ -140,27 +152,35 @@ class MemoryBounds:
         parts = mesh.shared.degree * mesh.replicas // mesh.samplers if mesh.shared else 1
         stages = self._of_stages(mesh, schedule, again)
         if mesh.stages == 1:
-            active = max(_of_samples(self._whole[again], at_once), 0.0) / parts
+            active = self._held_whole(mesh, _of_samples(self._whole[again], at_once)) / parts
         else:
             under_way = self._most_under_way(schedule, mesh.stages, count)
             kept, most = _of_samples(stages.first.kept, at_once), _of_samples(stages.first.most, at_once)
             active = ((under_way - 1) * kept + max(kept, most)) / parts
         held = stages.parameters * self._copies(mesh, self._states[again]) + local * stages.received
         first = float(held[0]) + active + local * self._input_bytes
-        gradients = stages.parameters / (mesh.replicas if mesh.zero > 1 else 1)
+        gradients = stages.parameters / (mesh.parted if mesh.zero > 1 else 1)
         # When the last backward begins, or the update.
         at_end = gradients + (0.0 if schedule_of(schedule).drops_messages else local * stages.sent)
-        if mesh.zero == 2:
+        if mesh.zero == 2 and mesh.stages == 1:
             # Gathered from forward to backward.
             at_end = np.maximum(at_end, stages.parameters)
         return max(float((held + at_end).max()), first)
 
+    def _held_whole(self, mesh: Mesh, activations: float) -> float:
+        """What a rank that sees samples of its own has of activations, where it may hold a part of the parameters."""
+        if mesh.shared is None or not mesh.shared.has(Trait.DIVIDES_BATCH):
+            return activations
+        # Autocast's copies of parameters count as activations, and grow with no sample.
+        copies = self._costs.network.parameter_bytes if self._costs.dtype != "fp32" else 0
+        return max(activations - copies, activations / mesh.shared.degree)
+
     def _copies(self, mesh: Mesh, states: int) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""
         if mesh.zero > 1:
-            return (1 + states) / mesh.replicas
+            return (1 + states) / mesh.parted
         # A bound from below: who holds some parameters alone exchanges the others only.
-        return 1 + states / (mesh.replicas if mesh.zero else 1) + (mesh.exchanges and not mesh.holds_alone)
+        return 1 + states / mesh.parted + (mesh.exchanges and not mesh.holds_alone)
 
     def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
         """What every rank's stages hold, without what axes beside share of activations."""
@@ -209,29 +229,19 @@ class MemoryBounds:
             settings = msgspec.structs.replace(settings, **self._space.held[again])
             first = first_stage(self._costs.network, ranks, settings)
             recomputed = parts_within(self._costs.network, settings, first.layers)
-            one, two = (self._walked(first, recomputed, samples) for samples in (1, 2))
+            run = RankRun(
+                samples=1,
+                dtype=self._costs.dtype,
+                device=self._costs.device_kind,
+                outputs=first.outputs,
+                kept_outputs=first.outputs,
+                widths=widths_inside(self._costs.network, first, self._widths),
+                recomputed=recomputed,
+            )
+            one, two = (_walked(first.network, replace(run, samples=samples)) for samples in (1, 2))
             growths = ((a, max(b - a, 0.0)) for a, b in zip(one, two, strict=True))
             self._known[key] = _First(stage_bounds(self._costs.network, ranks, settings), *growths)
         return self._known[key]
-
-    def _walked(self, stage: Stage, recomputed: tuple[range, ...], samples: int) -> tuple[float, float]:
-        """Bytes of activations of the first stage, after forward and when they are most."""
-        ledger, costs = _MostActivations(), self._costs
-        run = RankRun(
-            samples=samples,
-            dtype=costs.dtype,
-            device=costs.device_kind,
-            outputs=stage.outputs,
-            kept_outputs=stage.outputs,
-            widths=widths_inside(costs.network, stage, self._widths),
-            recomputed=recomputed,
-        )
-        walk = Liveness(ledger, stage.network, run)
-        left = walk.forward(ledger.allocate(0))
-        kept = float(ledger.activations)
-        # What is sent back lies in a buffer that counts elsewhere.
-        walk.backward(left, [Gradient(Storage(0), output.size) for output in left.outputs])
-        return kept, float(ledger.most)
 
     def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:
         """Micro-batches that the first stage has been forward with, and not backward, at most."""
@@ -246,6 +256,17 @@ class MemoryBounds:
             self._under_way[key] = most
         most = self._under_way[key]
         return count if most == looked_at else most
+
+
+def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
+    """Bytes of activations of a network, or of a pipeline's first stage, after forward and when they are most."""
+    ledger = _MostActivations()
+    walk = Liveness(ledger, network, run)
+    left = walk.forward(ledger.allocate(0))
+    kept = float(ledger.activations)
+    # What is sent back lies in a buffer that counts elsewhere.
+    walk.backward(left, [Gradient(Storage(0), output.size) for output in left.outputs] if run.outputs else ())
+    return kept, float(ledger.most)
 
 
 def _of_samples(growth: tuple[float, float], samples: int) -> float:

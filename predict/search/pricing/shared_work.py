@@ -47,6 +47,7 @@ class SharedWork:
     Attributes:
         held: its part of each layer's output, which it sends on to a later stage.
         bytes_alike: of those gradients whose parameters all ranks along the axis hold alike, where some they do not.
+        network: with the shapes that its parameters have on this rank.
     """
 
     share: Floats
@@ -54,6 +55,7 @@ class SharedWork:
     gradient_bytes: Ints
     bytes_alike: Ints
     messages: tuple[Message, ...]
+    network: ModelGraph
 
 
 def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) -> SharedWork:
@@ -65,6 +67,7 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
             gradient_bytes=_gradient_bytes(network, network),
             bytes_alike=_gradient_bytes(network, network),
             messages=(),
+            network=network,
         )
     if axis.has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axis.extents, settings).work()
@@ -83,7 +86,12 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
         messages += _messages(index, "BW", shard.rounds_bw, beside=True)
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
     return SharedWork(
-        share=share, held=held, gradient_bytes=gradient_bytes, bytes_alike=alike, messages=tuple(messages)
+        share=share,
+        held=held,
+        gradient_bytes=gradient_bytes,
+        bytes_alike=alike,
+        messages=tuple(messages),
+        network=shared.network,
     )
 
 
@@ -160,6 +168,7 @@ class _Blocks:
             gradient_bytes=gradient_bytes,
             bytes_alike=gradient_bytes,
             messages=tuple(messages),
+            network=network,
         )
 
     def _halos(self, layer: Layer) -> Iterator[float]:

@@ -9,6 +9,7 @@ twice. Stage 2 keeps units whole from forward to backward. The rank with the lar
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -128,6 +129,7 @@ class _ShardedUnits:
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
+        self._ends = [unit.layers[-1] for unit in self._called]
         self._wholes = {unit.name: ranks * shard_bytes(unit.parameters, ranks) for unit in self._units}
         updated = set(gradient_order(network))
         self._updated = {
@@ -193,5 +195,6 @@ class _ShardedUnits:
         if layer >= operations_of_forward(self._network):
             # Backward has not come to the model.
             return root
-        in_front = [called for called in self._called if called.layers[-1] < (unit.layers[0] if unit else layer)]
-        return root + (self._whole(unit) if unit else 0) + (self._whole(in_front[-1]) if in_front else 0)
+        # A unit is one piece, so that their ends stand in the order of their starts.
+        in_front = bisect.bisect_left(self._ends, unit.layers[0] if unit else layer)
+        return root + (self._whole(unit) if unit else 0) + (self._whole(self._called[in_front - 1]) if in_front else 0)

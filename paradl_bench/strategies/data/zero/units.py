@@ -59,6 +59,8 @@ class _Modules:
 
     def __init__(self, network: ModelGraph) -> None:
         self.network = network
+        # Every module is compared with it, and it is a sum over all parameters.
+        self.parameter_bytes = network.parameter_bytes
         self.parameters = _by_module(parameter.name for parameter in network.parameters)
         self.layers = _by_module(layer.name for layer in network.layers)
         self.readers: dict[str, list[int]] = {}
@@ -95,7 +97,7 @@ def _has_right_size(modules: _Modules, module: str) -> bool:
     if any(parameter.name.rpartition(".")[0] == module for parameter in below):
         return True
     numbered = module.rpartition(".")[2].isdigit()
-    small = sum(parameter.bytes for parameter in below) <= (_BLOCK if numbered else _SMALL) * network.parameter_bytes
+    small = sum(parameter.bytes for parameter in below) <= (_BLOCK if numbered else _SMALL) * modules.parameter_bytes
     return small and not all(name.rpartition(".")[2].isdigit() for name in _children(network, module))
 
 

@@ -17,11 +17,13 @@ class SequenceOptions(AxisOptions, frozen=True, kw_only=True):
     sequence_parallel: Literal["off", "on"] = "off"
 
     of_shards: ClassVar[bool] = True
+    tried: ClassVar[tuple[str, ...]] = ("sequence_parallel",)
     shown: ClassVar[tuple[Shown, ...]] = (
         Shown(
             name="sequence_parallel",
             choices=("off", "on"),
             default="off",
+            searched="tries both",
             help="Norms, dropout and residuals of tensor axes on a part of the sequence each.",
         ),
     )

@@ -108,7 +108,7 @@ def test_no_candidate_is_faster_than_its_estimate(costs: CostModel) -> None:
         "z1d4",
         "z2d4",
         "z3d4",
-        *("d2p2", "p2d2", "z1d2p2", "p2z1d2"),
+        *("d2z2d2", "d2z3d2", "d2p2", "p2d2", "z1d2p2", "p2z1d2"),
         "p4",
     }
     for candidate in again:

@@ -1,0 +1,57 @@
+"""Which stages of ZeRO, and options of the axis that shares layers, go with all axes of a mesh: their planners say."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import axis_planner
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.data.zero.limits import check_zero
+from predict.search.candidates.mesh import Mesh
+
+Held = Mapping[str, Any]
+"""What is chosen of :data:`~paradl_bench.plan.settings.MEMORY_CHOICES`, by name."""
+
+
+class Refusals:
+    """Of meshes whose axes are each within their limits.
+
+    Each answer is found once for all meshes with the same kinds of axes: it does not depend on their degrees.
+    """
+
+    def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
+        self._network, self._settings = network, settings
+        self._known: dict[Hashable, str] = {}
+
+    def of(self, mesh: Mesh, held: Held | None = None) -> str:
+        """Why a mesh cannot be, with a choice of what a device keeps; empty where it can."""
+        if not (mesh.zero or any(options != type(options)() for options in mesh.chosen)):
+            return ""
+        # What the others do not go with is one reason, whatever axis stands beside them.
+        without = self.of(mesh._replace(shared=None, chosen=()), held) if mesh.shared and mesh.zero else ""
+        if without:
+            return without
+        kinds = tuple((axis.kind, axis.prefix) for axis in mesh.axes)
+        key = kinds, mesh.chosen, tuple((held or {}).items())
+        if key not in self._known:
+            self._known[key] = self._find(mesh, held or {})
+        return self._known[key]
+
+    def _find(self, mesh: Mesh, held: Held) -> str:
+        strategy = Strategy(axes=mesh.axes)
+        settings = msgspec.structs.replace(self._settings.having(*mesh.chosen), **held)
+        try:
+            if mesh.zero:
+                check_zero(self._network, strategy, settings)
+            if mesh.shared and mesh.chosen:
+                planner = axis_planner(mesh.shared.declared)
+                planner.check(self._network, strategy, strategy.axes.index(mesh.shared), settings)
+        except UserError as error:
+            return str(error)
+        return ""
