@@ -28,8 +28,7 @@ from predict.search.chances import steps
 from predict.search.contrast import Contrast, contrast_of
 from predict.search.pricing.corrections import Corrections, next_to
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds, tensors_within
-from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.memory_bound import bounds_of, tensors_within
 from predict.simulation.input_tasks import ahead_bytes
 from predict.workload import Configuration
 
@@ -102,9 +101,7 @@ class Ranker:
     def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared = SharedWorks(costs.network, space.settings)
-        memory_bounds = MemoryBounds(costs, space, shared)
-        self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
+        shared, self._bounds, self._plan_of = bounds_of(costs, space)
         self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)

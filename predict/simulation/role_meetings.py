@@ -49,11 +49,12 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
 
 def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     """Tasks of a role that are collectives, in order, by what they are."""
+    works = plan.roles[role].work
+    kinds = {index: (work.operation, work.axes, work.scope) for index, work in plan.of_kind(Collective).items()}
+    tasks = np.flatnonzero(np.isin(works, list(kinds)))
     found: dict[_Kind, list[int]] = {}
-    for task, index in enumerate(plan.roles[role].work.tolist()):
-        work = plan.works[index]
-        if isinstance(work, Collective):
-            found.setdefault((work.operation, work.axes, work.scope), []).append(task)
+    for task, index in zip(tasks.tolist(), works[tasks].tolist(), strict=True):
+        found.setdefault(kinds[index], []).append(task)
     return found
 
 

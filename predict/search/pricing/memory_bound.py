@@ -241,6 +241,32 @@ class MemoryBounds:
         return count if most == looked_at else most
 
 
+class Bounded(NamedTuple):
+    """What no other hardware changes of candidates.
+
+    Attributes:
+        bytes, plan_of: of :class:`MemoryBounds`.
+    """
+
+    shared: SharedWorks
+    bytes: Floats
+    plan_of: Ints
+
+
+def bounds_of(costs: CostModel, space: Space) -> Bounded:
+    """Bounds of a space's candidates, which searches on other links or devices share."""
+    held = tuple(tuple(chosen.items()) for chosen in space.held)
+    columns = space.mesh_of, space.strategy, space.micro_batches, space.schedule, space.again
+    key = space.settings, space.meshes, space.schedules, held, *(column.tobytes() for column in columns)
+
+    def find() -> Bounded:
+        shared = SharedWorks(costs.network, space.settings)
+        found = MemoryBounds(costs, space, shared)
+        return Bounded(shared, found.bytes(), found.plan_of)
+
+    return costs.plans.once(("memory bounds", key), find)
+
+
 def _of_samples(growth: tuple[float, float], samples: int) -> float:
     first, other = growth
     return first + (samples - 1) * other
