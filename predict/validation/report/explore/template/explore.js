@@ -162,7 +162,9 @@
   });
 
   // Configurations side by side.
-  const called = (pin) => Object.entries(pin.changed || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
+  const named = (id) => (at(id).labels ? at(id).labels[0].firstChild.textContent.trim() : id);
+  const called = (pin) => Object.entries(pin.changed || {})
+    .map(([name, value]) => (name === "device" ? value : `${named(name)} times ${value}`)).join(", ");
   const showPins = async () => {
     const columns = [];
     const titles = ["configuration", "profile", "model", "ranks", "hardware", "iteration", "90% interval", "samples/s",
