@@ -130,7 +130,7 @@ def test_no_rows_stand_beside_a_search_that_failed(browser: Any, served: Served)
 
 
 @pytest.mark.parametrize("query", ["?row=-3", "?row=1.5", "?row=x", "?profile=9&model=x&dtype=x&device=x&latency=x"])
-def test_a_link_of_what_there_is_not_shows_what_there_is(browser: Any, served: Served, query: str) -> None:
+def test_a_link_with_wrong_values_shows_an_answer(browser: Any, served: Served, query: str) -> None:
     opened(browser, served, query)
     assert text(browser, "#error") == ""
     assert len(browser.find_elements("css selector", "input[name=row]:checked")) == 1
