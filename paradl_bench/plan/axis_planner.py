@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -288,14 +288,22 @@ def axis_planner(kind: AxisKind) -> AxisPlanner:
     return planner
 
 
+_MOST_ANSWERS = 8
+
+
 @dataclass(slots=True)
 class Latest(Generic[T]):
-    """Keeps the last answer about a network: every position along an axis asks for the same one."""
+    """Keeps the last few answers about networks: positions along an axis ask for the same ones, and so do strategies of
+    a search.
+    """
 
-    _known: tuple[ModelGraph, object, T] | None = None
+    _known: list[tuple[ModelGraph, object, T]] = field(default_factory=list)
 
     def get(self, network: ModelGraph, key: object, find: Callable[[], T]) -> T:
         """The answer, found anew where the network is another object or the key unequal."""
-        if self._known is None or self._known[0] is not network or self._known[1] != key:
-            self._known = network, key, find()
-        return self._known[2]
+        for of, known, answer in self._known:
+            if of is network and known == key:
+                return answer
+        found = find()
+        self._known = [(network, key, found), *self._known[: _MOST_ANSWERS - 1]]
+        return found

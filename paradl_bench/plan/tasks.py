@@ -190,8 +190,9 @@ class Plan:
 
     def of_kind(self, kind: type[W], role: Role | None = None) -> dict[int, W]:
         """Works of one kind by their index; those of a role in the order in which it first does them."""
-        indices = range(len(self.works)) if role is None else dict.fromkeys(role.work.tolist())
-        chosen = ((index, self.works[index]) for index in indices)
+        if role is None:
+            return {index: work for index, work in enumerate(self.works) if isinstance(work, kind)}
+        chosen = ((index, self.works[index]) for index in dict.fromkeys(role.work.tolist()))
         return {index: work for index, work in chosen if isinstance(work, kind)}
 
     def of_sort(self, *sorts: Sort) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -123,7 +124,7 @@ class CostModel:
         self._place_on_hardware()
 
     def on(self, hardware: Hardware) -> CostModel:
-        """The same on other hardware, with the plans, the memory and the measured layers that both have in common.
+        """The same on other hardware, with the plans, memory and layers of both; with sums where links alone differ.
 
         Raises:
             UserError: the profile lacks what other hardware is scaled by.
@@ -131,6 +132,8 @@ class CostModel:
         other = copy.copy(self)
         other.hardware = hardware
         other._place_on_hardware()
+        if hardware.device_factors == self.hardware.device_factors:
+            other.device, other._sums = self.device, self._sums
         return other
 
     def _place_on_hardware(self) -> None:
@@ -202,8 +205,7 @@ class CostModel:
             self._layers.share_out(shares_of_layers(self.network, plan))
         place = self._place_of(plan)
         priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
-        remarks.add(*self.missing_layers)
-        remarks.add(*(remark for part in priced for remark in part.cost.remarks))
+        remarks.add(*self.missing_layers, *(remark for part in priced for remark in part.cost.remarks))
         rank_spread = self.rank_spread(place)
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place, plan)
@@ -227,9 +229,8 @@ class CostModel:
         1 and 0 for what does not compute; None where nothing was measured both ways, or the device does not compute.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
-        if place.ranks_on_host <= 1 or not self.device.computes:
-            return None
-        if self._layers.host_ratio(place.ranks_on_host, 1) is None:
+        alone = place.ranks_on_host <= 1 or not self.device.computes
+        if alone or self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
         for index, work in enumerate(plan.works):
             ratios[index], sds[index] = costs_of(work).alone_on_host(work, self._known, place)
@@ -239,11 +240,10 @@ class CostModel:
     def operations(self) -> dict[tuple[str, PhaseName], int]:
         """How often one rank's iteration runs each operation and phase of the whole network."""
         (role,) = self._serial.roles
-        found: dict[tuple[str, PhaseName], int] = {}
+        found: Counter[tuple[str, PhaseName]] = Counter()
         counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
         for index, work in self._serial.of_kind(Compute).items():
-            key = work.operation, work.phase
-            found[key] = found.get(key, 0) + counts[index]
+            found[work.operation, work.phase] += counts[index]
         return found
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:

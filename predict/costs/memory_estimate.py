@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from calibrate.profile.memory_factors import MemoryEstimate, MemoryMeasure, MemoryReuse
 from calibrate.profile.profile import Profile
@@ -24,8 +24,11 @@ BEYOND_TENSORS = "beyond_tensors"
 """The part that the factor adds to a plan's tensors; below 0 where a tracked peak is smaller than the planned one."""
 
 
-_KEPT = 128
-"""Plans that are remembered: those of a search."""
+_KEPT = 256
+"""Plans that are remembered: those of a few searches."""
+_MOST_FINDINGS = 16
+"""Other things that are remembered: those of as many searches."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Plans:
     device_kind: str
     _made: Callable[[Strategy, PlanSettings], Plan] = field(init=False)
     _memory: dict[tuple[Strategy, PlanSettings], MemoryUse] = field(init=False, default_factory=dict)
+    _findings: dict[Hashable, object] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.network
@@ -53,13 +57,26 @@ class Plans:
     def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
         """Of the rank that needs most, at its peak; raises as :meth:`plan`."""
         # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
-        # many bytes together: the walk takes as long as the rest of that.
-        key = strategy, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
+        # many bytes together, and with its axes in other orders: the walk takes as long as the rest of that.
+        in_any_order = Strategy(axes=tuple(sorted(strategy.axes, key=lambda axis: axis.kind)))
+        key = in_any_order, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
         if key not in self._memory:
             self._memory[key] = memory_of_plan(
                 self.network, strategy, settings, dtype=self.dtype, device=self.device_kind
             )
         return self._memory[key]
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What else no hardware changes, by a key that says all of what it depends on beside the network and the dtype.
+
+        Of many, those that were found last are kept.
+        """
+        if key not in self._findings:
+            self._findings[key] = find()
+            if len(self._findings) > _MOST_FINDINGS:
+                del self._findings[next(iter(self._findings))]
+        found: T = self._findings[key]  # type: ignore[assignment]
+        return found
 
 
 class EstimatedMemory(NamedTuple):

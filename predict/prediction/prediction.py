@@ -319,13 +319,17 @@ class Predictor:
         key = _alone_on(reference, settings)
         if key not in self._serial:
             serial = Configuration(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
-            even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
-            workload = self.evaluator.prepare(even, serial)
-            timed = Timed(workload.timing().iteration_s, interval(workload))
-            self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))
+            known = self.evaluator.name, serial.settings
+            self._serial[key] = self.costs.device.alone(known, lambda: self._by_itself(serial))
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+    def _by_itself(self, serial: Configuration) -> _Alone:
+        even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
+        workload = self.evaluator.prepare(even, serial)
+        timed = Timed(workload.timing().iteration_s, interval(workload))
+        return _Alone(timed, bool(workload.remarks.extrapolated()))
 
 
 def _time(

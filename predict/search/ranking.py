@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
-from paradl_bench.network.kinds.autocast import as_held
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.prediction.interval import Timed
@@ -29,8 +28,7 @@ from predict.search.chances import steps
 from predict.search.contrast import Contrast, contrast_of
 from predict.search.pricing.corrections import Corrections, next_to
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds, tensors_within
-from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.memory_bound import bounds_of, hold_activations_of, tensors_within
 from predict.simulation.input_tasks import ahead_bytes
 from predict.workload import Configuration
 
@@ -103,9 +101,7 @@ class Ranker:
     def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
-        self._memory_bounds = MemoryBounds(costs, space, shared)
-        self._bounds, self._plan_of = self._memory_bounds.bytes(), self._memory_bounds.plan_of
+        shared, self._bounds, self._plan_of = bounds_of(costs, space)
         self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
@@ -198,7 +194,7 @@ class Ranker:
             if self._limit is not None and self._memory_of(candidate).peak_bytes > self._limit:
                 self._rule_out(self._plan_of == self._plan_of[candidate])
                 if self._memory_of(candidate).parts_bytes["activations"] > self._within:
-                    self._rule_out(self._memory_bounds.hold_activations_of(candidate))
+                    self._rule_out(hold_activations_of(self._space, candidate))
                 return False
             prediction, timed = predictor.predict_timed(point)
         except UserError as error:

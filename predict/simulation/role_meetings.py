@@ -5,11 +5,13 @@ The n-th of an operation along the same axes with the same reach is one collecti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Scope
 from predict.simulation.simulator import TaskGraph
@@ -29,8 +31,7 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
     """
     if len(plan.roles) == 1:
         return
-    issued = [_issued(plan, role) for role in range(len(plan.roles))]
-    together = _roles_together(plan, issued)
+    issued, together = _met(Same(plan))
     before = [
         _before(role, graph, own, {task for tasks in of_kinds.values() for task in tasks})
         for role, graph, own, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
@@ -47,13 +48,23 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
             yield waited_for, source, waiting, nodes[waiting][target]
 
 
+# A plan's phases and its whole iteration are simulated one after the other.
+@functools.lru_cache(maxsize=1)
+def _met(same: Same[Plan]) -> tuple[list[dict[_Kind, list[int]]], list[dict[_Kind, set[int]]]]:
+    """What each role issues, and the roles that are in it together."""
+    plan = same.thing
+    issued = [_issued(plan, role) for role in range(len(plan.roles))]
+    return issued, _roles_together(plan, issued)
+
+
 def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     """Tasks of a role that are collectives, in order, by what they are."""
+    works = plan.roles[role].work
+    kinds = {index: (work.operation, work.axes, work.scope) for index, work in plan.of_kind(Collective).items()}
+    tasks = np.flatnonzero(np.isin(works, list(kinds)))
     found: dict[_Kind, list[int]] = {}
-    for task, index in enumerate(plan.roles[role].work.tolist()):
-        work = plan.works[index]
-        if isinstance(work, Collective):
-            found.setdefault((work.operation, work.axes, work.scope), []).append(task)
+    for task, index in zip(tasks.tolist(), works[tasks].tolist(), strict=True):
+        found.setdefault(kinds[index], []).append(task)
     return found
 
 

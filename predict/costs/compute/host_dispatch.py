@@ -117,7 +117,7 @@ def with_dispatch(dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Pri
     if dispatch is None or not overheads:
         return found
     ends = (1.0, 1 + Z90 * dispatch.relative_sd, max(1 - Z90 * dispatch.relative_sd, 0.0))
-    usual, slow, fast = (_gaps(plan, parts, dispatch, times) for times in ends)
+    usual, slow, fast = _gaps(plan, parts, dispatch, ends)
     is_unmeasured = not (dispatch.runs or dispatch.timed)
     remarks = [_where_from(dispatch)] if dispatch.timed else [_where_from(dispatch), _ALONE]
     if usual.waits_s.sum() > WORTH_SAYING * usual.device_s:
@@ -152,8 +152,8 @@ def _where_from(dispatch: Dispatch) -> Remark:
     return Remark(text, True)
 
 
-def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, times: float) -> _Gaps:
-    """How long works of time between operations wait, if dispatch takes so many times as long."""
+def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, ends: Sequence[float]) -> list[_Gaps]:
+    """How long works of time between operations wait, if dispatch takes each of so many times as long."""
     device_s, host_s = np.zeros(len(plan.works)), np.zeros(len(plan.works))
     for work, part in parts.items():
         kind = plan.works[work]
@@ -161,14 +161,17 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, times: fl
         if waited_for and part.cost.seconds >= SHORTEST_KERNEL_S:
             is_forward = not isinstance(kind, Compute) or kind.way == "FW"
             device_s[work] = part.cost.seconds
-            host_s[work] = times * (dispatch.forward_s if is_forward else dispatch.backward_s)
+            host_s[work] = dispatch.forward_s if is_forward else dispatch.backward_s
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
-    gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
-    for role in plan.roles:
-        _add_waits(role, device_s, host_s, is_overhead, gaps)
-    return gaps
+    found = []
+    for times in ends:
+        gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
+        for role in plan.roles:
+            _add_waits(role, device_s, times * host_s, is_overhead, gaps)
+        found.append(gaps)
+    return found
 
 
 def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:

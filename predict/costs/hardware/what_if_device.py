@@ -13,9 +13,9 @@ largest of 1, P/P' and W/W' times itself, any value as likely as another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +34,8 @@ from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 _MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
+
+T = TypeVar("T")
 
 
 class Rates(NamedTuple):
@@ -98,6 +100,13 @@ class OtherDevice:
         self.stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
         self._time_factor = profile.time_factor
+        self._alone: dict[Hashable, object] = {}
+
+    def alone(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What one rank takes by itself, which no link changes: found once of each key."""
+        if key not in self._alone:
+            self._alone[key] = find()
+        return self._alone[key]  # type: ignore[return-value]
 
     @property
     def computes(self) -> bool:

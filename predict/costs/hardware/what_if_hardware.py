@@ -78,6 +78,11 @@ class Hardware:
             device=other.device or self.device,
         )
 
+    @property
+    def device_factors(self) -> tuple[float, float, NamedDevice | None]:
+        """What is changed of the device, by which compute takes other seconds."""
+        return self.peak_flops, self.memory_bandwidth, self.device
+
     def links(self, level: str) -> LinkFactors:
         """Of the links of a level."""
         bandwidth = self.bandwidth * self.bandwidth_at.get(level, 1.0)

@@ -121,21 +121,6 @@ class MemoryBounds:
         ]
         return np.array(found)[self.plan_of]
 
-    def hold_activations_of(self, candidate: int) -> NDArray[np.bool_]:
-        """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
-
-        What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
-        """
-        space, own = self._space, self._space.mesh(candidate)
-        alike_meshes = [own.stages == mesh.stages == 1 and mesh.sharing == own.sharing for mesh in space.meshes]
-        recomputed = [choice.get("recompute") for choice in space.held]
-        kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
-        mesh_of = space.mesh_of[space.strategy]
-        at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
-        at_once //= space.micro_batches
-        found = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
-        return np.asarray(found & (at_once >= at_once[candidate]))
-
     def _activations_of_all(self, held: Held) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
         network, settings = self._network, msgspec.structs.replace(self._space.settings, **held)
@@ -258,6 +243,22 @@ class MemoryBounds:
         return count if most == looked_at else most
 
 
+def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:
+    """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
+
+    What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
+    """
+    own = space.mesh(candidate)
+    alike_meshes = [own.stages == mesh.stages == 1 and mesh.sharing == own.sharing for mesh in space.meshes]
+    recomputed = [choice.get("recompute") for choice in space.held]
+    kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
+    mesh_of = space.mesh_of[space.strategy]
+    at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
+    at_once //= space.micro_batches
+    found = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
+    return np.asarray(found & (at_once >= at_once[candidate]))
+
+
 def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
     """Bytes of activations of a network, or of a pipeline's first stage, after forward and when they are most."""
     ledger = _MostActivations()
@@ -267,6 +268,32 @@ def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
     # What is sent back lies in a buffer that counts elsewhere.
     walk.backward(left, [Gradient(Storage(0), output.size) for output in left.outputs] if run.outputs else ())
     return kept, float(ledger.most)
+
+
+class Bounded(NamedTuple):
+    """What no other hardware changes of candidates.
+
+    Attributes:
+        bytes, plan_of: of :class:`MemoryBounds`.
+    """
+
+    shared: SharedWorks
+    bytes: Floats
+    plan_of: Ints
+
+
+def bounds_of(costs: CostModel, space: Space) -> Bounded:
+    """Bounds of a space's candidates, which searches on other links or devices share."""
+    held = tuple(tuple(chosen.items()) for chosen in space.held)
+    columns = space.mesh_of, space.strategy, space.micro_batches, space.schedule, space.again
+    key = space.settings, space.meshes, space.schedules, held, *(column.tobytes() for column in columns)
+
+    def find() -> Bounded:
+        shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
+        found = MemoryBounds(costs, space, shared)
+        return Bounded(shared, found.bytes(), found.plan_of)
+
+    return costs.plans.once(("memory bounds", key), find)
 
 
 def _of_samples(growth: tuple[float, float], samples: int) -> float:

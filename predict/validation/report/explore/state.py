@@ -13,6 +13,13 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import LARGEST_FACTOR
 from predict.what_if.quantities import DEVICE
 
+_MOST_BATCH = 2**40
+_RIGHT = {
+    "ranks": f"a whole number from 1 to {MOST_RANKS:,}",
+    "batch": f"a whole number from 1 to {_MOST_BATCH:,}",
+    "memory": "a size, such as 80GiB",
+}
+"""What a person types, by the field's name."""
 _Name = Annotated[str, msgspec.Meta(max_length=1000)]
 _Factor = Annotated[float, msgspec.Meta(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
 SLIDERS = ("bandwidth", "latency", "peak_flops", "memory_bandwidth")
@@ -29,7 +36,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     profile: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     model: _Name
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-    batch: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    batch: Annotated[int, msgspec.Meta(ge=1, le=_MOST_BATCH)]
     memory: _Name = ""
     dtype: _Name = ""
 
@@ -79,7 +86,9 @@ def decode(content: bytes) -> Asked:
     try:
         return msgspec.json.decode(content, type=Asked)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"the request is wrong: {error}") from None
+        field = str(error).rpartition("`$.search.")[2].removesuffix("`")
+        right = _RIGHT.get(field)
+        raise UserError(f"{field}: give {right}" if right else f"the request is wrong: {error}") from None
 
 
 def commands(words: Sequence[str], changed: Changed) -> tuple[str, str]:

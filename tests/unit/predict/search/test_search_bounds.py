@@ -12,8 +12,9 @@ from search_cases import profile_of
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.space import Space, find_space
+from predict.search.candidates.space import Space, find_space, held_choices
 from predict.search.pricing.memory_bound import MemoryBounds
 from predict.search.pricing.shared_work import SharedWorks
 
@@ -82,3 +83,15 @@ def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
         held = costs.memory(space.strategies[space.strategy[candidate]], space.settings_of(candidate)).peak_bytes
         assert 0.6 * held < bounds[candidate] <= held
     assert (bounds[whole == "z2d4"] > network.parameter_bytes).all()
+
+
+@pytest.mark.parametrize(("network", "batch"), [(CHAIN, 16), (blocks(residual=True), 8)], ids=["chain", "blocks"])
+def test_axes_in_another_order_hold_the_same(network: ModelGraph, batch: int) -> None:
+    """A plan's memory is walked through once for all orders of its axes."""
+    space = find_space(network, PlanSettings(batch=batch, blocking=True), 4, (), held_choices()[:1])
+    costs = CostModel(profile=profile_of(network), network=network)
+    nested = [index for index, each in enumerate(space.strategies) if len(each.axes) > 1]
+    assert len(nested) > 4
+    for candidate in np.flatnonzero(np.isin(space.strategy, nested)).tolist():
+        point = space.strategies[space.strategy[candidate]], space.settings_of(candidate)
+        assert costs.plans.memory(*point) == memory_of_plan(network, *point, device=costs.device_kind)

@@ -31,7 +31,7 @@ from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds
+from predict.search.pricing.memory_bound import MemoryBounds, hold_activations_of
 from predict.search.pricing.shared_work import SharedWorks
 
 WIDTHS = (64, 512, 256, 512, 32)
@@ -140,12 +140,11 @@ def test_no_nested_candidate_holds_less_than_its_bound(name: str) -> None:
 def test_activations_of_one_rule_out_others_that_hold_them(name: str) -> None:
     costs = costs_of(name)
     space = find_space(costs.network, PlanSettings(batch=8, blocking=True), 4, ())
-    bounds = MemoryBounds(costs, space, SharedWorks(costs.network, space.settings))
     uses = [costs.memory(space.strategies[space.strategy[c]], space.settings_of(c)) for c in range(len(space))]
     peaks = np.array([use.peak_bytes for use in uses])
     several = 0
     for candidate, use in enumerate(uses):
-        others = bounds.hold_activations_of(candidate)
+        others = hold_activations_of(space, candidate)
         assert others[candidate] == (not space.is_pipelined(candidate))
         assert (peaks[others] >= use.parts_bytes["activations"]).all(), named(space)[candidate]
         several += len({named(space)[other] for other in np.flatnonzero(others)}) > 3

@@ -57,7 +57,7 @@
     for (const id of CONTROLS.slice(1)) if (of(id)) at(id).value = of(id);
     for (const id of ["model", "dtype", "device"]) if (at(id).selectedIndex < 0) at(id).selectedIndex = 0;
     for (const id of SLIDERS) at(id).value = query.get(id) ?? 0;
-    state.row = Number(query.get("row")) || 0;
+    state.row = Math.max(Math.trunc(Number(query.get("row"))) || 0, 0);
     state.foundOn = parsed(query.get("found_on"), {});
     const pins = parsed(query.get("pins"), []);
     state.pins = Array.isArray(pins) ? pins.slice(0, MOST_PINS) : [];
@@ -66,8 +66,12 @@
 
   // Answers.
   const ask = async (what, content) => {
-    const answer = await fetch(what, { method: "POST", body: JSON.stringify(content) });
-    const told = await answer.json();
+    const answer = await fetch(what, { method: "POST", body: JSON.stringify(content) }).catch(() => {
+      throw new Error("The command that serves this page has ended. Start predict explore again, and open its new address.");
+    });
+    const told = await answer.json().catch(() => {
+      throw new Error("The command failed on this question. Its terminal says why.");
+    });
     if (!answer.ok) throw new Error(told.error);
     return told;
   };
@@ -134,8 +138,14 @@
     if (search) {
       search = false;
       at("status").textContent = "Searching…";
-      const found = await ask("search", asked(0));
+      at("answers").classList.add("old");
+      const found = await ask("search", asked(0)).catch((error) => {
+        // Rows of another search are not those of the controls: there are none until one has an answer.
+        [search, state.rows, at("answers").hidden] = [true, [], true];
+        throw error;
+      }).finally(() => at("answers").classList.remove("old"));
       state.rows = found.rows;
+      at("answers").hidden = !state.rows.length;
       state.row = Math.min(state.row, state.rows.length - 1);
       at("searched").textContent = R.plain(found.said);
     }
@@ -152,21 +162,28 @@
   });
 
   // Configurations side by side.
-  const called = (pin) => Object.entries(pin.changed).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
+  const named = (id) => (at(id).labels ? at(id).labels[0].firstChild.textContent.trim() : id);
+  const called = (pin) => Object.entries(pin.changed || {})
+    .map(([name, value]) => (name === "device" ? value : `${named(name)} times ${value}`)).join(", ");
   const showPins = async () => {
     const columns = [];
+    const titles = ["configuration", "profile", "model", "ranks", "hardware", "iteration", "90% interval", "samples/s",
+      "efficiency", "memory", "fits", LEFT_OUT];
     for (const [index, pin] of state.pins.entries()) {
-      const row = await ask("row", pin);
-      const { profile, model, ranks } = pin.search;
-      const from = (beginning.profiles[profile] || { name: "" }).name;
-      columns.push([row.label, from, model, String(ranks), called(pin) || "as measured", ...cells(row), index]);
+      try {
+        const row = await ask("row", pin);
+        const { profile, model, ranks } = pin.search;
+        const hardware = called(pin) || "as measured";
+        columns.push([row.label, beginning.profiles[profile].name, model, String(ranks), hardware, ...cells(row), index]);
+      } catch (error) {
+        // A link may hold anything: what cannot be predicted can still be left out.
+        columns.push([error.message, ...Array(titles.length - 2).fill(""), index]);
+      }
     }
-    const titles = ["configuration", "profile", "model", "ranks", "hardware", "iteration", "90%", "samples/s", "efficiency",
-      "memory", "fits", LEFT_OUT];
     at("pins").tBodies[0].replaceChildren(...(columns.length ? titles : []).map((title, place) => {
       const made = R.element("tr");
       made.append(R.element("th", { scope: "row" }, title), ...columns.map((column) => {
-        if (title !== LEFT_OUT) return R.element("td", {}, column[place]);
+        if (title !== LEFT_OUT) return R.element("td", {}, R.plain(column[place]));
         const remove = R.element("button", { type: "button", "aria-label": `${LEFT_OUT}: ${column[0]}` }, LEFT_OUT);
         remove.addEventListener("click", () => { state.pins.splice(column[place], 1); refresh(); });
         const cell = R.element("td");

@@ -115,6 +115,41 @@ def test_a_mistake_is_told_and_mended(browser: Any, served: Served) -> None:
     assert "yes" in text(browser, "#rows tbody")
 
 
+def test_no_rows_stand_beside_a_search_that_failed(browser: Any, served: Served) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, served)
+    browser.find_element("id", "ranks").clear()
+    browser.find_element("id", "ranks").send_keys("0", Keys.ENTER)
+    answered(browser)
+    for slid in (0, 0.5):
+        moved(browser, "latency", slid)
+        assert text(browser, "#error") == "ranks: give a whole number from 1 to 1,048,576"
+        assert not browser.find_element("id", "answers").is_displayed()
+        assert text(browser, "#status") == ""
+
+
+@pytest.mark.parametrize("query", ["?row=-3", "?row=1.5", "?row=x", "?profile=9&model=x&dtype=x&device=x&latency=x"])
+def test_a_link_with_wrong_values_shows_an_answer(browser: Any, served: Served, query: str) -> None:
+    opened(browser, served, query)
+    assert text(browser, "#error") == ""
+    assert len(browser.find_elements("css selector", "input[name=row]:checked")) == 1
+
+
+def test_a_wrong_comparison_of_a_link_can_be_left_out(browser: Any, served: Served) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, served, "?pins=[1,{}]")
+    assert "the request is wrong" in text(browser, "#pins")
+    for _ in range(2):
+        browser.find_element("css selector", "#pins button").click()
+        answered(browser)
+    assert text(browser, "#pins") == ""
+    browser.find_element("id", "pin").send_keys(Keys.ENTER)
+    answered(browser)
+    assert "as measured" in text(browser, "#pins")
+
+
 @NEEDS_AXE
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light")])
 def test_axe_finds_no_barrier(browser: Any, served: Served, width: int, scheme: str) -> None:

@@ -17,13 +17,18 @@ from click.testing import CliRunner
 from explored_page import SEARCH, Served
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.keywords import ask
 from predict import load_profile
 from predict.cli import group
 from predict.costs.cost_model import CostModel
+from predict.evaluators import simulate
 from predict.prediction.request import read_model
+from predict.search.command import search_command
+from predict.search.search import search
 from predict.validation.report.explore.explorer import Explorer
 from predict.validation.report.explore.server import listening
 from predict.validation.report.explore.state import Asked, Changed, Searched
+from predict.what_if.what_if import changed_hardware
 
 
 def answered(served: Served, what: str, **asked: object) -> Any:
@@ -95,7 +100,12 @@ def test_a_search_on_changed_hardware_is_another(served: Served) -> None:
         ({"search": SEARCH | {"profile": 1}}, "profile 1: there are 1"),
         ({"search": SEARCH | {"model": "/etc/passwd"}}, "unknown model '/etc/passwd'"),
         ({"search": SEARCH | {"model": "config.json"}}, "unknown model 'config.json'"),
-        ({"search": SEARCH | {"ranks": 0}}, "the request is wrong"),
+        ({"search": SEARCH | {"ranks": 0}}, "ranks: give a whole number from 1 to 1,048,576"),
+        ({"search": SEARCH | {"ranks": 1.5}}, "ranks: give a whole number"),
+        ({"search": SEARCH | {"batch": None}}, "batch: give a whole number"),
+        ({"search": SEARCH | {"memory": "8" * 2000}}, "memory: give a size, such as 80GiB"),
+        ({"search": SEARCH | {"memory": "-1GiB"}}, "--memory"),
+        ({"search": SEARCH | {"speed": 1}}, "the request is wrong"),
         ({"search": SEARCH | {"memory": "much"}}, "--memory"),
         ({"search": SEARCH | {"dtype": "fp4"}}, "fp4"),
         ({"search": SEARCH, "changed": {"bandwidth": 0}}, "the request is wrong"),
@@ -138,13 +148,37 @@ def test_a_port_in_use_is_told() -> None:
     assert "cannot be used" in str(result.exception)
 
 
+SLIDES = (
+    Changed(bandwidth=0.05, latency=4.0),
+    Changed(peak_flops=2.0, memory_bandwidth=0.5),
+    Changed(latency=0.3, memory_bandwidth=3.0),
+)
+
+
 def test_what_searches_share_changes_no_answer(served: Served) -> None:
     """Plans and memory are kept from one search to the next; whoever searches there first finds the same."""
-    search, there = Searched(**SEARCH), Changed(bandwidth=0.05, latency=4.0)
-    used, fresh = (Explorer([served.profile]) for _ in range(2))
-    before = used.search(Asked(search=search))
-    after = used.search(Asked(search=search, found_on=there))
-    assert after == fresh.search(Asked(search=search, found_on=there)) != before
+    search = Searched(**SEARCH)
+    used, answers = Explorer([served.profile]), []
+    for there in (Changed(), *SLIDES):
+        asked = Asked(search=search, found_on=there)
+        answers.append(used.search(asked))
+        assert answers[-1] == Explorer([served.profile]).search(asked)
+    assert len({str(answer) for answer in answers}) == len(answers)
+
+
+def test_a_search_after_a_slider_is_a_fresh_one() -> None:
+    """Every number of every row, of a profile that derives most of them."""
+    words = ["--from-profile", "h100-sxm"]
+    given = {"model": "gpt2", "ranks": 2, "batch": 8, "memory": "16GiB", "predictions": 8}
+    options = ask(search_command, "predict search", words, given).options
+    kept = read_model(options, simulate.EVALUATOR)
+    for slid in SLIDES[:2]:
+        fresh = read_model(options, simulate.EVALUATOR)
+        rows, wanted = (
+            search(options, costs=costs.on(changed_hardware(costs, slid.setting()))).rows for costs in (kept, fresh)
+        )
+        assert [row.predict_command for row in rows] == [row.predict_command for row in wanted]
+        assert [row.record() for row in rows] == [row.record() for row in wanted]
 
 
 @pytest.mark.parametrize("field", [{"batch": 32}, {"ranks": 2}, {"memory": "1GiB"}])
