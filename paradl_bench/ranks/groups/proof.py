@@ -38,8 +38,8 @@ def prove_ranks(group: ProcessGroup) -> None:
         return
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     asked = [secrets.token_bytes(_CHALLENGE_BYTES) for _ in range(size)]
-    received = _exchanged(group, asked)
-    answers = _exchanged(group, [_answer(rank, peer, received[peer]) for peer in range(size)])
+    received = _all_to_all(group, asked)
+    answers = _all_to_all(group, [_answer(rank, peer, received[peer]) for peer in range(size)])
     for peer, answer in enumerate(answers):
         if not hmac.compare_digest(answer, _answer(peer, rank, asked[peer])):
             raise WorkError(
@@ -51,7 +51,7 @@ def _answer(prover: int, verifier: int, challenge: bytes) -> bytes:
     return hmac.digest(_keys[0], b"paradl rank %d to %d " % (prover, verifier) + challenge, "sha256")
 
 
-def _exchanged(group: ProcessGroup, messages: list[bytes]) -> list[bytes]:
+def _all_to_all(group: ProcessGroup, messages: list[bytes]) -> list[bytes]:
     """What every rank sent to this one, for what this one sends to each; all are equally long."""
     import torch
 
