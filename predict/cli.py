@@ -133,8 +133,8 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions,
     exported.write(predictions, force=written.force)
     if exported.alone:
         return
-    found = predicted.ledgers if shown.explain else [prediction.record() for prediction in predictions]
-    if not written.write(found, lambda: predictions_frame(predictions)):
+    content = predicted.ledgers if shown.explain else [prediction.record() for prediction in predictions]
+    if not written.write(content, lambda: predictions_frame(predictions)):
         return
     print_table(predictions, predicted.sweeps, why=shown.why)
     if shown.wide or asked["price"] is not None:

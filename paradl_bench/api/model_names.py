@@ -41,8 +41,8 @@ def named(model: Model) -> tuple[str, str]:
 def _modules(first: str | None) -> Iterator[ModuleType]:
     """All that are loaded, that of the model's own code and the script before the others."""
     names = dict.fromkeys((*filter(None, (first,)), "__main__", *sys.modules))
-    found = (sys.modules.get(name) for name in names)
-    return (module for module in found if isinstance(module, ModuleType))
+    loaded = (sys.modules.get(name) for name in names)
+    return (module for module in loaded if isinstance(module, ModuleType))
 
 
 def _importable(module: ModuleType) -> tuple[str, str]:

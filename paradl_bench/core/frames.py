@@ -63,13 +63,13 @@ def _columns(kind: type[msgspec.Struct]) -> tuple[_Column, ...]:
 
 
 def _field(name: str, record: Any) -> Any:
-    found = getattr(record, name)
-    return None if found is msgspec.UNSET else found
+    value = getattr(record, name)
+    return None if value is msgspec.UNSET else value
 
 
 def _columns_of(name: str, kind: msgspec.inspect.Type, value: Callable[[Any], Any]) -> Iterator[_Column]:
     """The columns of one field; those of a record inside it in their place."""
-    types = [each for each in _alternatives(kind) if not isinstance(each, msgspec.inspect.NoneType)]
+    types = [member for member in _alternatives(kind) if not isinstance(member, msgspec.inspect.NoneType)]
     if len(types) == 1 and isinstance(types[0], msgspec.inspect.StructType):
         for inner in _columns(types[0].cls):
             yield _Column(f"{name}_{inner.name}", _nullable(inner.dtype), functools.partial(_inner, value, inner.value))
@@ -82,8 +82,8 @@ def _columns_of(name: str, kind: msgspec.inspect.Type, value: Callable[[Any], An
 
 
 def _inner(outer: Callable[[Any], Any], inner: Callable[[Any], Any], record: Any) -> Any:
-    found = outer(record)
-    return None if found is None else inner(found)
+    value = outer(record)
+    return None if value is None else inner(value)
 
 
 def _place(index: int) -> Callable[[Sequence[float]], float]:
@@ -91,8 +91,8 @@ def _place(index: int) -> Callable[[Sequence[float]], float]:
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
-    found = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return tuple(each.type if isinstance(each, msgspec.inspect.Metadata) else each for each in found)
+    members = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return tuple(member.type if isinstance(member, msgspec.inspect.Metadata) else member for member in members)
 
 
 def _is_interval(name: str, kind: msgspec.inspect.Type) -> bool:
@@ -108,7 +108,7 @@ def _parted(name: str) -> tuple[str, str]:
 
 def _dtype(types: Sequence[msgspec.inspect.Type], *, optional: bool) -> str:
     texts = msgspec.inspect.StrType, msgspec.inspect.LiteralType
-    if all(isinstance(each, texts) for each in types):
+    if all(isinstance(member, texts) for member in types):
         return "string"
     known = {msgspec.inspect.BoolType: "bool", msgspec.inspect.IntType: "int64", msgspec.inspect.FloatType: "float64"}
     dtype = known.get(type(types[0]), "object") if len(types) == 1 else "object"

@@ -70,7 +70,7 @@ def _extended(network: ModelGraph, stretches: Sequence[Stretch]) -> ModelGraph:
     layers, order = network.layers, network.gradient_order
     return msgspec.structs.replace(
         network,
-        layers=tuple(_renamed(layers[at], rename) for at, rename in renames.several([each.name for each in layers])),
+        layers=tuple(_renamed(layers[at], rename) for at, rename in renames.several([layer.name for layer in layers])),
         gradient_order=tuple(rename(order[at]) for at, rename in renames.several(order, backwards=True)),
         parameters=tensors(network.parameters),
         buffers=tensors(network.buffers),
@@ -86,25 +86,25 @@ class _Renames:
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._place = _placing(stretches)
         self._of_block: dict[tuple[str, int], list[Rename]] = {}
-        for each in stretches:
-            copies = [_renaming(stretches, each, copy) for copy in range(each.extra + 1)]
-            self._of_block[each.path, each.template] = copies
+        for stretch in stretches:
+            copies = [_renaming(stretches, stretch, copy) for copy in range(stretch.extra + 1)]
+            self._of_block[stretch.path, stretch.template] = copies
             # What stands beside a template reads its first copy, or its last.
-            self._of_block[each.path, each.template - 1] = copies[:1]
-            self._of_block[each.path, each.template + 1] = copies[-1:]
+            self._of_block[stretch.path, stretch.template - 1] = copies[:1]
+            self._of_block[stretch.path, stretch.template + 1] = copies[-1:]
         self.outside = _renaming(stretches)
 
     def several(self, names: Sequence[str], *, backwards: bool = False) -> list[tuple[int, Rename]]:
         """Per item of the whole network, which of these it is made of, and how it is renamed; the last copy comes first
         where blocks stand backwards.
         """
-        found: list[tuple[int, Rename]] = []
+        renamed: list[tuple[int, Rename]] = []
         for place, run in groupby(range(len(names)), lambda index: self._place(names[index])):
             items = list(run)
             renames = self._of_block.get(place, [self.outside]) if place else [self.outside]
             for rename in reversed(renames) if backwards else renames:
-                found += [(item, rename) for item in items]
-        return found
+                renamed += [(item, rename) for item in items]
+        return renamed
 
 
 def _check_neighbours(network: ModelGraph, stretch: Stretch, stretches: Sequence[Stretch]) -> None:
@@ -116,9 +116,9 @@ def _check_neighbours(network: ModelGraph, stretch: Stretch, stretches: Sequence
     place = _placing(stretches)
 
     def block(names: Sequence[str], index: int) -> range:
-        found = [at for at, name in enumerate(names) if place(name) == (stretch.path, index)]
-        span = range(found[0], found[-1] + 1) if found else range(0)
-        if len(span) != len(found):
+        indices = [at for at, name in enumerate(names) if place(name) == (stretch.path, index)]
+        span = range(indices[0], indices[-1] + 1) if indices else range(0)
+        if len(span) != len(indices):
             raise _Unlike
         return span
 
@@ -132,9 +132,11 @@ def _check_neighbours(network: ModelGraph, stretch: Stretch, stretches: Sequence
         raise _Unlike
     for step in (-1, 1):
         shift = _shifting(stretch, place, step)
-        own = [_renamed(network.layers[at], shift) for at in spans[1]]
+        shifted = [_renamed(network.layers[at], shift) for at in spans[1]]
         arriving = [shift(order[at]) for at in orders[1]]
-        if own != [network.layers[at] for at in spans[1 + step]] or arriving != [order[at] for at in orders[1 + step]]:
+        if shifted != [network.layers[at] for at in spans[1 + step]] or arriving != [
+            order[at] for at in orders[1 + step]
+        ]:
             raise _Unlike
 
 
@@ -145,9 +147,9 @@ def _placing(stretches: Sequence[Stretch]) -> Callable[[str], tuple[str, int] | 
     @functools.cache
     def place(name: str) -> tuple[str, int] | None:
         for path in paths:
-            found = _INDEX.match(name, len(path)) if name.startswith(path) else None
-            if found:
-                return path, int(found.group(1))
+            matched = _INDEX.match(name, len(path)) if name.startswith(path) else None
+            if matched:
+                return path, int(matched.group(1))
         return None
 
     return place
@@ -158,10 +160,10 @@ def _moving(place: Callable[[str], tuple[str, int] | None], moved: Callable[[str
 
     @functools.cache
     def rename(name: str) -> str:
-        found = place(name)
-        if found is None:
+        placed = place(name)
+        if placed is None:
             return name
-        path, index = found
+        path, index = placed
         return f"{path}.{moved(path, index)}{name[len(f'{path}.{index}') :]}"
 
     return rename
@@ -187,12 +189,12 @@ def _renaming(stretches: Sequence[Stretch], of: Stretch | None = None, copy: int
             return (
                 index
                 + copy
-                + sum(each.extra for each in stretches if each.path == path and each.template < of.template)
+                + sum(stretch.extra for stretch in stretches if stretch.path == path and stretch.template < of.template)
             )
-        if any(each.path == path and each.template == index for each in stretches):
+        if any(stretch.path == path and stretch.template == index for stretch in stretches):
             # Of which copy is read here, nothing tells.
             raise _Unlike
-        return index + sum(each.extra for each in stretches if each.path == path and each.template < index)
+        return index + sum(stretch.extra for stretch in stretches if stretch.path == path and stretch.template < index)
 
     return _moving(_placing(stretches), moved)
 

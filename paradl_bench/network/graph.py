@@ -326,13 +326,13 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def input_bytes(self, batch: int, dtype: str) -> int:
         """Bytes of a mini-batch's input, trained in ``dtype``."""
-        own = dtype if self.input_dtype == "fp32" else self.input_dtype
-        return batch * math.prod(self.input_shape) * DTYPE_BYTES[own]
+        stored_dtype = dtype if self.input_dtype == "fp32" else self.input_dtype
+        return batch * math.prod(self.input_shape) * DTYPE_BYTES[stored_dtype]
 
     def target_bytes(self, batch: int) -> int:
         """Bytes of a mini-batch's targets: a class of each sample, or a token at each position of one sequence."""
-        each = self.input_shape[-1] if self.input_dtype == TARGET_DTYPE else 1
-        return batch * each * DTYPE_BYTES[TARGET_DTYPE]
+        targets = self.input_shape[-1] if self.input_dtype == TARGET_DTYPE else 1
+        return batch * targets * DTYPE_BYTES[TARGET_DTYPE]
 
     @property
     def fw_flops(self) -> int:

@@ -97,21 +97,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def differences(self, other: Environment) -> list[str]:
         """What differs and makes measurements unlike: device, host, versions, settings; empty if they may be merged."""
-        found = [
+        differing = [
             f"{label} {getattr(self, label)!r} against {getattr(other, label)!r}"
             for label in ("device", "device_name", "hostname")
             if getattr(self, label) != getattr(other, label)
         ]
-        kinds = [kind_of_emulation(each.emulated) for each in (self, other)]
-        found += [f"emulated {kinds[0]!r} against {kinds[1]!r}"] if kinds[0] != kinds[1] else []
+        kinds = [kind_of_emulation(environment.emulated) for environment in (self, other)]
+        differing += [f"emulated {kinds[0]!r} against {kinds[1]!r}"] if kinds[0] != kinds[1] else []
         for label in ("versions", "settings"):
             mine, theirs = getattr(self, label), getattr(other, label)
-            found += [
+            differing += [
                 f"{label}.{key} {_setting(mine.get(key))} against {_setting(theirs.get(key))}"
                 for key in sorted(mine.keys() | theirs.keys())
                 if mine.get(key) != theirs.get(key)
             ]
-        return found
+        return differing
 
 
 _SCHEDULING = {
@@ -256,11 +256,11 @@ def load_versioned(
     try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        found = not_a_number(content)
-        raise UserError(f"{what} {path}: {found or f'no valid JSON (truncated?): {error}'}") from None
+        mistake = not_a_number(content)
+        raise UserError(f"{what} {path}: {mistake or f'no valid JSON (truncated?): {error}'}") from None
     check_keys(content, raw, f"{what} {path}")
-    if found := foreign_document(raw, what):
-        raise UserError(f"{path} is no {what}, but {found}")
+    if mistake := foreign_document(raw, what):
+        raise UserError(f"{path} is no {what}, but {mistake}")
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if type(version) is not int:
         raise UserError(f"{what} {path} has no schema_version: it was not written by this program")

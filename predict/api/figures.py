@@ -37,7 +37,7 @@ _DRAWN = {
 
 def parts_figure(predictions: Sequence[Prediction]) -> Figure:
     """What iterations are made of, a bar each with its 90% interval."""
-    rows = [prediction_row(each) for each in predictions]
+    rows = [prediction_row(prediction) for prediction in predictions]
     figure = new_figure(max(4.5, 2.5 + 0.9 * len(rows)), 4.2)
     axes = figure.subplots()
     bottoms = [0.0] * len(rows)
@@ -60,16 +60,16 @@ def ranks_figure(predictions: Sequence[Prediction], *, strong_scaling: bool) -> 
     """
     figure = new_figure(6.5, 4.2)
     axes = figure.subplots()
-    lines = grouped(predictions, lambda each: line_of(each, strong=strong_scaling))
+    lines = grouped(predictions, lambda prediction: line_of(prediction, strong=strong_scaling))
     for index, (said, line) in enumerate(lines.items()):
-        line = sorted(line, key=lambda each: each.ranks)
-        colour, ranks = COLOURS[index % len(COLOURS)], [each.ranks for each in line]
-        seconds, label = [each.iteration_s for each in line], in_drawing(", ".join(said))
+        line = sorted(line, key=lambda prediction: prediction.ranks)
+        colour, ranks = COLOURS[index % len(COLOURS)], [prediction.ranks for prediction in line]
+        seconds, label = [prediction.iteration_s for prediction in line], in_drawing(", ".join(said))
         axes.plot(ranks, seconds, "o-", color=colour, label=label, markersize=4)
-        lows, highs = zip(*(each.time.interval_s for each in line), strict=True)
+        lows, highs = zip(*(prediction.time.interval_s for prediction in line), strict=True)
         axes.fill_between(ranks, lows, highs, color=colour, alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
-    counts = sorted({each.ranks for each in predictions})
+    counts = sorted({prediction.ranks for prediction in predictions})
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("ranks")
     return _finished(figure, predictions, axes)

@@ -48,10 +48,10 @@ class LoadedProfile(CalibratedProfile):
         from paradl_bench.core.errors import UserError
         from predict.api.results import OnePrediction
 
-        found = OnePrediction(self._ask("predict", options, model=model, strategy=strategy, batch=batch))
-        if len(found.predictions) != 1:
+        answer = OnePrediction(self._ask("predict", options, model=model, strategy=strategy, batch=batch))
+        if len(answer.predictions) != 1:
             raise UserError(f"strategy {strategy!r} and batch {batch} are several configurations: use sweep")
-        return found
+        return answer
 
     def sweep(
         self, model: str, strategies: Texts, *, batch: Counts, ranks: Counts | None = None, **options: object

@@ -40,8 +40,8 @@ class Predictions(Drawn):
 
     def __init__(self, asked: Asked) -> None:
         self._options, self.command = asked.options, asked.command
-        found: Predicted = predict_request(asked.options)
-        self.predictions, self.sweeps, self.left_out = found.predictions, found.sweeps, found.left_out
+        predicted: Predicted = predict_request(asked.options)
+        self.predictions, self.sweeps, self.left_out = predicted.predictions, predicted.sweeps, predicted.left_out
 
     def to_frame(self) -> DataFrame:
         """A row a prediction."""
@@ -145,8 +145,9 @@ class Search(Drawn):
     def notes(self) -> tuple[str, ...]:
         """How much was searched, and what lies beyond measurement."""
         searched = (
-            f"{each.ranks} ranks: {each.candidates:,} candidates, {each.predicted:,} predicted, {each.open:,} left open"
-            for each in self.answer.searched
+            f"{search.ranks} ranks: {search.candidates:,} candidates, {search.predicted:,} predicted,"
+            f" {search.open:,} left open"
+            for search in self.answer.searched
         )
         return (*searched, *_said_of([row.prediction for row in self.answer.rows]))
 
@@ -267,9 +268,9 @@ class Validation(Drawn):
 
 
 def _said_of(predictions: tuple[Prediction, ...] | list[Prediction]) -> tuple[str, ...]:
-    provenances = [each.provenance for each in predictions]
-    beyond = (f"extrapolated: {line}" for each in provenances for line in each.extrapolated)
-    return tuple(dict.fromkeys((*beyond, *(line for each in provenances for line in each.notes))))
+    provenances = [prediction.provenance for prediction in predictions]
+    beyond = (f"extrapolated: {line}" for provenance in provenances for line in provenance.extrapolated)
+    return tuple(dict.fromkeys((*beyond, *(line for provenance in provenances for line in provenance.notes))))
 
 
 def _of_rows(left_out: tuple[str, ...], of: tuple[Any, ...]) -> tuple[str, ...]:

@@ -25,15 +25,15 @@ def ledger_of_sums(
     strategy: Strategy, groups: Sequence[tuple[str, str, Sequence[tuple[Work, Priced]]]], common_relative_sd: float
 ) -> tuple[RoleLedger, ...]:
     """Of sums over works, one after the other: the phase of each, its term (without one it is not read), its works."""
-    found: list[LedgerEntry] = []
+    entries: list[LedgerEntry] = []
     for phase, term, group in groups:
         if not term:
             continue
         works, parts = [work for work, _ in group], [part for _, part in group]
         costs = assemble(parts, common_relative_sd)
         priced = PricedWorks(strategy=strategy, works=works, parts=parts, costs=costs)
-        found += [priced.entry(index, phase, part.occurrences, term=term) for index, part in enumerate(parts)]
-    return ledger_of_ranks(strategy, found)
+        entries += [priced.entry(index, phase, part.occurrences, term=term) for index, part in enumerate(parts)]
+    return ledger_of_ranks(strategy, entries)
 
 
 def ledger_of_terms(priced: PricedPlan, terms: Sequence[Term], index_of: Mapping[Work, int]) -> tuple[RoleLedger, ...]:
@@ -41,21 +41,21 @@ def ledger_of_terms(priced: PricedPlan, terms: Sequence[Term], index_of: Mapping
     works, grouped = PricedWorks.of_plan(priced), dict[tuple[int, str, str], list[float]]()
     for term in terms:
         grouped.setdefault((index_of[term.work], term.phase, term.symbol), []).append(term.times)
-    found = []
+    entries = []
     for (work, phase, symbol), times in grouped.items():
-        share_s = sum(own - 1 for own in times) * float(priced.costs.seconds[work])
+        share_s = sum(share - 1 for share in times) * float(priced.costs.seconds[work])
         shared = Adjustment("shared out over ranks", share_s)
-        found.append(works.entry(work, phase, len(times), changes=(shared,), term=symbol))
-    return ledger_of_ranks(priced.plan.strategy, found)
+        entries.append(works.entry(work, phase, len(times), changes=(shared,), term=symbol))
+    return ledger_of_ranks(priced.plan.strategy, entries)
 
 
 def ledger_of_lock_step(priced: PricedPlan, form: PipelineClosedForm) -> tuple[RoleLedger, ...]:
     """Of a pipeline in lock-step: what the largest stage of each phase does in all steps."""
-    works, found = PricedWorks.of_plan(priced), []
+    works, entries = PricedWorks.of_plan(priced), []
     for phase, term, counts in form.terms(priced.costs.seconds):
         for work in np.flatnonzero(counts).tolist():
-            found.append(works.entry(work, phase, float(counts[work]), term=term))
-    return ledger_of_ranks(priced.plan.strategy, found)
+            entries.append(works.entry(work, phase, float(counts[work]), term=term))
+    return ledger_of_ranks(priced.plan.strategy, entries)
 
 
 def entries_beside_backward(

@@ -134,12 +134,12 @@ class OverlapForm:
         phases = self._phases.of(priced.costs.seconds)
         ready, waits = self._ready_and_waits(phases)
         of_waits, of_exchanges = exposed_in_turn(ready, waits, phases.exchange_s, phases.backward_s)
-        found = entries_beside_backward(priced, of_exchanges, _TERMS)
+        entries = entries_beside_backward(priced, of_exchanges, _TERMS)
         if waits.any():
             seen_s, spans = float(of_waits.sum()), int(np.count_nonzero(waits))
             name = "wait for another gradient"
-            found.append(waiting_entry(name, float(waits.sum()), spans, exposed_s=seen_s, phase="GE", term="wait_i"))
-        return ledger_of_ranks(priced.plan.strategy, found)
+            entries.append(waiting_entry(name, float(waits.sum()), spans, exposed_s=seen_s, phase="GE", term="wait_i"))
+        return ledger_of_ranks(priced.plan.strategy, entries)
 
 
 def workload_of(costs: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:

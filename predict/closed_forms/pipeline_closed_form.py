@@ -51,7 +51,7 @@ class PipelineClosedForm:
 
         def of_micro_batch(chosen: list[bool]) -> Floats:
             """Per role, how often a micro-batch does each of the chosen works."""
-            return np.array([np.where(chosen, own, 0) for own in counts]) / self._micro_batches
+            return np.array([np.where(chosen, of_role, 0) for of_role in counts]) / self._micro_batches
 
         self._forward = of_micro_batch([_is_layer(work, "FW") for work in plan.works])
         self._backward = of_micro_batch([_is_layer(work, "BW") for work in plan.works])

@@ -109,8 +109,8 @@ class CostModel:
     _by_flops: CostModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        own = of_layers_from(of_kernel_settings(self.profile, self.kernel_settings), self.layers_from)
-        self.profile = with_stated_rates(own, self.cluster)
+        asked = of_layers_from(of_kernel_settings(self.profile, self.kernel_settings), self.layers_from)
+        self.profile = with_stated_rates(asked, self.cluster)
         refuse_without_source(self.profile, self.layers_from, self.dtype, self.kernel_settings, self.network.name)
         self._layers = LayerCosts(self.profile, self.network, self.dtype, self.layers_from)
         self._model = ModelCosts(
@@ -240,11 +240,11 @@ class CostModel:
     def operations(self) -> dict[tuple[str, PhaseName], int]:
         """How often one rank's iteration runs each operation and phase of the whole network."""
         (role,) = self._serial.roles
-        found: Counter[tuple[str, PhaseName]] = Counter()
+        occurrences: Counter[tuple[str, PhaseName]] = Counter()
         counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
         for index, work in self._serial.of_kind(Compute).items():
-            found[work.operation, work.phase] += counts[index]
-        return found
+            occurrences[work.operation, work.phase] += counts[index]
+        return occurrences
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
         """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
@@ -289,9 +289,9 @@ class CostModel:
 
     def collective(self, work: Collective, strategy: Strategy) -> tuple[Costs, tuple[Remark, ...]]:
         """Costs of one collective that no compute runs beside."""
-        found = self.communication.cost(work, strategy)
-        part = Priced(found.cost, 1, work, True, found.modes)
-        return assemble([part], 0.0), found.cost.remarks
+        priced = self.communication.cost(work, strategy)
+        part = Priced(priced.cost, 1, work, True, priced.modes)
+        return assemble([part], 0.0), priced.cost.remarks
 
     def buffers(self, fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> Buffers:
         """Which gradients a rule of fusion sends together, by when they are ready and what all-reduces take.
@@ -346,8 +346,8 @@ class CostModel:
         for index, part in parts.items():
             total_s[index] = part.cost.seconds * part.occurrences
         spread = self.rank_spread(place)
-        own = spread.own_deviation(relative_spreads(self._known, plan.works, total_s, place))
-        return spread, {index: float(own[index]) for index in parts}
+        deviations = spread.own_deviation(relative_spreads(self._known, plan.works, total_s, place))
+        return spread, {index: float(deviations[index]) for index in parts}
 
     def _place_of(self, plan: Plan) -> PricingContext:
         return self.place(plan.strategy, plan.local_batch // plan.micro_batches)

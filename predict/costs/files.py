@@ -29,9 +29,9 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
         # Half a surrogate pair is text to YAML, and no file can hold it.
         msgspec.json.encode(cluster)
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
-        found = foreign_document(raw, "cluster")
+        foreign = foreign_document(raw, "cluster")
         raise UserError(
-            f"cluster {path}: {f'it is {found}' if found else validation_text(error, ClusterFile)}"
+            f"cluster {path}: {f'it is {foreign}' if foreign else validation_text(error, ClusterFile)}"
         ) from None
     return cluster
 
@@ -107,17 +107,17 @@ def of_kernel_settings(profile: Profile, label: str) -> Profile:
     times: tuple[LayerTime | ModelTime, ...] = (*profile.layer_times, *profile.model_times, *profile.shard_times)
     if all(time.kernel_settings == label for time in times):
         return profile if not label else msgspec.structs.replace(profile, kernel_models=())
-    own = {
+    times_of = {
         name: tuple(time for time in getattr(profile, name) if time.kernel_settings == label)
         for name in ("layer_times", "model_times", "shard_times")
     }
-    if profile.model_times and not own["model_times"]:
+    if profile.model_times and not times_of["model_times"]:
         flags = "".join(f"{flag_of(name)} " for name in label.split("+") if name)
         what = f"with {flags}".rstrip() if flags else "without kernel settings"
         raise UserError(
             f"the profile holds no iterations {what}; measure some: paradl-bench layers MODEL --batch N {flags}-o DIR"
         )
-    return msgspec.structs.replace(profile, **own, **({"kernel_models": ()} if label else {}))
+    return msgspec.structs.replace(profile, **times_of, **({"kernel_models": ()} if label else {}))
 
 
 def choose_measured(what: str, given: str | None, measured: Iterable[str], default: str) -> str:

@@ -82,10 +82,10 @@ def _flops_device(device: Device, stated_peak: float | None, factor: float) -> D
 def _bandwidths(fits: Sequence[CommunicationFit]) -> Iterator[CommunicationFit]:
     """One fit of each collective; none of what takes no time a byte, of which no bandwidth is known."""
     regimes = grouped(fits, lambda fit: (*fit.key, fit.ranks_range if fit.by_ranks else None))
-    for own in regimes.values():
-        largest = max(own, key=lambda fit: fit.regime_range)
+    for of_collective in regimes.values():
+        largest = max(of_collective, key=lambda fit: fit.regime_range)
         if largest.beta_s_per_byte or largest.gamma_s_per_byte or largest.inner:
-            yield _bandwidth_alone(largest, smallest_bytes=min(fit.bytes_range[0] for fit in own))
+            yield _bandwidth_alone(largest, smallest_bytes=min(fit.bytes_range[0] for fit in of_collective))
 
 
 def _bandwidth_alone(largest: CommunicationFit, smallest_bytes: int) -> CommunicationFit:

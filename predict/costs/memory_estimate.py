@@ -119,7 +119,9 @@ def with_factor(profile: Profile, use: MemoryUse) -> EstimatedMemory:
 def with_reuse(profile: Profile, model: str, use: MemoryUse) -> EstimatedMemory:
     """The paper's sum (with rho of 1) times the model's rho, else that over all models."""
     device = _device(profile)
-    of_model: dict[str, MemoryReuse] = {each.model: each for each in profile.memory_reuse if each.device == device}
+    of_model: dict[str, MemoryReuse] = {
+        measured.model: measured for measured in profile.memory_reuse if measured.device == device
+    }
     reuse = of_model.get(model) or of_model.get("")
     if reuse is None:
         return EstimatedMemory(use.peak_bytes, use.parts_bytes)

@@ -108,7 +108,7 @@ class Cost(NamedTuple):
     @property
     def base_s(self) -> float:
         """Seconds before any adjustment."""
-        return self.seconds - sum(each.seconds for each in self.adjustments)
+        return self.seconds - sum(change.seconds for change in self.adjustments)
 
     def adjusted(self, effect: str, seconds: float) -> Cost:
         """So many seconds instead; the difference is the effect's."""

@@ -94,12 +94,12 @@ class ClosedForm:
         if self._wait_free:
             ready, none = phases.done_s[self._phases.exchange], np.zeros(len(exposed))
             exposed = exposed_in_turn(ready, none, exposed, phases.backward_s)[1]
-        found = entries_beside_backward(priced, exposed, _TERMS)
+        entries = entries_beside_backward(priced, exposed, _TERMS)
         waiting = self.timing(np.concatenate([priced.costs.seconds, terms.costs.seconds]))
         fetched = PricedWorks(strategy=priced.plan.strategy, works=terms.works, parts=terms.parts, costs=terms.costs)
-        found.append(fetched.entry(0, "IO", 1, exposed_s=waiting.input_s - waiting.h2d_s, term="t_io"))
-        found.append(fetched.entry(1, "H2D", 1, exposed_s=waiting.h2d_s, term="t_h2d"))
-        return ledger_of_ranks(priced.plan.strategy, found)
+        entries.append(fetched.entry(0, "IO", 1, exposed_s=waiting.input_s - waiting.h2d_s, term="t_io"))
+        entries.append(fetched.entry(1, "H2D", 1, exposed_s=waiting.h2d_s, term="t_h2d"))
+        return ledger_of_ranks(priced.plan.strategy, entries)
 
 
 EVALUATOR = Evaluator(name="dag", prepare=prepare, covers=has_closed_form, knows=has_closed_settings)

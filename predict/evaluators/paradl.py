@@ -94,7 +94,7 @@ def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> 
 
 def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Floats) -> Timing:
     """Phases one after the other; communication for layers by name, none of it hidden."""
-    phases = {phase: float(own @ seconds) for phase, own in times.items()}
+    phases = {phase: float(occurrences @ seconds) for phase, occurrences in times.items()}
     named = {
         phase: {name: float((times[phase] * (names == name)) @ seconds) for name in sorted({*names.tolist()} - {""})}
         for phase in ("FW", "BW")
@@ -130,7 +130,7 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
     seconds = priced.costs.seconds
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(
-        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda own: float(own @ seconds))),
+        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda of_role: float(of_role @ seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: memory,

@@ -101,7 +101,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def shown_role(roles: Iterable[RoleLedger]) -> RoleLedger:
     """The role that waits least: the others wait for it."""
-    return min(roles, key=lambda each: each.waiting_s)
+    return min(roles, key=lambda role: role.waiting_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

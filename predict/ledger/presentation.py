@@ -82,11 +82,11 @@ def folded(entries: Sequence[LedgerEntry]) -> list[Part]:
         return called_entry(of_any), (of_any.name, entry.source, entry.count, details, round(entry.base_s, 12))
 
     parts: list[Part] = []
-    for (name, _), own in grouped(entries, alike).items():
-        if len(own) < _FEWEST_FOLDED:
-            parts += [Part(called_entry(entry), (entry,)) for entry in own]
+    for (name, _), like_entries in grouped(entries, alike).items():
+        if len(like_entries) < _FEWEST_FOLDED:
+            parts += [Part(called_entry(entry), (entry,)) for entry in like_entries]
         else:
-            parts.append(Part(name, tuple(own)))
+            parts.append(Part(name, tuple(like_entries)))
     return sorted(parts, key=lambda part: -sum(entry.exposed_s for entry in part.entries))
 
 

@@ -46,28 +46,28 @@ def waterfall(role: RoleLedger, crowding: Mapping[str, float]) -> dict[str, floa
         crowding: by phase, compute on a shared host over compute alone (:func:`predict.ledger.crowding.crowding`).
             Phases that it lacks count as computed alone.
     """
-    found = dict.fromkeys(STEPS, 0.0)
+    seconds_of = dict.fromkeys(STEPS, 0.0)
     for entry in role.entries:
         if entry.phase in _INPUT or entry.name == WAIT_FOR_INPUT:
-            found[INPUT] += entry.exposed_s
+            seconds_of[INPUT] += entry.exposed_s
         elif entry.source == "simulated":
-            found[WAITING] += entry.exposed_s
+            seconds_of[WAITING] += entry.exposed_s
         elif "group" in entry.details:
-            found[EXPOSED] += entry.exposed_s
+            seconds_of[EXPOSED] += entry.exposed_s
         else:
-            _add_computed(found, entry, crowding.get(entry.phase, 1.0))
-    least_s = _ROUNDING * sum(found.values())
-    return {step: seconds for step, seconds in found.items() if abs(seconds) > least_s}
+            _add_computed(seconds_of, entry, crowding.get(entry.phase, 1.0))
+    least_s = _ROUNDING * sum(seconds_of.values())
+    return {step: seconds for step, seconds in seconds_of.items() if abs(seconds) > least_s}
 
 
-def _add_computed(found: dict[str, float], entry: LedgerEntry, crowded: float) -> None:
+def _add_computed(seconds_of: dict[str, float], entry: LedgerEntry, crowded: float) -> None:
     """What effects add goes to their steps; the rest is parted by what it would take alone."""
     exposed = entry.exposed_s / entry.total_s if entry.total_s else 0.0
     rest_s = entry.exposed_s
     for change in entry.adjustments:
         step = _OF_EFFECT.get(change.effect)
         if step:
-            found[step] += change.added_s * exposed
+            seconds_of[step] += change.added_s * exposed
             rest_s -= change.added_s * exposed
-    found[ALONE] += rest_s / crowded
-    found[SHARED_HOST] += rest_s - rest_s / crowded
+    seconds_of[ALONE] += rest_s / crowded
+    seconds_of[SHARED_HOST] += rest_s - rest_s / crowded

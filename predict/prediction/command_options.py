@@ -71,13 +71,13 @@ def _take_file(ctx: click.Context, parameter: click.Parameter, value: str | None
     if len(ranks) > 1:
         raise UserError(f"--ranks {given['ranks']}: the degrees of {text} are those of one number of ranks; give one")
     read = read_launch(Path(str(text)[1:]), *ranks)
-    found = read.launch.as_options
-    words = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in found.items())
+    options = read.launch.as_options
+    words = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in options.items())
     say(f"predict: {text}, of {read.program.title}: {words}")
     for note in read.notes:
         say(f"predict: {note}")
-    ctx.default_map = {**(ctx.default_map or {}), **found}
-    taken = {"strategy": found["strategy"], "ranks": None}
+    ctx.default_map = {**(ctx.default_map or {}), **options}
+    taken = {"strategy": options["strategy"], "ranks": None}
     ctx.params.update(taken)
     return taken[str(parameter.name)]
 
@@ -279,5 +279,5 @@ def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if options[name] is None:
             context = click.get_current_context()
-            parameter = next(each for each in context.command.params if each.name == name)
+            parameter = next(candidate for candidate in context.command.params if candidate.name == name)
             raise click.MissingParameter(ctx=context, param=parameter)

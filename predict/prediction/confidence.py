@@ -98,16 +98,18 @@ def _shares(rows: Sequence[tuple[str, Predicted]], source: str) -> str:
 
 def topics(extrapolated: Iterable[str]) -> list[str]:
     """What is extrapolated, in a few words each: ``ranks beyond 2``, ``local batch 1``."""
-    found: dict[str, dict[str, None]] = {}
+    numbers_of: dict[str, dict[str, None]] = {}
     for line in extrapolated:
         for word, pattern in _TOPICS:
             match = pattern.search(line)
             if match:
-                numbers = found.setdefault(word, {})
+                numbers = numbers_of.setdefault(word, {})
                 numbers |= dict.fromkeys(filter(None, match.groups()))
                 break
         else:
-            found.setdefault("other", {})
-    order = [*(word for word, _ in _TOPICS if word in found), *(["other parts"] if "other" in found else [])]
-    said = [" ".join([word, *([" and ".join(found.get(word, ()))] if found.get(word) else [])]) for word in order]
+            numbers_of.setdefault("other", {})
+    order = [*(word for word, _ in _TOPICS if word in numbers_of), *(["other parts"] if "other" in numbers_of else [])]
+    said = [
+        " ".join([word, *([" and ".join(numbers_of.get(word, ()))] if numbers_of.get(word) else [])]) for word in order
+    ]
     return said[:_MOST_TOPICS] + (["more"] if len(said) > _MOST_TOPICS else [])

@@ -152,8 +152,8 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
         backend = "nccl" if case.device == "cuda" else "gloo"
         sweep = ["collectives", "--ranks", "2", "--backend", backend, "-o", "collectives"]
         yield "Sweep collectives; on a cluster start this by srun or torchrun on more ranks.", ["paradl-bench", *sweep]
-    found = ["layers"] + ({"logs": ["imported"], "nothing": ["collectives"]}[case.have] if case.ranks > 1 else [])
-    yield "Fit them to a profile.", ["calibrate", "fit", *found, "-o", profile]
+    folders = ["layers"] + ({"logs": ["imported"], "nothing": ["collectives"]}[case.have] if case.ranks > 1 else [])
+    yield "Fit them to a profile.", ["calibrate", "fit", *folders, "-o", profile]
 
 
 def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:

@@ -56,7 +56,7 @@ def interval(workload: PreparedEvaluation) -> Interval:
     """
     costs = workload.costs
     point = workload.timing().iteration_s
-    own = Z90 * costs.independent_total_sd_s * workload.straggler
+    independent_s = Z90 * costs.independent_total_sd_s * workload.straggler
     moved = {
         mode.name: (_shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)) for mode in costs.modes
     }
@@ -66,14 +66,14 @@ def interval(workload: PreparedEvaluation) -> Interval:
     downs = {name: max(0.0, *(point - end for end in ends)) for name, ends in moved.items()}
     unexplained = [_unexplained_s(remainder, workload) for remainder in workload.spread.remainders]
     spread = {
-        "each layer": own,
+        "each layer": independent_s,
         **{name: max(up, downs[name]) for name, up in ups.items()},
         "remainder of closure": max((abs(value) for value in unexplained), default=0.0),
     }
-    low = point - math.hypot(own, _lost(workload, point, downs)) + min(0.0, *unexplained)
-    high = point + math.hypot(own, *ups.values()) + max(0.0, *unexplained)
+    low = point - math.hypot(independent_s, _lost(workload, point, downs)) + min(0.0, *unexplained)
+    high = point + math.hypot(independent_s, *ups.values()) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
-    return Interval(max(low, 0.0), high, spread, moved, own, tuple(unexplained))
+    return Interval(max(low, 0.0), high, spread, moved, independent_s, tuple(unexplained))
 
 
 def _lost(workload: PreparedEvaluation, point: float, downs: Mapping[str, float]) -> float:
@@ -140,10 +140,10 @@ def efficiency_band(point: Timed, reference: Timed, efficiency: float) -> tuple[
     errors are taken as independent between the two, which is on the safe side. What parts left unexplained counts in
     both.
     """
-    own = efficiency * math.hypot(
+    half_width = efficiency * math.hypot(
         point.bounds.own_s / point.iteration_s, reference.bounds.own_s / reference.iteration_s
     )
-    return _band(point, reference, efficiency, own, ())
+    return _band(point, reference, efficiency, half_width, ())
 
 
 def gain_band(point: Timed, reference: Timed) -> tuple[float, float]:
@@ -161,12 +161,12 @@ def gain_band(point: Timed, reference: Timed) -> tuple[float, float]:
 
 
 def _band(
-    point: Timed, reference: Timed, value: float, own: float, moved: Sequence[Sequence[tuple[float, float]]]
+    point: Timed, reference: Timed, value: float, half_width: float, moved: Sequence[Sequence[tuple[float, float]]]
 ) -> tuple[float, float]:
     """The interval of ``value``.
 
     Args:
-        own: its half-width by errors that the two do not share.
+        half_width: of errors that the two do not share.
         moved: beside the modes, seconds of reference and point at both ends of an error that they share.
     """
     scale = value * point.iteration_s / reference.iteration_s
@@ -181,7 +181,7 @@ def _band(
         list(zip(theirs.get(name, unmoved[0]), ours.get(name, unmoved[1]), strict=True))
         for name in dict.fromkeys((*ours, *theirs))
     ]
-    above, below = own**2, own**2
+    above, below = half_width**2, half_width**2
     for both in (*modes, *moved):
         gains = [moved_by(*seconds) for seconds in both]
         above += max(0.0, *gains) ** 2

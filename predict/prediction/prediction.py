@@ -304,13 +304,13 @@ class Predictor:
 
     def _measured(self) -> tuple[str, ...]:
         """What the profile's measurements emulated, or had simulated, and compiled."""
-        found = {
-            ("not measured" if simulated_messages(each.emulated) else "measured on an emulated cluster")
-            + f": {kind_of_emulation(each.emulated)}"
-            for each in self.costs.profile.environments
-            if each.emulated
+        emulations = {
+            ("not measured" if simulated_messages(environment.emulated) else "measured on an emulated cluster")
+            + f": {kind_of_emulation(environment.emulated)}"
+            for environment in self.costs.profile.environments
+            if environment.emulated
         }
-        emulated = tuple(sorted(found))
+        emulated = tuple(sorted(emulations))
         return (*emulated, *_compiled_notes(self.costs.kernel_settings))
 
     def _speedup(

@@ -205,14 +205,19 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = (),
 def _names(predictions: Sequence[Prediction]) -> list[str]:
     """What tells each of them apart."""
     batches = len({prediction.batch for prediction in predictions}) > 1
-    return [f"{each.strategy} on batch {each.batch}" if batches else each.strategy for each in predictions]
+    return [
+        f"{prediction.strategy} on batch {prediction.batch}" if batches else prediction.strategy
+        for prediction in predictions
+    ]
 
 
 def _unlike_serial(predictions: Sequence[Prediction]) -> list[str]:
     """That one rank computes more samples than each rank of the others, where a table has both."""
-    serial = {each.local_batch for each in predictions if each.ranks == 1}
+    serial = {prediction.local_batch for prediction in predictions if prediction.ranks == 1}
     others = {
-        each.local_batch for each in predictions if each.ranks > 1 and each.local_batch == each.batch // each.ranks
+        prediction.local_batch
+        for prediction in predictions
+        if prediction.ranks > 1 and prediction.local_batch == prediction.batch // prediction.ranks
     }
     if len(serial) != 1 or not others or serial == others:
         return []
@@ -250,7 +255,9 @@ def print_use(predictions: Sequence[Prediction]) -> None:
 
     console = open_console()
     console.print(table_of([_use_cells(prediction) for prediction in predictions], keys=3))
-    bases = dict.fromkeys((each.use.peak_flops_basis, each.use.peak_flops_per_rank is not None) for each in predictions)
+    bases = dict.fromkeys(
+        (prediction.use.peak_flops_basis, prediction.use.peak_flops_per_rank is not None) for prediction in predictions
+    )
     for basis, known in bases:
         text = f"MFU: FLOPs of FW and BW over what all ranks do at their peak, {basis}" if known else f"no MFU: {basis}"
         console.print(text, highlight=False)

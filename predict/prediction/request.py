@@ -171,21 +171,21 @@ def predict_request(options: Mapping[str, Any], *, explain: bool = False) -> Pre
         strong_scaling=strong,
         price_per_rank_hour=options["price"],
     )
-    found: list[tuple[Prediction, Timed]] = []
+    predicted: list[tuple[Prediction, Timed]] = []
     ledgers: list[Ledger] = []
     points: list[Configuration] = []
     refused: list[tuple[Strategy, UserError]] = []
     for point in request.points:
         try:
-            found.append(predictor.predict_timed(point))
+            predicted.append(predictor.predict_timed(point))
             points.append(point)
             if explain:
                 ledgers.append(predictor.explain(point))
         except UserError as error:
             refused.append((point.strategy, error))
-    if not found:
+    if not predicted:
         raise refused[0][1]
-    predictions, timed = zip(*found, strict=True)
+    predictions, timed = zip(*predicted, strict=True)
     left_out = tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused))))
     predictions, sweeps = with_knees(predictions, timed, strong=strong, fraction=options["knee"])
     return Predicted(predictions, sweeps, left_out, tuple(ledgers), tuple(points), request.costs)
@@ -195,7 +195,7 @@ def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int],
     """A plan's settings for a global mini-batch."""
     known = costs.communication.cluster.ranks_per_node
     given = {**options, "stages": None} if options["stages"] == MEASURED else options
-    axes = tuple(own.placed(lambda: known) for own in read_options(given)[0])
+    axes = tuple(axis_options.placed(lambda: known) for axis_options in read_options(given)[0])
 
     def settings(batch: int) -> PlanSettings:
         return PlanSettings(

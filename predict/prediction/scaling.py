@@ -73,10 +73,10 @@ def with_knees(
     """
     check_fraction(fraction)
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}
-    for index, (prediction, own) in enumerate(zip(predictions, timed, strict=True)):
+    for index, (prediction, timing) in enumerate(zip(predictions, timed, strict=True)):
         key = *line_of(prediction, strong=strong), tuple(prediction.options.items())
-        groups.setdefault(key, []).append(_Point(index, prediction, own))
-    found, sweeps = list(predictions), []
+        groups.setdefault(key, []).append(_Point(index, prediction, timing))
+    with_knee, sweeps = list(predictions), []
     for (name, kept, _), group in groups.items():
         points = sorted(group, key=lambda point: point.prediction.ranks)
         if points[0].prediction.ranks == points[-1].prediction.ranks:
@@ -85,8 +85,8 @@ def with_knees(
         sweeps.append(sweep)
         for point in points:
             use = msgspec.structs.replace(point.prediction.use, knee_ranks=sweep.knee_ranks)
-            found[point.position] = msgspec.structs.replace(point.prediction, use=use)
-    return tuple(found), tuple(sweeps)
+            with_knee[point.position] = msgspec.structs.replace(point.prediction, use=use)
+    return tuple(with_knee), tuple(sweeps)
 
 
 def line_of(prediction: Prediction, *, strong: bool) -> tuple[str, str]:
@@ -113,11 +113,11 @@ def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> S
     All points have one serial reference, so their efficiencies go as the iterations alone.
     """
     smallest, *others = points
-    low, found, high = [1.0], [1.0], [1.0]
+    low, middle, high = [1.0], [1.0], [1.0]
     for point in others:
         ratio = point.prediction.use.efficiency / smallest.prediction.use.efficiency
         ends = efficiency_band(point.timed, smallest.timed, ratio)
-        for values, value in zip((low, found, high), (ends[0], ratio, ends[1]), strict=True):
+        for values, value in zip((low, middle, high), (ends[0], ratio, ends[1]), strict=True):
             values.append(value)
     ranks = [point.prediction.ranks for point in points]
 
@@ -125,4 +125,4 @@ def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> S
         below = next((index for index, ratio in enumerate(ratios) if ratio < fraction), len(ratios))
         return ranks[max(below - 1, 0)]
 
-    return Sweep(name, kept, fraction, ranks[0], ranks[-1], knee(found), (knee(low), knee(high)))
+    return Sweep(name, kept, fraction, ranks[0], ranks[-1], knee(middle), (knee(low), knee(high)))

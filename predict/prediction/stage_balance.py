@@ -38,14 +38,14 @@ def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
     plan = planner_for(point.strategy).plan(costs.network, point.strategy, settings)
     seconds = costs.price(plan).costs.seconds.tolist()
     between = {work.phase: seconds[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
-    found: dict[tuple[str, str], float] = {}
+    seconds_of: dict[tuple[str, str], float] = {}
     for index, work in plan.of_kind(Compute).items():
         key = work.layer, work.way
-        found[key] = max(found.get(key, 0.0), seconds[index] + between[work.way])
-    once = [sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in costs.network.layers]
+        seconds_of[key] = max(seconds_of.get(key, 0.0), seconds[index] + between[work.way])
+    once = [sum(seconds_of.get((layer.name, phase), 0.0) for phase in between) for layer in costs.network.layers]
     for segment in segments_of(costs.network, point.settings):
         for i in segment.layers:
-            once[i] += found.get((costs.network.layers[i].name, "FW"), 0.0)
+            once[i] += seconds_of.get((costs.network.layers[i].name, "FW"), 0.0)
     return tuple(once)
 
 

@@ -32,14 +32,14 @@ def model_flops(network: ModelGraph, batch: int) -> float:
     has no use for: those of the network's input, and of what no parameter had a part in.
     """
     learning: set[str] = set()
-    found = 0
+    flops = 0
     for layer in network.layers:
         needs_gradient = not learning.isdisjoint(layer.inputs)
         if needs_gradient or layer.parameters:
             learning.add(layer.name)
         of_input = layer.bw_input_flops if needs_gradient else 0
-        found += (layer.fw_flops + of_input + layer.bw_weight_flops) * (1 if layer.batchless else batch)
-    return float(found)
+        flops += (layer.fw_flops + of_input + layer.bw_weight_flops) * (1 if layer.batchless else batch)
+    return float(flops)
 
 
 def utilisation(network: ModelGraph, point: Configuration, iteration_s: float, peak: Peak) -> float | None:

@@ -58,9 +58,9 @@ def exposed_seconds(
     busy = np.cumsum(computing[:, 1] - computing[:, 0])
     moments = computing.ravel()
     computed = np.column_stack([busy - (computing[:, 1] - computing[:, 0]), busy]).ravel()
-    found = {}
-    for name, own in segments.items():
-        start, end = line.start_s[own], line.end_s[own]
+    exposed_s = {}
+    for name, messages in segments.items():
+        start, end = line.start_s[messages], line.end_s[messages]
         beside = np.interp(end, moments, computed) - np.interp(start, moments, computed)
-        found[name] = float(np.sum(end - start - beside))
-    return found
+        exposed_s[name] = float(np.sum(end - start - beside))
+    return exposed_s

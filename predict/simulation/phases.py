@@ -85,16 +85,16 @@ def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
     _, waiting = waits_for_input(line, tasks.phase, tasks.stage == 0)
     fetches = np.isin(tasks.phase, INPUT_PHASES)
     stage = int(tasks.stage[int(np.argmax(np.where(fetches, 0.0, line.end_s)))])
-    own = tasks.stage == stage
+    of_stage = tasks.stage == stage
     busy = line.end_s - line.start_s
 
     def computed(phase: Phase) -> float:
-        return float(busy[own & tasks.computes & (tasks.phase == phase)].sum())
+        return float(busy[of_stage & tasks.computes & (tasks.phase == phase)].sum())
 
-    waited = {phase: _waits_for_layers(line, tasks, own, phase) for phase in (Phase.FW, Phase.BW)}
+    waited = {phase: _waits_for_layers(line, tasks, of_stage, phase) for phase in (Phase.FW, Phase.BW)}
     forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
     update = computed(Phase.WU)
-    exchange = _exposed_exchange(line, tasks, own) + computed(Phase.GE)
+    exchange = _exposed_exchange(line, tasks, of_stage) + computed(Phase.GE)
     return Timing(
         fw_s=forward,
         bw_s=backward,
@@ -110,21 +110,23 @@ def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
     )
 
 
-def _exposed_exchange(line: Timeline, tasks: PhasedTasks, own: NDArray[np.bool_]) -> float:
+def _exposed_exchange(line: Timeline, tasks: PhasedTasks, of_stage: NDArray[np.bool_]) -> float:
     """Exchange after the last backward, less the copies out of buckets, which compute."""
-    exchanging = own & ~tasks.computes & (tasks.phase == Phase.GE)
+    exchanging = of_stage & ~tasks.computes & (tasks.phase == Phase.GE)
     if not exchanging.any():
         return 0.0
-    last = line.end_s[own & tasks.computes & (tasks.phase == Phase.BW)].max()
+    last = line.end_s[of_stage & tasks.computes & (tasks.phase == Phase.BW)].max()
     after = line.end_s[exchanging].max()
-    copying = own & tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
+    copying = of_stage & tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
     return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
 
 
-def _waits_for_layers(line: Timeline, tasks: PhasedTasks, own: NDArray[np.bool_], phase: Phase) -> dict[str, float]:
+def _waits_for_layers(
+    line: Timeline, tasks: PhasedTasks, of_stage: NDArray[np.bool_], phase: Phase
+) -> dict[str, float]:
     """Seconds of communication for layers while the rank's compute is not active, by name."""
-    found: dict[str, list[int]] = {}
-    for task in np.flatnonzero(own & ~tasks.computes & (tasks.phase == phase)).tolist():
+    tasks_by_name: dict[str, list[int]] = {}
+    for task in np.flatnonzero(of_stage & ~tasks.computes & (tasks.phase == phase)).tolist():
         if tasks.names[task]:
-            found.setdefault(tasks.names[task], []).append(task)
-    return exposed_seconds(line, own & tasks.computes, found)
+            tasks_by_name.setdefault(tasks.names[task], []).append(task)
+    return exposed_seconds(line, of_stage & tasks.computes, tasks_by_name)

@@ -108,9 +108,15 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         [RoleSimulation(priced, role, late, across_phases=across_phases) for role, late in played]
         for across_phases in (False, True)
     )
-    phases, whole = ([MeetingRoles(plan, each)] if len(each) > 1 and not slow else each for each in (by_phase, coarse))
+    phases, whole = (
+        [MeetingRoles(plan, simulations)] if len(simulations) > 1 and not slow else simulations
+        for simulations in (by_phase, coarse)
+    )
     of_works = priced.costs
-    alone = [each.run(of_works.seconds, of_works.compute_slowdown, of_works.communication_slowdown) for each in coarse]
+    alone = [
+        simulation.run(of_works.seconds, of_works.compute_slowdown, of_works.communication_slowdown)
+        for simulation in coarse
+    ]
     slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
     counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
@@ -121,8 +127,10 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         remarks=priced.remarks,
         memory=lambda: _memory(costs, point, priced),
         limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
-        time=lambda *shifted: max((each.timing(*shifted) for each in phases), key=lambda timing: timing.iteration_s),
-        iteration_s=lambda *shifted: max(each.run(*shifted).iteration_s for each in whole),
+        time=lambda *shifted: max(
+            (simulation.timing(*shifted) for simulation in phases), key=lambda timing: timing.iteration_s
+        ),
+        iteration_s=lambda *shifted: max(simulation.run(*shifted).iteration_s for simulation in whole),
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=by_phase[slowest].straggler(of_works.seconds),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
@@ -142,7 +150,9 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
     computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(
-        costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda own: float(own @ seconds)).astype(float)),
+        costs=dataclasses.replace(
+            priced.costs, counts=max(counts, key=lambda of_role: float(of_role @ seconds)).astype(float)
+        ),
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: _memory(costs, point, priced),

@@ -33,8 +33,8 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
         return
     issued, together = _met(Same(plan))
     before = [
-        _before(role, graph, own, {task for tasks in of_kinds.values() for task in tasks})
-        for role, graph, own, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
+        _before(role, graph, node_of_task, {task for tasks in of_kinds.values() for task in tasks})
+        for role, graph, node_of_task, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
     ]
     for waited_for, waiting in permutations(range(len(plan.roles)), 2):
         for kind, tasks in issued[waiting].items():
@@ -42,7 +42,7 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
             if len(theirs) != len(tasks) or waited_for not in together[waiting][kind]:
                 continue
             pairs = [
-                (each, own) for other, own in zip(theirs, tasks, strict=True) for each in before[waited_for][other]
+                (node, task) for other, task in zip(theirs, tasks, strict=True) for node in before[waited_for][other]
             ]
             source, target = np.array(pairs, np.int32).reshape(-1, 2).T
             yield waited_for, source, waiting, nodes[waiting][target]
@@ -62,37 +62,37 @@ def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     works = plan.roles[role].work
     kinds = {index: (work.operation, work.axes, work.scope) for index, work in plan.of_kind(Collective).items()}
     tasks = np.flatnonzero(np.isin(works, list(kinds)))
-    found: dict[_Kind, list[int]] = {}
+    collectives: dict[_Kind, list[int]] = {}
     for task, index in zip(tasks.tolist(), works[tasks].tolist(), strict=True):
-        found.setdefault(kinds[index], []).append(task)
-    return found
+        collectives.setdefault(kinds[index], []).append(task)
+    return collectives
 
 
 def _before(role: Role, graph: TaskGraph, nodes: Ints, tasks: set[int]) -> dict[int, list[int]]:
     """Of some tasks, nodes that a rank is done with as it comes to each: waited for, or before it on its lane."""
     rows, blocking, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
-    found: dict[int, list[int]] = {}
+    done_before: dict[int, list[int]] = {}
     last: dict[int, int] = {}
     for task, (lane, node) in enumerate(zip(lanes, nodes.tolist(), strict=True)):
         if task in tasks:
-            found[task] = sorted(set(blocking[rows[task] : rows[task + 1]].tolist()))
+            done_before[task] = sorted(set(blocking[rows[task] : rows[task + 1]].tolist()))
             if lane in last:
-                found[task].append(last[lane])
+                done_before[task].append(last[lane])
         last[lane] = node
-    return found
+    return done_before
 
 
 def _roles_together(plan: Plan, issued: Sequence[dict[_Kind, list[int]]]) -> list[dict[_Kind, set[int]]]:
     """Per role and collective of it, the roles that ranks of its group play."""
     played = [plan.role_of(rank) for rank in range(plan.strategy.ranks)]
-    found: list[dict[_Kind, set[int]]] = []
-    for role, own in enumerate(issued):
+    by_role: list[dict[_Kind, set[int]]] = []
+    for role, of_role in enumerate(issued):
         # By symmetry any rank of the role tells.
         rank, works = played.index(role), plan.roles[role].work
         of_kinds = {}
-        for kind, tasks in own.items():
+        for kind, tasks in of_role.items():
             work = plan.works[int(works[tasks[0]])]
             assert isinstance(work, Collective)
             of_kinds[kind] = {played[member] for member in members_of(plan.strategy, work, rank)}
-        found.append(of_kinds)
-    return found
+        by_role.append(of_kinds)
+    return by_role

@@ -67,7 +67,7 @@ class RoleStraggler:
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.common_variance
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
-        waits = np.diff([0.0, *(spread.wait(each.ranks, slower) for each in meetings)])
+        waits = np.diff([0.0, *(spread.wait(meeting.ranks, slower) for meeting in meetings)])
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
 
     def of_tasks(self, seconds: Floats) -> Floats:
@@ -80,10 +80,10 @@ class RoleStraggler:
         late = np.zeros(len(computed))
         for wait, meeting in self._meetings:
             late += wait * self._late_by(done, squares, meeting)
-        found = seconds.copy()
-        found[self._computing] = self._longer * computed + late
-        found[self._copying] *= self._slower
-        return found
+        stretched = seconds.copy()
+        stretched[self._computing] = self._longer * computed + late
+        stretched[self._copying] *= self._slower
+        return stretched
 
     def _late_by(self, done: Floats, squares: Floats, meeting: _Meeting) -> Floats:
         """What each task adds to the lateness since the last meeting, over wait(p)."""
@@ -128,29 +128,29 @@ def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Flo
             # Nothing waits for it in this iteration, so the next one does.
             ends[size] = max(ends.get(size, 0), called[source])
     sizes = sorted(size for size in begins if size > 1)
-    found = []
+    by_size = []
     for size in sizes:
         # Those who are level with a larger group are level with the smaller ones inside it.
         wider = [other for other in sizes if other >= size]
         since = np.maximum.accumulate(np.max([begins[other] for other in wider], axis=0))
         at_end = max(0, int(since[-1]), *(ends.get(other, 0) for other in wider))
-        found.append(_Meeting(size, since, at_end))
-    return found
+        by_size.append(_Meeting(size, since, at_end))
+    return by_size
 
 
 def _called_after(role: Role, place: NDArray[np.integer]) -> list[int]:
     """Per task, how many compute tasks are done at the latest when it starts, as its own dependencies tell."""
-    found = [0] * role.tasks
+    computed = [0] * role.tasks
     last = [0] * len(Stream)
     starts, blocking = role.dependency_start.tolist(), role.dependencies.tolist()
     streams, places = role.stream.tolist(), place.tolist()
     for task, stream in enumerate(streams):
         if stream == Stream.COMPUTE:
-            found[task] = places[task] + 1
+            computed[task] = places[task] + 1
             continue
-        own = (found[other] for other in blocking[starts[task] : starts[task + 1]])
-        found[task] = last[stream] = max(last[stream], *own, 0)
-    return found
+        waited_for = (computed[other] for other in blocking[starts[task] : starts[task + 1]])
+        computed[task] = last[stream] = max(last[stream], *waited_for, 0)
+    return computed
 
 
 def _waits_for_communication(role: Role) -> tuple[list[int], list[int]]:

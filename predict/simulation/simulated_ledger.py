@@ -79,10 +79,10 @@ def simulated_ledger(priced: PricedPlan, slow: SlowRank | None) -> tuple[RoleLed
     works = PricedWorks.of_plan(priced)
     inside = WAIT_FOR_STAGES if pipelined else WAIT_FOR_RANKS
     return tuple(
-        RoleLedger(role=each.name, ranks=each.ranks, entries=_entries(each, works, spans))
+        RoleLedger(role=played.name, ranks=played.ranks, entries=_entries(played, works, spans))
         for group in together
         for spans in (_spans(group, iteration_s, inside, first_reads=pipelined),)
-        for each in group
+        for played in group
     )
 
 
@@ -92,7 +92,7 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     simulation = PipelineSimulation(
         plan, straggler_of_works(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
     )
-    late, found = straggler_tasks(priced), []
+    late, stages = straggler_tasks(priced), []
     lines = simulation.timelines(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
     for number, (roles, line) in enumerate(zip(lines_of_stages(plan), lines, strict=True)):
         borders = np.cumsum([plan.roles[index].tasks for index in roles])[:-1]
@@ -103,13 +103,13 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
             np.split(simulation.lines[number].task_seconds(costs.seconds), borders),
             strict=True,
         )
-        found.append(
+        stages.append(
             [
                 _played(priced, index, (starts, ends), (late[index], alone), _slow(priced, index, slow))
                 for index, starts, ends, alone in of_stages
             ]
         )
-    return found
+    return stages
 
 
 def _slow(priced: PricedPlan, index: int, slow: SlowRank | None) -> SlowRank | None:
@@ -123,17 +123,17 @@ def _roles(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     if not any(by > 1 for by in priced.slower):
         together = enumerate(zip(meeting_roles(priced, late), late, strict=True))
         return [[_played(priced, index, times, (late_s, late_s)) for index, (times, late_s) in together]]
-    found = []
+    groups = []
     for index, (role, late_s, by) in enumerate(zip(roles, late, priced.slower, strict=True)):
         others = role.multiplicity - (by > 1)
         if others:
             times = role_alone(priced, role, late_s)
-            found.append([_played(priced, index, times, (late_s, late_s))._replace(ranks=others)])
+            groups.append([_played(priced, index, times, (late_s, late_s))._replace(ranks=others)])
         if by > 1:
             alone_s = straggler_tasks_of(priced, role, by)
             times = role_alone(priced, role, alone_s)
-            found.append([_played(priced, index, times, (late_s, alone_s), slow)._replace(ranks=1)])
-    return found
+            groups.append([_played(priced, index, times, (late_s, alone_s), slow)._replace(ranks=1)])
+    return groups
 
 
 def _played(
@@ -156,17 +156,17 @@ def _played(
 
 
 def _ends_s(group: Sequence[_Played]) -> float:
-    return max(float(each.end_s.max(initial=0.0)) for each in group)
+    return max(float(played.end_s.max(initial=0.0)) for played in group)
 
 
 def _spans(group: Sequence[_Played], iteration_s: float, inside: str, *, first_reads: bool) -> tuple[_Span, ...]:
     """What roles simulated together (the first of which reads what is fetched, or all) wait for when."""
-    fetches = [np.isin(each.role.phase, INPUT_PHASES) for each in group]
+    fetches = [np.isin(played.role.phase, INPUT_PHASES) for played in group]
     ends_s, begin_s, end_s = _ends_s(group), 0.0, _ends_s(group)
-    if any(own.any() for own in fetches):
+    if any(fetched.any() for fetched in fetches):
         reading = group[:1] if first_reads else group
-        begin_s = min(float(each.start_s[~own].min()) for each, own in zip(reading, fetches, strict=False))
-        end_s = max(float(each.end_s[~own].max()) for each, own in zip(group, fetches, strict=True))
+        begin_s = min(float(played.start_s[~fetched].min()) for played, fetched in zip(reading, fetches, strict=False))
+        end_s = max(float(played.end_s[~fetched].max()) for played, fetched in zip(group, fetches, strict=True))
     return (
         _Span(0.0, begin_s, WAIT_FOR_INPUT),
         _Span(begin_s, end_s, inside),
@@ -186,8 +186,8 @@ def _entries(played: _Played, works: PricedWorks, spans: Sequence[_Span]) -> tup
         BESIDE_ALL_REDUCE: np.where(played.lane == BLOCKING, lost_s, 0.0),
         "beside compute": np.where(np.isin(played.lane, (Stream.COMPUTE, BLOCKING)), 0.0, lost_s),
     }
-    found = works.entries_of_tasks(role.work, role.phase, exposed_s, added_s)
-    return most_exposed_first([*found, *_waits(busy, spans)])
+    of_tasks = works.entries_of_tasks(role.work, role.phase, exposed_s, added_s)
+    return most_exposed_first([*of_tasks, *_waits(busy, spans)])
 
 
 def _exposed(played: _Played, spans: Sequence[_Span]) -> tuple[Floats, StreamTimes]:
@@ -196,10 +196,10 @@ def _exposed(played: _Played, spans: Sequence[_Span]) -> tuple[Floats, StreamTim
 
     def claim(lanes: Sequence[int], busy: StreamTimes) -> StreamTimes:
         for lane in lanes:
-            own = np.flatnonzero(played.lane == lane)
-            taken = busy.busy_until(end_s[own]) - busy.busy_until(start_s[own])
-            exposed[own] = end_s[own] - start_s[own] - taken
-            busy = _union(busy, StreamTimes(start_s[own], end_s[own]))
+            tasks = np.flatnonzero(played.lane == lane)
+            taken = busy.busy_until(end_s[tasks]) - busy.busy_until(start_s[tasks])
+            exposed[tasks] = end_s[tasks] - start_s[tasks] - taken
+            busy = _union(busy, StreamTimes(start_s[tasks], end_s[tasks]))
         return busy
 
     busy = claim(_OWN_WORK, StreamTimes(np.zeros(0), np.zeros(0)))
@@ -221,9 +221,9 @@ def _waits(busy: StreamTimes, spans: Sequence[_Span]) -> list[LedgerEntry]:
     """What belongs to no task."""
     iteration_s = spans[-1].end_s
     starts, ends = np.append(0.0, busy.end_s), np.append(busy.start_s, iteration_s)
-    found: dict[str, tuple[float, int]] = {}
+    waited: dict[str, tuple[float, int]] = {}
     for begin_s, end_s, waits_for in spans:
         seconds = np.maximum(np.minimum(ends, end_s) - np.maximum(starts, begin_s), 0.0)
-        total_s, count = found.get(waits_for, (0.0, 0))
-        found[waits_for] = total_s + float(seconds.sum()), count + int((seconds > 1e-12 * iteration_s).sum())
-    return [waiting_entry(name, seconds, count) for name, (seconds, count) in found.items() if count]
+        total_s, count = waited.get(waits_for, (0.0, 0))
+        waited[waits_for] = total_s + float(seconds.sum()), count + int((seconds > 1e-12 * iteration_s).sum())
+    return [waiting_entry(name, seconds, count) for name, (seconds, count) in waited.items() if count]

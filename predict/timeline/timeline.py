@@ -153,10 +153,10 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
         simulation = PipelineSimulation(
             plan, straggler_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
         )
-        found = simulation.timelines(*_of_works(priced))
+        times = simulation.timelines(*_of_works(priced))
         lines = [
             _line_of_stages(plan, roles, line.start_s, line.end_s, schedule, slow)
-            for roles, line in zip(lines_of_stages(plan), found, strict=True)
+            for roles, line in zip(lines_of_stages(plan), times, strict=True)
         ]
         return IterationTimeline(priced=priced, lines=tuple(lines))
     alone = list(_waiting_for_each_other(priced)) if slow is None else list(_beside_slow(priced, slow))
@@ -176,14 +176,16 @@ def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None
 
 def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
     """The slow rank, and all others as they wait for it; roles that do not wait for it at their own pace."""
-    plan, own = priced.plan, slow.role_in(priced.plan)
-    first = _simulated(priced, own, straggler_tasks_of(priced, plan.roles[own], priced.slower[own]), slow.rank)
+    plan, slow_role = priced.plan, slow.role_in(priced.plan)
+    first = _simulated(
+        priced, slow_role, straggler_tasks_of(priced, plan.roles[slow_role], priced.slower[slow_role]), slow.rank
+    )
     yield first
     met = collectives_of(plan, first.of_plan)
     windows = StreamTimes(first.start_s[met], first.end_s[met])
     late = straggler_tasks(priced)
     for index, role in enumerate(plan.roles):
-        if index == own:
+        if index == slow_role:
             if role.multiplicity > 1:
                 yield _waiting(priced, index, windows, apart=slow.rank)
             continue
@@ -245,9 +247,9 @@ def place_actions(plan: Plan, role: Role, rank: int, ranks: int, schedule: str) 
         raise ValueError(f"role {role.name!r}: its tasks belong to no schedule")
     # The exchange of gradients runs beside actions and after them.
     of_task = np.where((role.phase == Phase.FW) | (role.phase == Phase.BW), role.action, np.int32(-1))
-    found, first = np.unique(of_task[of_task >= 0], return_index=True)
+    actions_done, first = np.unique(of_task[of_task >= 0], return_index=True)
     phases = role.phase[of_task >= 0][first]
-    if len(found) != len(actions) or phases.tolist() != [Phase[action.way] for action in actions]:
+    if len(actions_done) != len(actions) or phases.tolist() != [Phase[action.way] for action in actions]:
         raise ValueError(f"role {role.name!r}: its tasks are not those of schedule {schedule!r}")
     return PlacedActions(actions, of_task)
 

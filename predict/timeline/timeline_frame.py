@@ -38,7 +38,7 @@ def _columns(role: RoleTimeline, described: WorkDescriptions) -> dict[str, objec
     placed: list[_Placed] = [(None, None, None)] * tasks.tasks
     if role.actions is not None:
         # The last stands for tasks of no action, whose index is -1.
-        known: list[_Placed] = [(each.stage, each.micro_batch, each.direction) for each in role.actions.actions]
+        known: list[_Placed] = [(action.stage, action.micro_batch, action.direction) for action in role.actions.actions]
         known.append((None, None, None))
         placed = [known[index] for index in role.actions.of_task.tolist()]
     return {
@@ -49,5 +49,8 @@ def _columns(role: RoleTimeline, described: WorkDescriptions) -> dict[str, objec
         "phase": categories[tasks.work, tasks.phase],
         "start_s": role.start_s,
         "end_s": role.end_s,
-        **{name: [each[place] for each in placed] for place, name in enumerate(("stage", "micro_batch", "action"))},
+        **{
+            name: [of_task[place] for of_task in placed]
+            for place, name in enumerate(("stage", "micro_batch", "action"))
+        },
     }

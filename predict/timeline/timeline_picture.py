@@ -142,9 +142,9 @@ def _drawn(
     letters = [_IDLE, *amounts]
     idle = np.diff(edges) - sum(amounts.values(), start=np.zeros(len(edges) - 1))
     most = np.argmax(np.stack([idle, *amounts.values()]), axis=0)
-    found = "".join(letters[index] for index in most.tolist())
-    meanings = {letter: names.get(letter, nothing) for letter in (*names, _IDLE) if letter in found}
-    return _Drawn(label, found, meanings)
+    row = "".join(letters[index] for index in most.tolist())
+    meanings = {letter: names.get(letter, nothing) for letter in (*names, _IDLE) if letter in row}
+    return _Drawn(label, row, meanings)
 
 
 def _communication_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
@@ -154,13 +154,13 @@ def _communication_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
     known = [category for category in _COMMUNICATED.values() if category]
     amounts, names = {}, {}
     for letter, category in _COMMUNICATED.items():
-        own = categories == category if category else ~np.isin(categories, known)
-        amounts[letter] = np.diff(_chosen(role, own & (plan.stream == Stream.COMMUNICATION)).busy_until(edges))
+        in_category = categories == category if category else ~np.isin(categories, known)
+        amounts[letter] = np.diff(_chosen(role, in_category & (plan.stream == Stream.COMMUNICATION)).busy_until(edges))
         names[letter] = {"GE": "gradient exchange", "": "other communication"}.get(category, category)
     letters, shares = list(amounts), np.stack(list(amounts.values())) / max(float(edges[1] - edges[0]), np.spacing(0.0))
     most, share = np.argmax(shares, axis=0).tolist(), shares.sum(axis=0).tolist()
-    found = "".join(_shown(letters[index], part) for index, part in zip(most, share, strict=True))
-    return _Drawn(label, found, {letter: names[letter] for letter in letters if letter in found.lower()})
+    row = "".join(_shown(letters[index], part) for index, part in zip(most, share, strict=True))
+    return _Drawn(label, row, {letter: names[letter] for letter in letters if letter in row.lower()})
 
 
 def _input_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
@@ -194,7 +194,7 @@ def _numbered(role: RoleTimeline, letters: str, edges: Floats) -> str:
     """Letters with a mark and the number of the micro-batch at the start of each action that is wide enough."""
     if role.actions is None:
         return letters
-    found, column_s = list(letters), float(edges[1] - edges[0])
+    marked, column_s = list(letters), float(edges[1] - edges[0])
     computing = (role.actions.of_task >= 0) & (role.of_plan.stream == Stream.COMPUTE) & (role.end_s > role.start_s)
     of_task = role.actions.of_task[computing]
     count = len(role.actions.actions)
@@ -208,5 +208,5 @@ def _numbered(role: RoleTimeline, letters: str, edges: Floats) -> str:
         text = f"{_MARKS[action.direction]}{action.micro_batch}" + "'" * own_stages.index(action.stage)
         column, behind = round(start / column_s), round(end / column_s)
         if behind - column >= len(text):
-            found[column : column + len(text)] = text
-    return "".join(found)
+            marked[column : column + len(text)] = text
+    return "".join(marked)

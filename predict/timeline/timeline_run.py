@@ -100,16 +100,16 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         raise UserError(f"--format {form} and -o - both write to standard output: give one, or a file to -o")
     if options["ranks_shown"] == "all" and not output:
         raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
-    found = read_timeline(options)
+    predicted = read_timeline(options)
     if output:
         command = shlex.join(["predict", *sys.argv[1:]])
         every_rank = options["ranks_shown"] == "all"
-        pieces = trace_pieces(found, command, str(options["profile"]), every_rank=every_rank)
+        pieces = trace_pieces(predicted, command, str(options["profile"]), every_rank=every_rank)
         write_pieces(output, pieces, force=options["force"])
-    summary = summarise(found.timeline, found.prediction, output if output != "-" else None)
+    summary = summarise(predicted.timeline, predicted.prediction, output if output != "-" else None)
     if form in (CSV, PARQUET):
-        write_output("-", frame_bytes(timeline_frame(found.timeline), form))
+        write_output("-", frame_bytes(timeline_frame(predicted.timeline), form))
     elif form == JSON:
         write_output("-", encode_pretty(summary))
     elif output != "-":
-        print_summary(found.timeline, found.prediction, summary, why=options["why"])
+        print_summary(predicted.timeline, predicted.prediction, summary, why=options["why"])

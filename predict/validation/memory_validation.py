@@ -71,11 +71,11 @@ def memory_pair(profile: Profile, run: Run, prediction: Prediction) -> MemoryPai
 def _fitted_to(profile: Profile, run: Run) -> FittedTo:
     if not profile.memory_runs:
         return ""
-    own = run_hash(run.path)
-    if any(each.sha256 == own for each in profile.memory_runs):
+    sha256 = run_hash(run.path)
+    if any(fitted.sha256 == sha256 for fitted in profile.memory_runs):
         return "run"
     repeated = configuration_hash(run.description)
-    return "configuration" if any(each.configuration == repeated for each in profile.memory_runs) else ""
+    return "configuration" if any(fitted.configuration == repeated for fitted in profile.memory_runs) else ""
 
 
 def memory_score(pairs: Iterable[MemoryPair]) -> MemoryScore:

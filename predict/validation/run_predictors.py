@@ -39,15 +39,15 @@ _SAME_SECONDS = 1e-6
 def _unlike(profile: Profile, run: Run) -> list[str]:
     """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
     environment = run.manifest.environment.computing
-    found = min((known.differences(environment) for known in profile.environments), key=len, default=[])
+    differences = min((known.differences(environment) for known in profile.environments), key=len, default=[])
     lines = []
     kinds = dict.fromkeys(words_of_emulation(known.computing.emulated) for known in profile.environments)
     emulated = "; ".join(words for words in kinds if words)
-    if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in found):
+    if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in differences):
         # Layers of this host are like the run's, and what was swept over emulated links is not.
         lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
-    if found:
-        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(found)}")
+    if differences:
+        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(differences)}")
     network = profile.network.get(run.description.model)
     if network is not None and network.digest != run.description.network_digest:
         shapes = ["x".join(map(str, shape)) for shape in (network.input_shape, run.description.input_shape)]
@@ -198,10 +198,10 @@ class RunPredictors:
         computed_in = about.optimizer, about.dtype, about.kernel_settings, about.backend
         key = (about.model, about.network_digest, *computed_in, *of_ghosts, str(layers_from), repr(about.input))
         if key not in self._known:
-            own = _own_network(self._profile, run)
+            network = _own_network(self._profile, run)
             self._known[key] = CostModel(
                 profile=self._profile if dilate is None else emulated(self._profile, dilate, drawn=drawn),
-                network=choose_network(self._profile, about.model, own, self._profile_path),
+                network=choose_network(self._profile, about.model, network, self._profile_path),
                 optimizer=about.optimizer,
                 dtype=about.dtype,
                 kernel_settings=about.kernel_settings,

@@ -144,8 +144,8 @@ def _of_another_environment(differences: Sequence[str], profile_path: Path) -> U
 
 
 def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:
-    found = {name: rerun_of([run for run in runs if run.description.strategy == name]) for name in strategies}
-    return {name: rerun for name, rerun in found.items() if rerun is not None}
+    reruns = {name: rerun_of([run for run in runs if run.description.strategy == name]) for name in strategies}
+    return {name: rerun for name, rerun in reruns.items() if rerun is not None}
 
 
 def _unfit(run: Run, prediction: Prediction) -> Unfit:

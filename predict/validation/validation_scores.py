@@ -31,7 +31,7 @@ def overall_score(pairs: Sequence[Pair]) -> Overall:
 
 def scores_by_evaluator(pairs: Sequence[Pair]) -> dict[str, Score]:
     """By evaluator, of those that say something on these runs."""
-    return {name: _score(own) for name in EVALUATORS if (own := pairs_of(pairs, name))}
+    return {name: _score(of_evaluator) for name in EVALUATORS if (of_evaluator := pairs_of(pairs, name))}
 
 
 def _score(pairs: Sequence[Pair]) -> Score:
@@ -103,7 +103,7 @@ def _repeated(by_evaluator: dict[str, list[Pair]]) -> Repeated:
         runs=len(runs),
         measured_median_s=measured_s,
         measured_range_s=(min(medians_s), max(medians_s)),
-        by_evaluator={name: _of_repeated(own[0], measured_s) for name, own in by_evaluator.items()},
+        by_evaluator={name: _of_repeated(of_evaluator[0], measured_s) for name, of_evaluator in by_evaluator.items()},
     )
 
 

@@ -28,7 +28,7 @@ def devices(written: OutputOptions, **_: Any) -> None:
     def frame() -> DataFrame:
         from pandas import DataFrame
 
-        return DataFrame([flat_row(each) for each in sheets])
+        return DataFrame([flat_row(sheet) for sheet in sheets])
 
     written.check()
     sheets = list(device_sheets().values())

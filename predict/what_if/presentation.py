@@ -94,7 +94,7 @@ def _most_helpful(rows: Sequence[WhatIf]) -> list[str]:
 
 def _other_cells(row: WhatIf, rows: Sequence[WhatIf]) -> list[str]:
     """Memory where it is not the same in all rows, and the epoch."""
-    differs = len({each.memory_bytes for each in rows}) > 1
+    differs = len({other.memory_bytes for other in rows}) > 1
     return [
         "" if row.epoch_s is None else format_seconds(row.epoch_s),
         memory_cell(row.memory_bytes, row.memory_interval_bytes, row.fits) if differs else "",

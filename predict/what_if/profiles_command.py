@@ -28,7 +28,7 @@ def profiles(written: OutputOptions, **_: Any) -> None:
     def frame() -> DataFrame:
         from pandas import DataFrame
 
-        return DataFrame([flat_row(each) for each in records])
+        return DataFrame([flat_row(record) for record in records])
 
     written.check()
     records = [_record(name, read_profile(path)) for name, path in shipped_profiles().items()]
@@ -61,22 +61,22 @@ def _print(records: list[dict[str, Any]]) -> None:
 
     rows = [
         [
-            each["name"],
-            ", ".join(each["dtypes"]),
-            each["kernels"].partition(":")[0].partition(" ")[0],
-            each["collectives"],
-            str(each["ranks_swept"]),
-            ", ".join(dict.fromkeys(of["licence"] for of in each["publications"][:-1])),
+            record["name"],
+            ", ".join(record["dtypes"]),
+            record["kernels"].partition(":")[0].partition(" ")[0],
+            record["collectives"],
+            str(record["ranks_swept"]),
+            ", ".join(dict.fromkeys(of["licence"] for of in record["publications"][:-1])),
         ]
-        for each in records
+        for record in records
     ]
     console = open_console()
     columns = ["profile", "dtypes", "regressors", "collectives", "ranks", "licences"]
     console.print(table(columns, rows, title="profiles of published measurements, for --from-profile"))
-    for each in records:
-        console.print(f"{each['name']}: {'; '.join(each['accuracy'])}", highlight=False)
-        console.print(f"  from {', '.join(_cited(of) for of in each['publications'])}", highlight=False)
-        console.print(f"  lacks {'; '.join(each['lacks'])}", highlight=False)
+    for record in records:
+        console.print(f"{record['name']}: {'; '.join(record['accuracy'])}", highlight=False)
+        console.print(f"  from {', '.join(_cited(of) for of in record['publications'])}", highlight=False)
+        console.print(f"  lacks {'; '.join(record['lacks'])}", highlight=False)
 
 
 def _cited(publication: dict[str, Any]) -> str:

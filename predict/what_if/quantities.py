@@ -67,16 +67,16 @@ def settings_of(varied: Sequence[Varied], *, grid: bool) -> tuple[Setting, ...]:
     Raises:
         UserError: a quantity is there twice, or a grid is too large.
     """
-    names = [each.name for each in varied]
+    names = [quantity.name for quantity in varied]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise UserError(f"--vary {twice} is given twice: write its values behind one, parted by commas")
     if not grid:
-        return tuple({each.name: value} for each in varied for value in each.values)
-    if math.prod(len(each.values) for each in varied) > MAX_SWEEP_POINTS:
+        return tuple({quantity.name: value} for quantity in varied for value in quantity.values)
+    if math.prod(len(quantity.values) for quantity in varied) > MAX_SWEEP_POINTS:
         raise UserError(f"--grid: the values of --vary make more than {MAX_SWEEP_POINTS} combinations")
     # Typed here: mypy takes the values of a union of tuples for any object.
-    values: list[tuple[float | str, ...]] = [each.values for each in varied]
+    values: list[tuple[float | str, ...]] = [quantity.values for quantity in varied]
     return tuple(dict(zip(names, row, strict=True)) for row in itertools.product(*values))
 
 

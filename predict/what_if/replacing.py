@@ -113,8 +113,8 @@ def predict_replaced(options: Mapping[str, Any]) -> Replacings:
     before = request_of(costs, evaluator, options)
     after = request_of(_costs_of(costs, replaced), evaluator, options)
     strong, samples = options["scaling"] == "strong", options["dataset_samples"]
-    predictors = [Predictor(each.costs, evaluator, samples, strong_scaling=strong) for each in (before, after)]
-    texts = tuple(each.text for each in replacements)
+    predictors = [Predictor(request.costs, evaluator, samples, strong_scaling=strong) for request in (before, after)]
+    texts = tuple(replacement.text for replacement in replacements)
     rows = []
     for point, changed in _pairs(before, after):
         base, other = predictors[0].predict(point), predictors[1].predict(changed)
@@ -135,10 +135,10 @@ def _costs_of(costs: CostModel, replaced: Replaced) -> CostModel:
 
 def _of_own_model(profile: Profile, name: str, dtype: str) -> Profile:
     """The profile without other models' iterations, if it has some of this one: the changed network is most like it."""
-    own = tuple(time for time in profile.model_times if time.model == name)
-    if not any(time.dtype == dtype for time in own):
+    of_this_model = tuple(time for time in profile.model_times if time.model == name)
+    if not any(time.dtype == dtype for time in of_this_model):
         return profile
-    return msgspec.structs.replace(profile, model_times=own)
+    return msgspec.structs.replace(profile, model_times=of_this_model)
 
 
 def _pairs(before: Request, after: Request) -> list[tuple[Configuration, Configuration]]:
@@ -151,12 +151,12 @@ def _pairs(before: Request, after: Request) -> list[tuple[Configuration, Configu
 def _layers(costs: CostModel, replaced: Replaced, point: Configuration) -> tuple[LayerSeconds, ...]:
     named = {*replaced.inserted, *replaced.reshaped}
     layers = [layer for layer in replaced.network.layers if layer.name in named]
-    found = costs.layer_costs([layer.name for layer in layers], costs.place(point.strategy, point.local_batch))
+    seconds_of = costs.layer_costs([layer.name for layer in layers], costs.place(point.strategy, point.local_batch))
     elements = {parameter.name: parameter.elements for parameter in replaced.network.parameters}
     rows = []
     for layer in layers:
-        forward, backward = found[layer.name, "FW"], found[layer.name, "BW"]
-        sds = [math.hypot(each.independent_sd_s, each.batch_sd_s, each.method_sd_s) for each in (forward, backward)]
+        forward, backward = seconds_of[layer.name, "FW"], seconds_of[layer.name, "BW"]
+        sds = [math.hypot(cost.independent_sd_s, cost.batch_sd_s, cost.method_sd_s) for cost in (forward, backward)]
         rows.append(
             LayerSeconds(
                 name=layer.name,

@@ -80,9 +80,9 @@ def vary(options: Mapping[str, Any]) -> WhatIfs:
     # Every source is read before any of them is predicted from, so that a wrong one costs nothing.
     requests = [read_request({**options, "layers": source}) for source in _sources(options["layers"])]
     strong, samples = options["scaling"] == "strong", options["dataset_samples"]
-    found = [what_if(request, settings, dataset_samples=samples, strong_scaling=strong) for request in requests]
-    left_out = dict.fromkeys(line for each in found for line in each.left_out)
-    return WhatIfs(rows=tuple(row for each in found for row in each.rows), left_out=tuple(left_out))
+    answers = [what_if(request, settings, dataset_samples=samples, strong_scaling=strong) for request in requests]
+    left_out = dict.fromkeys(line for answer in answers for line in answer.left_out)
+    return WhatIfs(rows=tuple(row for answer in answers for row in answer.rows), left_out=tuple(left_out))
 
 
 def _sources(layers: str) -> list[str]:
@@ -123,16 +123,16 @@ def what_if(
         base = predict({}, point)
         levels = [level.name for level in cluster.levels]
         tried = doubled(point.strategy.ranks, point.settings.batch, levels) if settings is None else settings
-        found = []
+        changed = []
         for setting in tried:
             try:
                 varied = _varied_point(request, point, setting, strong_scaling=strong_scaling)
-                found.append(_row(setting, layers_from, predict(setting, varied), base))
+                changed.append(_row(setting, layers_from, predict(setting, varied), base))
             except UserError as error:
                 refused.append(error)
         if settings is None:
-            found.sort(key=lambda row: -row.speedup_over_base)
-        rows += [_row({}, layers_from, base, base), *found]
+            changed.sort(key=lambda row: -row.speedup_over_base)
+        rows += [_row({}, layers_from, base, base), *changed]
     if len(rows) == len(request.points):
         raise refused[0]
     left_out = dict.fromkeys((*request.left_out, *map(str, refused)))
@@ -192,7 +192,7 @@ def _varied_point(request: Request, point: Configuration, setting: Setting, *, s
     planner_for(strategy).check(request.costs.network, strategy, settings)
     varied = Configuration(strategy=strategy, settings=settings)
     # Stages that nobody named were balanced by measured seconds, which other ranks and batches balance anew.
-    before, after = (own.of(PipelineOptions).stages for own in (point.settings, settings))
+    before, after = (given.of(PipelineOptions).stages for given in (point.settings, settings))
     return with_balanced_stages(request.costs, varied) if after != before else varied
 
 
@@ -230,6 +230,6 @@ def seconds_of(prediction: Prediction) -> dict[Bound, float]:
     idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0) + parts.get("h2d", 0.0)
     exposed = parts["exposed_communication"]
     if idle:
-        own = ("FW", "BW", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
-        exposed = sum(seconds for name, seconds in parts.items() if name not in own)
+        counted = ("FW", "BW", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
+        exposed = sum(seconds for name, seconds in parts.items() if name not in counted)
     return dict(zip(BOUNDS, (prediction.iteration_s - exposed - idle - waiting, exposed, idle, waiting), strict=True))

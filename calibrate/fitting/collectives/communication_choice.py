@@ -245,9 +245,13 @@ def _folds(values: Floats, measured: Mask) -> list[Mask]:
 
 def _errors_by_size(predicted: Floats, curve: Curve) -> Floats:
     """Mean error of the own points of each size that were predicted, as precise points say it."""
-    own, told = curve.own, np.isfinite(predicted[curve.own])
-    error = np.abs(predicted[own] / curve.seconds[own] - 1) * curve.precision[own] / curve.precision[own].mean()
-    _, index = np.unique(curve.message_bytes[own], return_inverse=True)
+    at_level, told = curve.own, np.isfinite(predicted[curve.own])
+    error = (
+        np.abs(predicted[at_level] / curve.seconds[at_level] - 1)
+        * curve.precision[at_level]
+        / curve.precision[at_level].mean()
+    )
+    _, index = np.unique(curve.message_bytes[at_level], return_inverse=True)
     sums = np.bincount(index[told], error[told], minlength=index.max() + 1)
     counts = np.bincount(index[told], minlength=index.max() + 1)
     # A size that only the smallest rank count was measured at is as good as the others.

@@ -95,10 +95,10 @@ def _struct_in(of: object) -> type[msgspec.Struct] | None:
     if isinstance(of, type) and issubclass(of, msgspec.Struct):
         return of
     if isinstance(of, types.UnionType) or typing.get_origin(of) is typing.Union:
-        return next((found for each in typing.get_args(of) if (found := _struct_in(each)) is not None), None)
+        return next((struct for argument in typing.get_args(of) if (struct := _struct_in(argument)) is not None), None)
     return None
 
 
 def _inside(of: object) -> object:
     """What a sequence or a mapping holds."""
-    return next((each for each in reversed(typing.get_args(of)) if each is not Ellipsis), None)
+    return next((argument for argument in reversed(typing.get_args(of)) if argument is not Ellipsis), None)

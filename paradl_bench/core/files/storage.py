@@ -249,13 +249,13 @@ def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") ->
 
 def _wrong(content: bytes, of: object, error: Exception) -> str:
     """What is wrong with JSON: a number that is none, another document, or a field."""
-    if found := not_a_number(content):
-        return found
+    if mistake := not_a_number(content):
+        return mistake
     try:
-        found = foreign_document(json.loads(content), getattr(of, "__name__", "").lower())
+        mistake = foreign_document(json.loads(content), getattr(of, "__name__", "").lower())
     except (ValueError, RecursionError):
         return str(error)
-    return f"it is {found}" if found else validation_text(error, of)
+    return f"it is {mistake}" if mistake else validation_text(error, of)
 
 
 def not_a_number(content: bytes) -> str | None:

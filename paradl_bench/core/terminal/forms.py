@@ -40,18 +40,18 @@ def _ask_alias(ctx: click.Context, parameter: click.Parameter, given: bool) -> N
 def _ask_form(ctx: click.Context, parameter: click.Parameter, form: str | None) -> str:
     if form is not None:
         _ask(ctx, form, f"--format {form}")
-    found, _ = ctx.meta.get(_ASKED, (TABLE, ""))
-    if found != TABLE and parameter.name:
+    asked, _ = ctx.meta.get(_ASKED, (TABLE, ""))
+    if asked != TABLE and parameter.name:
         # An alias was typed, which has no value of its own.
         ctx.set_parameter_source(parameter.name, click.core.ParameterSource.COMMANDLINE)
-    return str(found)
+    return str(asked)
 
 
 def _is_json(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
     if given:
         _ask(ctx, JSON, "--json")
-    found, _typed = ctx.meta.get(_ASKED, (TABLE, ""))
-    return bool(found == JSON)
+    asked, _typed = ctx.meta.get(_ASKED, (TABLE, ""))
+    return bool(asked == JSON)
 
 
 def table_format(command: Callable[..., Any]) -> Callable[..., Any]:

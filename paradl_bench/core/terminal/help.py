@@ -59,13 +59,13 @@ def option_group(title: str, *options: Decorator, folded: bool = True) -> Decora
 
 def options_by_group(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Flags and help of all options that are shown, by the title of their group; what has no group comes last."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    options: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is not None and isinstance(parameter, click.Option):
-            found.setdefault(_group_of.get(parameter, _OTHER).title, []).append(record)
-    others = found.pop(_OTHER.title, [])
-    return {**found, (_OTHER.title if found else "Options"): others}
+            options.setdefault(_group_of.get(parameter, _OTHER).title, []).append(record)
+    others = options.pop(_OTHER.title, [])
+    return {**options, (_OTHER.title if options else "Options"): others}
 
 
 class GroupedCommand(click.Command):
@@ -80,14 +80,14 @@ class GroupedCommand(click.Command):
         return parameters
 
     def _folds(self, parameters: list[click.Parameter]) -> bool:
-        shown = [each for each in parameters if isinstance(each, click.Option) and not each.hidden]
-        return len(shown) > _FEW and any(_group_of.get(each, _OTHER).folded for each in shown)
+        shown = [parameter for parameter in parameters if isinstance(parameter, click.Option) and not parameter.hidden]
+        return len(shown) > _FEW and any(_group_of.get(option, _OTHER).folded for option in shown)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Groups with their options; behind them the flags of groups that are folded; the commands of a group."""
         parameters = self.get_params(ctx)
         folds = self._folds(parameters) and not ctx.meta.get(_ALL)
-        parameters = [each for each in parameters if each is not _HELP_ALL or folds]
+        parameters = [option for option in parameters if option is not _HELP_ALL or folds]
         explained: dict[_Group, list[tuple[str, str]]] = {}
         named: dict[str, list[str]] = {}
         for parameter in parameters:

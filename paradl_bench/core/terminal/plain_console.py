@@ -30,7 +30,7 @@ class PlainConsole(Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """As Console's; a sentence is broken into lines at a terminal alone, so that a file can be searched for it."""
-        if not self.is_terminal and all(isinstance(each, str) for each in objects):
+        if not self.is_terminal and all(isinstance(item, str) for item in objects):
             settings.setdefault("soft_wrap", True)
         super().print(*objects, **settings)
 
@@ -50,8 +50,8 @@ class MarkdownConsole(PlainConsole):
 
     def print(self, *objects: Any, **_: Any) -> None:
         """As Console's, without styles and widths."""
-        for each in objects:
-            lines = _markdown(each) if isinstance(each, Table) else map(in_markdown, str(each).splitlines())
+        for item in objects:
+            lines = _markdown(item) if isinstance(item, Table) else map(in_markdown, str(item).splitlines())
             for line in (*lines, ""):
                 self.file.write(f"{line}\n")
 

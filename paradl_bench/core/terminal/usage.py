@@ -56,7 +56,7 @@ def _of_option(error: click.exceptions.NoSuchOption, text: str) -> str:
     having = [
         name
         for name, command in {str(root.info_name): group, **commands}.items()
-        if command is not None and any(error.option_name in each.opts for each in command.params)
+        if command is not None and any(error.option_name in parameter.opts for parameter in command.params)
     ]
     return f"No such option {error.option_name!r} here; it belongs to {', '.join(having)}" if having else text
 

@@ -75,7 +75,7 @@ class _Chain(NamedTuple):
     begun: list[float]
     outlived: list[float]
     compute_s: list[float]
-    exchange_s: list[float]
+    all_reduce_s: list[float]
 
 
 class ContextBench:
@@ -92,7 +92,7 @@ class ContextBench:
         alone = context == "after-compute"
         ghosts_s = None if layout is None else ghosts_seconds(layout.ranks) if alone else GHOSTS_S
         self._compute = ComputeBefore(calls, ghosts_s)
-        self._exchange = None if alone else AllReduceInFlight(calls, CALLS * self._compute.seconds)
+        self._all_reduce = None if alone else AllReduceInFlight(calls, CALLS * self._compute.seconds)
         self._as_in_a_run = alone and self._compute.sleeps
 
     def measure(self, operation: str, size: int, block: int) -> list[ContextSamples]:
@@ -106,28 +106,28 @@ class ContextBench:
         idle, surrounded = [], []
         for _ in range(count):
             idle.append(self._idle(routine, buffers, number))
-            surrounded.append(self._chain(routine, buffers, number, in_flight=self._exchange is not None))
+            surrounded.append(self._chain(routine, buffers, number, in_flight=self._all_reduce is not None))
         told = _Told(calls, idle, ("start_s", "end_s")), _Told(calls, surrounded, _Chain._fields)
         return [self._record(operation, size, block, number, members, *told) for members in calls.team.groups]
 
     def estimate_s(self, steps: Sequence[object]) -> float:
         """About how long measurements take."""
-        return max(self._point_s, MIN_PAIRS * self._lead_s(1 if self._exchange is None else CALLS)) * len(steps)
+        return max(self._point_s, MIN_PAIRS * self._lead_s(1 if self._all_reduce is None else CALLS)) * len(steps)
 
     def _calls_of(self, call_s: float) -> int:
         """As many calls as go into half of an all-reduce: beside it they take longer."""
-        if self._exchange is None:
+        if self._all_reduce is None:
             return 1
-        return max(CALLS, min(MOST_CALLS, int(self._exchange.seconds / 2 / (self._compute.seconds + call_s))))
+        return max(CALLS, min(MOST_CALLS, int(self._all_reduce.seconds / 2 / (self._compute.seconds + call_s))))
 
     def _lead_s(self, number: int) -> float:
         """What stands round the calls of a repetition, about."""
-        if self._exchange is None:
+        if self._all_reduce is None:
             return self._compute.seconds * (3 if self._as_in_a_run else 1)
-        return self._exchange.seconds + 2 * number * self._compute.seconds
+        return self._all_reduce.seconds + 2 * number * self._compute.seconds
 
     def _idle(self, routine: Routine, buffers: Buffers, number: int) -> _Chain:
-        if self._exchange is not None:
+        if self._all_reduce is not None:
             return self._chain(routine, buffers, number, in_flight=False)
         return _Chain([0.0], [self._calls.seconds(routine, buffers)], [], [], [], [])
 
@@ -138,7 +138,7 @@ class ContextBench:
             self._compute.run()
             self._called_for_a_layer(routine, buffers)
         origin = clock.stamp()
-        flight = self._exchange.issue() if in_flight and self._exchange else None
+        flight = self._all_reduce.issue() if in_flight and self._all_reduce else None
         stamps, marks = [], []
         for _ in range(number):
             self._compute.run()
@@ -172,13 +172,13 @@ class ContextBench:
     def _record(
         self, operation: str, size: int, block: int, number: int, members: range, idle: _Told, surrounded: _Told
     ) -> ContextSamples:
-        calls, exchange = self._calls, self._exchange
+        calls, all_reduce = self._calls, self._all_reduce
         ranks = [members[side] for side in routines()[operation].sides(len(members))]
         on_cpu = calls.context.device.type == "cpu"
         # Stamps of all ranks are of one clock on one host: the CPU's, which all processes share.
         one_clock = on_cpu and calls.team.level == NODE
-        stamped = exchange is None and on_cpu and not one_clock and ranks == list(members)
-        idle_start_s, idle_end_s = idle.stamps(ranks, one_clock=one_clock and exchange is not None)
+        stamped = all_reduce is None and on_cpu and not one_clock and ranks == list(members)
+        idle_start_s, idle_end_s = idle.stamps(ranks, one_clock=one_clock and all_reduce is not None)
         start_s, end_s = surrounded.stamps(ranks, one_clock=one_clock)
         return ContextSamples(
             library=calls.context.backend,
@@ -190,17 +190,17 @@ class ContextBench:
             block=block,
             context=self._context,
             neighbour=self._compute.kernel,
-            neighbour_bytes=exchange.bytes if exchange else 0,
-            neighbour_level=exchange.level if exchange else "",
+            neighbour_bytes=all_reduce.bytes if all_reduce else 0,
+            neighbour_level=all_reduce.level if all_reduce else "",
             calls=number,
             one_clock=one_clock,
-            idle_start_s=idle_start_s if exchange else (),
+            idle_start_s=idle_start_s if all_reduce else (),
             idle_end_s=idle_end_s,
             start_s=start_s,
             end_s=end_s,
-            begun=surrounded.flags("begun", ranks) if exchange else (),
-            outlived=surrounded.flags("outlived", ranks) if exchange else (),
-            neighbour_s=surrounded.rows("exchange_s" if exchange else "compute_s", ranks),
+            begun=surrounded.flags("begun", ranks) if all_reduce else (),
+            outlived=surrounded.flags("outlived", ranks) if all_reduce else (),
+            neighbour_s=surrounded.rows("all_reduce_s" if all_reduce else "compute_s", ranks),
             host_start_s=surrounded.rows("start_s", ranks) if stamped else (),
             attempt=self._attempt,
             first_rank=calls.team.first_rank(members),

@@ -354,8 +354,8 @@ def read_configuration(path: str | Path) -> Configuration:
 def _checked(fields: dict[str, Any], where: str) -> Configuration:
     family = fields.get("model_type")
     if family is None:
-        found = f"{where} has no model_type: give a Hugging Face config.json"
-        raise UserError(f"{found}, of {', '.join(FAMILIES)}")
+        missing = f"{where} has no model_type: give a Hugging Face config.json"
+        raise UserError(f"{missing}, of {', '.join(FAMILIES)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise unknown_choice(f"model_type of {where}", str(family)[:80], FAMILIES)
     for name, values in _ONLY.items():

@@ -32,10 +32,10 @@ def language_model_names() -> list[str]:
 
 def size_of(name: str) -> Configuration | None:
     """What a name stands for; None for a name of something else."""
-    own = name.removesuffix(UNTIED)
-    if own not in _sizes() or (own != name and not _is_tied(own)):
+    tied_name = name.removesuffix(UNTIED)
+    if tied_name not in _sizes() or (tied_name != name and not _is_tied(tied_name)):
         return None
-    return _configuration(own)
+    return _configuration(tied_name)
 
 
 @cache

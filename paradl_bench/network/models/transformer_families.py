@@ -178,5 +178,5 @@ def family_classes(family: str) -> tuple[Any, Any]:
     package = f"transformers.models.{family}"
     base = getattr(import_module(f"{package}.modeling_{family}"), model)
     # transformers looks into the source of a class's module for what can be set of it, as how experts run.
-    own = type(model, (reads, base), {"__module__": base.__module__, "__doc__": reads.__doc__})
-    return getattr(import_module(f"{package}.configuration_{family}"), configuration), own
+    model_class = type(model, (reads, base), {"__module__": base.__module__, "__doc__": reads.__doc__})
+    return getattr(import_module(f"{package}.configuration_{family}"), configuration), model_class

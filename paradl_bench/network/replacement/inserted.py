@@ -50,12 +50,12 @@ def insert(written: Written, name: str, source: str, shape: Shape) -> Inserted:
         Misfit: it does not take the shape.
     """
     given = written.filled(shape)
-    width = next((given[each] for each in given if written.is_width(each)), None)
+    width = next((given[argument] for argument in given if written.is_width(argument)), None)
     if width is not None and (not shape or width != shape[written.module.width_dim]):
         raise Misfit(str(width))
     call = written.module.call(given, shape)
     layer = layer_of_call(kind_of_function()[call.function], call, name, (source,))
-    trained = tuple(Tensor(name=f"{name}.{each.parameter}", shape=each.shape) for each in parameters_of(call))
+    trained = tuple(Tensor(name=f"{name}.{tensor.parameter}", shape=tensor.shape) for tensor in parameters_of(call))
     # Autograd finishes the gradient of a linear layer's bias first.
     arrival = [tensor.name for tensor in trained]
     counter, buffers = _running(call, name)
@@ -70,8 +70,8 @@ def insert(written: Written, name: str, source: str, shape: Shape) -> Inserted:
 def _of_network(layer: Layer, name: str, buffers: Sequence[str]) -> Layer:
     return msgspec.structs.replace(
         layer,
-        parameters=tuple(f"{name}.{each}" for each in layer.parameters),
-        state=tuple(each for each in buffers if not each.endswith(_COUNTER)),
+        parameters=tuple(f"{name}.{parameter}" for parameter in layer.parameters),
+        state=tuple(buffer for buffer in buffers if not buffer.endswith(_COUNTER)),
         returns_view=layer.kind == "view",
     )
 
@@ -91,5 +91,5 @@ def _running(call: Call, name: str) -> tuple[tuple[Layer, ...], tuple[Tensor, ..
         state=(counter,),
         held_until=NEXT_FORWARD,
     )
-    buffers = [Tensor(name=f"{name}.{each.parameter.removeprefix(BUFFER)}", shape=each.shape) for each in running]
+    buffers = [Tensor(name=f"{name}.{tensor.parameter.removeprefix(BUFFER)}", shape=tensor.shape) for tensor in running]
     return (counting,), (*buffers, Tensor(name=counter, shape=(), dtype="int64"))

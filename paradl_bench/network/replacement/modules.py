@@ -105,11 +105,11 @@ def _windowed(given: Arguments, dims: int) -> dict[str, Shape]:
         "padding": given["padding"],
         "dilation": given.get("dilation", 1),
     }
-    found = {"kernel": kernel, **{name: as_tuple(value, dims) for name, value in settings.items()}}
-    wrong = next((name for name, values in found.items() if len(values) != dims), None)
+    filled = {"kernel": kernel, **{name: as_tuple(value, dims) for name, value in settings.items()}}
+    wrong = next((name for name, values in filled.items() if len(values) != dims), None)
     if wrong:
         raise Misfit(f"a {wrong} of 1 or {dims} numbers")
-    return found
+    return filled
 
 
 def _conv(dims: int) -> Callable[[Arguments, Shape], Call]:

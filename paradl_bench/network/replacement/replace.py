@@ -220,8 +220,8 @@ class _Splice:
     def _places(self, names: Sequence[str]) -> list[int]:
         """Index of the old name before which each run's are put."""
         places = []
-        for own, before in zip(self._own, self._before, strict=True):
-            removed = (index for index, name in enumerate(names) if name in own)
+        for replaced, before in zip(self._own, self._before, strict=True):
+            removed = (index for index, name in enumerate(names) if name in replaced)
             behind = max((index + 1 for index, name in enumerate(names) if name in before), default=0)
             places.append(next(removed, behind))
         return places
@@ -231,8 +231,8 @@ def _merged(
     old: Sequence[_T], new: Sequence[tuple[_T, ...]], places: Sequence[int], stays: Callable[[_T], bool]
 ) -> Iterator[_T]:
     for index in range(len(old) + 1):
-        for own, place in zip(new, places, strict=True):
+        for items, place in zip(new, places, strict=True):
             if place == index:
-                yield from own
+                yield from items
         if index < len(old) and stays(old[index]):
             yield old[index]

@@ -122,10 +122,10 @@ def _view(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
     if layer.attributes.get("function") != "flatten" or merged < 1 or len(shapes[0]) != len(read):
         raise Misfit(_texts(layer.input_shapes))
     fitting = [at for at in range(len(returned)) if _flattened(read, at, merged) == returned]
-    found = {_flattened(shapes[0], at, merged) for at in fitting}
-    if len(found) != 1:
+    candidates = {_flattened(shapes[0], at, merged) for at in fitting}
+    if len(candidates) != 1:
         raise Misfit(_texts(layer.input_shapes))
-    return found.pop()
+    return candidates.pop()
 
 
 def _flattened(shape: Shape, at: int, dims: int) -> Shape:

@@ -46,12 +46,12 @@ def find_runs(network: ModelGraph, replacements: Sequence[Replacement]) -> tuple
             runs.append(run := [])
         run.append(layer)
         ending[owner, layer.name] = run
-    found = tuple(Run(replacements[owners[run[0].name]], tuple(run)) for run in runs)
+    matching_runs = tuple(Run(replacements[owners[run[0].name]], tuple(run)) for run in runs)
     if len(owners) == len(network.layers):
         raise UserError(f"--replace: no layer of {network.name} stays: name fewer of them")
-    for each in found:
-        _check_inside(each, network)
-    return found
+    for matched in matching_runs:
+        _check_inside(matched, network)
+    return matching_runs
 
 
 def _owners(network: ModelGraph, replacements: Sequence[Replacement]) -> dict[str, int]:

@@ -67,39 +67,39 @@ def parse_replacement(text: str) -> Replacement:
 
 
 def _module(written: str, text: str) -> Written:
-    found = _WRITTEN.fullmatch(written)
-    if found is None:
+    matched = _WRITTEN.fullmatch(written)
+    if matched is None:
         raise UserError(
             f"--replace {text!r}: {written!r} is no module; write as linear(4096,512), several with + between"
         )
-    name, inside = found[1], (found[2] or "").strip()
+    name, inside = matched[1], (matched[2] or "").strip()
     if name == NONE:
         raise UserError(f"--replace {text!r}: none stands alone, not beside other modules")
     if name not in MODULES:
         raise unknown_choice("module of --replace", name, (*MODULES, NONE))
     module = MODULES[name]
     given = _arguments(module, inside, text)
-    missing = [each for each in module.arguments if each not in given and each not in module.optional]
+    missing = [argument for argument in module.arguments if argument not in given and argument not in module.optional]
     if missing:
         raise UserError(f"--replace {text!r}: {name} lacks {missing[0]}; write {module.usage}")
     return Written(module, {**module.defaults, **given}, written)
 
 
 def _arguments(module: Module, inside: str, text: str) -> dict[str, Argument]:
-    names, found = list(module.arguments), dict[str, Argument]()
+    names, arguments = list(module.arguments), dict[str, Argument]()
     parts = inside.split(",") if inside else []
     for index, part in enumerate(parts):
         named, equals, value = (item.strip() for item in part.rpartition("="))
         name = named if equals else names[index] if index < len(names) else ""
-        if name not in names or name in found or (not equals and any("=" in before for before in parts[:index])):
+        if name not in names or name in arguments or (not equals and any("=" in before for before in parts[:index])):
             raise UserError(
                 f"--replace {text!r}: {module.name} has no place for {part.strip()!r}; write {module.usage}"
             )
         argument = _argument(value, module.arguments[name])
         if argument is None:
             raise UserError(f"--replace {text!r}: {name} is {value!r}, and has to be {_RIGHT[module.arguments[name]]}")
-        found[name] = argument
-    return found
+        arguments[name] = argument
+    return arguments
 
 
 def _argument(value: str, sort: Sort) -> Argument | None:

@@ -129,12 +129,12 @@ class HostWatch:
                 pid = int(path.name)
                 children[int(fields[_PARENT])].append(pid)
                 ticks[pid] = sum(map(int, fields[_TIMES]))
-        own, waiting = 0, [self._first]
+        ticks_used, waiting = 0, [self._first]
         while waiting:
             pid = waiting.pop()
-            own += ticks.pop(pid, 0)
+            ticks_used += ticks.pop(pid, 0)
             waiting += children.pop(pid, [])
-        return own / _TICKS_PER_S
+        return ticks_used / _TICKS_PER_S
 
     def _throttled_s(self) -> float:
         """Seconds that the control group's limit kept its threads from running; 0 without one."""

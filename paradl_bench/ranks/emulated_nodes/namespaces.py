@@ -42,13 +42,13 @@ class Namespace:
         A signal that would raise waits until the thread is back.
         """
         with uninterrupted():
-            own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+            former = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 _enter(self.descriptor)
                 yield
             finally:
-                _enter(own)
-                os.close(own)
+                _enter(former)
+                os.close(former)
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def new_namespace() -> Iterator[Namespace]:
 def _unshared() -> int:
     with uninterrupted():
         try:
-            own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+            former = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             raise NoNamespaces(_REFUSALS[errno.ENOSYS]) from None
         try:
@@ -76,11 +76,11 @@ def _unshared() -> int:
             try:
                 return os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
             finally:
-                _enter(own)
+                _enter(former)
         except OSError as error:
             raise NoNamespaces(_REFUSALS.get(error.errno or 0, os.strerror(error.errno or 0))) from None
         finally:
-            os.close(own)
+            os.close(former)
 
 
 def _enter(descriptor: int) -> None:

@@ -36,12 +36,12 @@ def prove_ranks(group: ProcessGroup) -> None:
     # What torch gives to a process that is not in the group is a number.
     if not _keys or not isinstance(group, dist.ProcessGroup) or dist.get_backend(group) != "gloo":
         return
-    own, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
     asked = [secrets.token_bytes(_CHALLENGE_BYTES) for _ in range(size)]
-    received = _exchanged(group, asked)
-    answers = _exchanged(group, [_answer(own, peer, received[peer]) for peer in range(size)])
+    received = _all_to_all(group, asked)
+    answers = _all_to_all(group, [_answer(rank, peer, received[peer]) for peer in range(size)])
     for peer, answer in enumerate(answers):
-        if not hmac.compare_digest(answer, _answer(peer, own, asked[peer])):
+        if not hmac.compare_digest(answer, _answer(peer, rank, asked[peer])):
             raise WorkError(
                 f"a process that is not of this run answered instead of rank {dist.get_global_rank(group, peer)}"
             )
@@ -51,7 +51,7 @@ def _answer(prover: int, verifier: int, challenge: bytes) -> bytes:
     return hmac.digest(_keys[0], b"paradl rank %d to %d " % (prover, verifier) + challenge, "sha256")
 
 
-def _exchanged(group: ProcessGroup, messages: list[bytes]) -> list[bytes]:
+def _all_to_all(group: ProcessGroup, messages: list[bytes]) -> list[bytes]:
     """What every rank sent to this one, for what this one sends to each; all are equally long."""
     import torch
 

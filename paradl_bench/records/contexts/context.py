@@ -92,7 +92,9 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"{where} has not {self.calls} calls a repetition")
         for starts, ends in ((self.idle_start_s, self.idle_end_s), (self.start_s, self.end_s)):
             if any(
-                e < s for own, done in zip(starts, ends, strict=bool(starts)) for s, e in zip(own, done, strict=True)
+                e < s
+                for begun, done in zip(starts, ends, strict=bool(starts))
+                for s, e in zip(begun, done, strict=True)
             ):
                 raise ValueError(f"{where} ends before it starts")
 
@@ -137,13 +139,15 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not self.host_start_s or self.clock_error_s is not None:
             return self
         by_rank = enumerate(self.host_start_s, self.first_rank)
-        known = [found for rank, row in by_rank if (found := clocks.on_one_clock(self.attempt, rank, row)) is not None]
+        known = [
+            stamps for rank, row in by_rank if (stamps := clocks.on_one_clock(self.attempt, rank, row)) is not None
+        ]
         if len(known) < len(self.host_start_s):
             return self
         return msgspec.structs.replace(
             self,
-            host_start_s=tuple(tuple(each.stamps_s.tolist()) for each in known),
-            clock_error_s=float(max(each.error_s.max() for each in known)),
+            host_start_s=tuple(tuple(stamps.stamps_s.tolist()) for stamps in known),
+            clock_error_s=float(max(stamps.error_s.max() for stamps in known)),
         )
 
     @property

@@ -73,7 +73,9 @@ class HostClocks:
             if record.clock_at_s is not None and record.attempt:
                 self._host[record.attempt, record.rank] = record.host
                 measured[record.attempt, record.host].setdefault(record.clock_at_s, record)
-        self._series = {key: _Series([own[at] for at in sorted(own)]) for key, own in measured.items()}
+        self._series = {
+            key: _Series([by_moment[at] for at in sorted(by_moment)]) for key, by_moment in measured.items()
+        }
 
     def on_one_clock(self, attempt: int, rank: int, stamps_s: Sequence[float] | Floats) -> OnOneClock | None:
         """Stamps of a rank's monotonic clock on rank 0's; None where no offset of that attempt is known.

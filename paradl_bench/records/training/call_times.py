@@ -150,15 +150,15 @@ def _of_chunk(chunk: Mapping[int, _Timed]) -> dict[CallKey, _Part]:
         for key, call in _keyed(record.calls):
             members[key] = call.ranks
             sides[key][rank] = starts_s + np.array(call.begin_s), starts_s + np.array(call.end_s)
-    found = {}
+    parts = {}
     for key, of_ranks in sides.items():
         if of_ranks.keys() == set(members[key]):
             begin_s, end_s = (np.array([of_ranks[rank][side] for rank in members[key]]) for side in (0, 1))
             if key.sender is not None:
                 # Whoever sends may wait for that long after; the message is there when it was received.
                 end_s = np.maximum(np.minimum(end_s, end_s[-1]), begin_s)
-            found[key] = _Part(members[key], begin_s, end_s)
-    return found
+            parts[key] = _Part(members[key], begin_s, end_s)
+    return parts
 
 
 def _keyed(calls: Sequence[TimedCall]) -> Iterator[tuple[CallKey, TimedCall]]:
@@ -177,11 +177,11 @@ def _spent(rank: int, timed: Sequence[_Timed], calls: Sequence[CallTimes]) -> Ra
 
     forward_s = np.concatenate([starts_s for _, starts_s in timed]) + column(lambda record: record.fw_s)
     backward_s = forward_s + column(lambda record: np.add(record.bw_s, record.exposed_ge_s))
-    own = [(call, call.ranks.index(rank)) for call in calls if rank in call.ranks]
-    shape = len(own), len(forward_s)
-    begin_s = np.reshape([call.begin_s[place] for call, place in own], shape)
-    end_s = np.reshape([call.end_s[place] for call, place in own], shape)
-    ready_s = begin_s + np.reshape([call.waits_s[place] for call, place in own], shape)
+    taken_part = [(call, call.ranks.index(rank)) for call in calls if rank in call.ranks]
+    shape = len(taken_part), len(forward_s)
+    begin_s = np.reshape([call.begin_s[place] for call, place in taken_part], shape)
+    end_s = np.reshape([call.end_s[place] for call, place in taken_part], shape)
+    ready_s = begin_s + np.reshape([call.waits_s[place] for call, place in taken_part], shape)
     in_layers = any(record.fw_communication_s or record.bw_communication_s or record.turns for record in records)
     rows = []
     for index, (forward, backward) in enumerate(zip(forward_s, backward_s, strict=True)):

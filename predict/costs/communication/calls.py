@@ -15,8 +15,8 @@ def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
     shares = [_taking_part(plan, work) for work in plan.works]
     exchange = max(_all_reduces_of_gradients(plan), key=lambda work: work.ranks, default=None)
-    each = zip(works_after_compute(plan), shares, works_with_all_reduce(plan), strict=True)
-    return [Call(bool(behind), share, exchange if beside else None) for behind, share, beside in each]
+    rows = zip(works_after_compute(plan), shares, works_with_all_reduce(plan), strict=True)
+    return [Call(bool(behind), share, exchange if beside else None) for behind, share, beside in rows]
 
 
 def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
@@ -69,14 +69,14 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
     is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True
     for role in plan.roles:
         chosen = _tasks_after_compute(plan.works, role) | is_sent[role.work]
-        for row, own in zip(behind, (~chosen, chosen), strict=True):
-            row += np.bincount(role.work[own], minlength=len(plan.works))
+        for row, tasks in zip(behind, (~chosen, chosen), strict=True):
+            row += np.bincount(role.work[tasks], minlength=len(plan.works))
     return np.asarray(behind[1] > behind[0])
 
 
 def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
-    found = np.zeros(role.tasks, bool)
+    after_compute = np.zeros(role.tasks, bool)
     stream, phase = role.stream.tolist(), role.phase.tolist()
     starts, blocking = role.dependency_start.tolist(), role.dependencies.tolist()
     last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
@@ -86,7 +86,7 @@ def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool
 
     def end_run() -> None:
         if run and from_compute and (waited_for or last_computed < run[-1]):
-            found[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
+            after_compute[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
 
     for task in _communicating_or_waiting_for_it(role):
         waits_for = blocking[starts[task] : starts[task + 1]]
@@ -102,7 +102,7 @@ def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool
         # What an iteration begins with stands behind the weight update of the one before.
         run, waited_for, from_compute = [task], False, bool(computed) or task == 0
     end_run()
-    return found
+    return after_compute
 
 
 def _communicating_or_waiting_for_it(role: Role) -> list[int]:

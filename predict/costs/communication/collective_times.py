@@ -39,11 +39,13 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
     # Up to the end of the first piece, from there to the start of the second, up to its end, ...
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
     regime = np.searchsorted(edges, m / pieces[0].parts(p))
-    found = np.empty(m.shape)
+    seconds = np.empty(m.shape)
     for at in np.unique(regime).tolist():
-        own = regime == at
-        found[own] = piecewise_seconds(pieces[at // 2 : at // 2 + 1 + at % 2], p[own], m[own], g[own])
-    return found
+        in_regime = regime == at
+        seconds[in_regime] = piecewise_seconds(
+            pieces[at // 2 : at // 2 + 1 + at % 2], p[in_regime], m[in_regime], g[in_regime]
+        )
+    return seconds
 
 
 def beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:

@@ -138,29 +138,29 @@ class CommunicationCosts:
             swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
             cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted(CONTENTION, seconds)
-        found = CommunicationCost(cost, modes)
+        alone = CommunicationCost(cost, modes)
         if call.after_compute:
-            return self._after_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+            return self._after_compute(alone, work.operation, level, (work.message_bytes,), seconds_of)
         if work.scope != "group":
             # One of several in turn: it finds what the one before has left.
-            return self._in_turn(found, work, level, seconds_of)
-        return found
+            return self._in_turn(alone, work, level, seconds_of)
+        return alone
 
     def _in_turn(
-        self, found: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
+        self, alone: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
     ) -> CommunicationCost:
         """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
         entry, remarks = self._contexts.likest(Wanted("after-compute", work.operation, level.name))
         if entry is None or remarks:
-            return found
+            return alone
         size = min(work.message_bytes, entry.bytes_range[1])
         ratio = math.exp(self._between_calls_after(entry, level).log_ratio(size))
         more_s = max(0.0, ratio - 1) * seconds_of(size)
-        return found._replace(cost=found.cost.adjusted("after the call before", found.cost.seconds + more_s))
+        return alone._replace(cost=alone.cost.adjusted("after the call before", alone.cost.seconds + more_s))
 
     def _after_compute(
         self,
-        found: CommunicationCost,
+        alone: CommunicationCost,
         operation: str,
         level: Level,
         messages: Sequence[int],
@@ -168,9 +168,9 @@ class CommunicationCosts:
     ) -> CommunicationCost:
         """The cost with what compute before it adds: latency once, the factor to each message."""
         entry, remarks = self._contexts.likest(Wanted("after-compute", operation, level.name))
-        cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
+        cost = alone.cost._replace(remarks=(*alone.cost.remarks, *remarks))
         if entry is None:
-            return found._replace(cost=cost)
+            return alone._replace(cost=cost)
         between = self._between_calls_after(entry, level)
         sizes = [min(size, entry.bytes_range[1]) for size in messages]
         between_s = sum(math.exp(between.log_ratio(size)) * seconds_of(size) for size in sizes)
@@ -178,7 +178,7 @@ class CommunicationCosts:
         # call takes less than a sweep's, from which the search's estimates from below are made.
         extra_s = max(0.0, between_s + entry.extra_s(between_s) - sum(map(seconds_of, sizes)))
         cost = cost.adjusted("after compute", cost.seconds + extra_s)
-        return found._replace(cost=cost, modes=(*found.modes, *context_modes(entry, between_s)))
+        return alone._replace(cost=cost, modes=(*alone.modes, *context_modes(entry, between_s)))
 
     def _between_calls_after(self, entry: InContext, level: Level) -> SizeRatios:
         """:func:`~.context_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
@@ -203,22 +203,22 @@ class CommunicationCosts:
         operation = self.halo_operation(work)
         costs = [self._message_cost(size, work.axes, strategy, operation) for size in messages]
         modes: dict[str, float] = {}
-        for each in costs:
-            for name, shift in each.modes:
+        for message_cost in costs:
+            for name, shift in message_cost.modes:
                 modes[name] = modes.get(name, 0.0) + shift
         total = Cost(
-            sum(each.cost.seconds for each in costs),
-            max((each.cost.source for each in costs), default=Source.MEASURED),
-            remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
-            adjustments=tuple(change for each in costs for change in each.cost.adjustments),
+            sum(message_cost.cost.seconds for message_cost in costs),
+            max((message_cost.cost.source for message_cost in costs), default=Source.MEASURED),
+            remarks=tuple(dict.fromkeys(remark for message_cost in costs for remark in message_cost.cost.remarks)),
+            adjustments=tuple(change for message_cost in costs for change in message_cost.cost.adjustments),
         )
-        found = CommunicationCost(total, tuple(modes.items()))
+        alone = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
-            return found
+            return alone
         message = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
         level, _ = self.level(message, strategy)
         return self._after_compute(
-            found,
+            alone,
             operation,
             level,
             messages,
@@ -267,13 +267,13 @@ class CommunicationCosts:
         self, level: Level, fits: list[CommunicationFit]
     ) -> tuple[Level, list[CommunicationFit], tuple[Remark, ...]]:
         """The level and its fits as they are on links that are faster or slower than those known."""
-        own, inside = self._hardware.links(level.name), self._hardware.links(self.cluster.levels[0].name)
-        changes = own != (1.0, 1.0) or (inside != (1.0, 1.0) and any(fit.inner for fit in fits))
+        between, inside = self._hardware.links(level.name), self._hardware.links(self.cluster.levels[0].name)
+        changes = between != (1.0, 1.0) or (inside != (1.0, 1.0) and any(fit.inner for fit in fits))
         if not changes:
             return level, fits, ()
-        times = f"{1 / own.beta:.3g} times the bandwidth, {own.alpha:.3g} times the latency"
+        times = f"{1 / between.beta:.3g} times the bandwidth, {between.alpha:.3g} times the latency"
         remark = Remark(f"links of level {level.name!r} that were not measured: {times}", True)
-        return changed_level(level, own), [changed_fit(fit, own, inside) for fit in fits], (remark,)
+        return changed_level(level, between), [changed_fit(fit, between, inside) for fit in fits], (remark,)
 
     def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
         """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
@@ -309,7 +309,7 @@ class CommunicationCosts:
 
         None where it queues behind the all-reduce, as it is taken to where that was not measured.
         """
-        level, spanned = (self.level(each, strategy)[0].name for each in (work, beside))
+        level, spanned = (self.level(collective, strategy)[0].name for collective in (work, beside))
         entry, remarks = self._contexts.likest(Wanted("with-all-reduce", work.operation, level, spanned))
         return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
 
@@ -334,12 +334,12 @@ class CommunicationCosts:
         return "broadcast" not in self.measured_operations and any(fit.published for fit in published)
 
     def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
-        own = self._fits.get((work.operation, level.name))
-        if own:
-            return own, ()
+        fits = self._fits.get((work.operation, level.name))
+        if fits:
+            return fits, ()
         if level.alpha_s is not None and level.beta_s_per_byte is not None:
             return [], ()
-        order = {each.name: index for index, each in enumerate(self._profile.cluster.levels)}
+        order = {known.name: index for index, known in enumerate(self._profile.cluster.levels)}
         others = [name for operation, name in self._fits if operation == work.operation]
         if not others:
             raise UnmeasuredCollective(work.operation, self.backend)

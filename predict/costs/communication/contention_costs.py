@@ -57,11 +57,11 @@ class ContentionCosts:
             measure = f"{measure_with(f'groups={math.ceil(groups)}')} --ranks {work.ranks}"
             text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
             return Sharing(1.0, 0.0, (Remark(text, True),))
-        found = contention_of(entries, groups)
-        if found.extrapolated:
+        contention = contention_of(entries, groups)
+        if contention.extrapolated:
             most = max(entry.groups for entry in entries)
             remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
-        return Sharing(found.factor, found.factor_sd, remarks)
+        return Sharing(contention.factor, contention.factor_sd, remarks)
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""
@@ -71,17 +71,17 @@ class ContentionCosts:
         return self._groups[key]
 
     def _count(self, work: Collective, level: Level, strategy: Strategy) -> int:
-        names = [each.name for each in self._cluster.levels]
+        names = [known.name for known in self._cluster.levels]
         index = names.index(level.name)
         unit = self._cluster.levels[max(index - 1, 0)].ranks
         along = set(work.axes)
         apart = [i for i, axis in enumerate(strategy.axes) if i not in along and not axis.has(Trait.STAGES)]
-        found: set[tuple[int, ...]] = set()
+        groups: set[tuple[int, ...]] = set()
         for rank in range(min(unit, strategy.ranks)):
             place = strategy.coordinates(rank)
             group = tuple(place[i] for i in apart)
             if work.scope == "between nodes":
                 # Ranks at unlike places of a node are in groups of their own.
                 group += (group_of(strategy, work.axes, rank).index(rank) % work.per_node,)
-            found.add(group)
-        return len(found)
+            groups.add(group)
+        return len(groups)

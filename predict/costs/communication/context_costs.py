@@ -81,15 +81,15 @@ class ContextCosts:
         if not known:
             what = _UNMEASURED.get(wanted.context, f"{wanted.context} was not measured")
             return None, (Remark(f"{what}: {measure_with(wanted.context)}", True),)
-        entry = min(known, key=lambda each: _unlikeness(each, wanted))
+        entry = min(known, key=lambda measured: _unlikeness(measured, wanted))
         spanned = entry.spanned if wanted.spanned else ""
-        found = Wanted(wanted.context, entry.operation, entry.level, spanned)
+        likest = Wanted(wanted.context, entry.operation, entry.level, spanned)
         remarks = []
-        if found != wanted._replace(ranks=0, message_bytes=0):
+        if likest != wanted._replace(ranks=0, message_bytes=0):
             # Calls inside of groups whose gradients go over more ranks are swept by an option of its own.
             inside = wanted.spanned not in ("", wanted.level)
             how = f"; measure it: {measure_with(wanted.context)} --side-by-side R" if inside else ""
-            remarks.append(Remark(f"{wanted.words}: as {found.words}{how}", True))
+            remarks.append(Remark(f"{wanted.words}: as {likest.words}{how}", True))
         if entry.ranks[1] < wanted.ranks:
             remarks.append(Remark(f"{wanted.context} beyond the {entry.ranks[1]} ranks that were measured", True))
         return entry, tuple(remarks)
@@ -97,9 +97,9 @@ class ContextCosts:
     def groups_at_once(self, operation: str, level: str) -> tuple[list[InContext], tuple[Remark, ...]]:
         """What was measured of groups at once over a level, of an operation, else of the one that is known best."""
         here = [entry for entry in self._entries.get("groups", []) if entry.level == level]
-        own = [entry for entry in here if entry.operation == operation]
-        if own or not here:
-            return own, ()
+        of_operation = [entry for entry in here if entry.operation == operation]
+        if of_operation or not here:
+            return of_operation, ()
         # A link is shared by whatever runs over it: the operation with most numbers of groups, then most calls.
         of = {name: [entry for entry in here if entry.operation == name] for name in sorted(e.operation for e in here)}
         best = max(of, key=lambda name: (len(of[name]), sum(entry.samples for entry in of[name])))

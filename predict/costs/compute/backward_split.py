@@ -82,9 +82,9 @@ class BackwardSplit:
             kind = layer_kinds().get(layer.kind)
             text = _BY_FLOPS + (_COMMAND if kind is not None and kind.splits_backward else "")
             source, remark = max(whole.source, Source.SCALED), Remark(text, True, layer.name)
-        own = share if phase == "BW_input" else 1 - share
+        own_share = share if phase == "BW_input" else 1 - share
         moved_s = whole.seconds * sd
-        cost = whole.times(own)._replace(source=source, remarks=(*whole.remarks, remark))
+        cost = whole.times(own_share)._replace(source=source, remarks=(*whole.remarks, remark))
         return BackwardPart(cost, moved_s if phase == "BW_input" else -moved_s)
 
     def _sd_of_flops(self, batch: int, ranks_on_host: int) -> float:

@@ -90,13 +90,13 @@ def _by_model(times: Iterable[ModelTime]) -> Collection[Sequence[ModelTime]]:
 
 def _typical(models: Sequence[Sequence[Dispatch]]) -> Dispatch:
     """Of a model that was not timed: medians over those that were, and how these differ."""
-    each = [dispatch for of_model in models for dispatch in of_model]
+    dispatches = [dispatch for of_model in models for dispatch in of_model]
     both_s = [statistics.median(d.forward_s + d.backward_s for d in of_model) for of_model in models]
     spread = statistics.stdev(both_s) / statistics.median(both_s) if len(models) > 1 else UNKNOWN_RELATIVE_SD
     return Dispatch(
-        forward_s=statistics.median(dispatch.forward_s for dispatch in each),
-        backward_s=statistics.median(dispatch.backward_s for dispatch in each),
-        relative_sd=math.hypot(spread, statistics.median(dispatch.relative_sd for dispatch in each)),
+        forward_s=statistics.median(dispatch.forward_s for dispatch in dispatches),
+        backward_s=statistics.median(dispatch.backward_s for dispatch in dispatches),
+        relative_sd=math.hypot(spread, statistics.median(dispatch.relative_sd for dispatch in dispatches)),
         timed=True,
     )
 
@@ -113,9 +113,9 @@ def _tells_of_iterations(profile: Profile) -> bool:
 def with_dispatch(dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Priced]) -> dict[int, Priced]:
     """Parts by index of a plan's works, what the device waits for its host in the time between operations."""
     overheads = plan.of_kind(FrameworkOverhead).keys() & parts.keys()
-    found = dict(parts)
+    with_waits = dict(parts)
     if dispatch is None or not overheads:
-        return found
+        return with_waits
     ends = (1.0, 1 + Z90 * dispatch.relative_sd, max(1 - Z90 * dispatch.relative_sd, 0.0))
     usual, slow, fast = _gaps(plan, parts, dispatch, ends)
     is_unmeasured = not (dispatch.runs or dispatch.timed)
@@ -131,8 +131,8 @@ def with_dispatch(dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Pri
             remarks=(*between.remarks, *remarks),
             method="host",
         )
-        found[work] = parts[work]._replace(cost=cost)
-    return found
+        with_waits[work] = parts[work]._replace(cost=cost)
+    return with_waits
 
 
 def _source(dispatch: Dispatch) -> Source:

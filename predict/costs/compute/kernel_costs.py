@@ -45,9 +45,9 @@ class KernelCosts:
     def __init__(self, models: Iterable[KernelModel], dtype: str) -> None:
         self._dtype = dtype
         self._models = {
-            (each.kind, each.stage, tuple(sorted(each.settings.items()))): each
-            for each in models
-            if each.dtype == dtype
+            (model.kind, model.stage, tuple(sorted(model.settings.items()))): model
+            for model in models
+            if model.dtype == dtype
         }
         self._known: dict[tuple[str, PhaseName, int, bool], Estimate | None] = {}
 
@@ -62,7 +62,7 @@ class KernelCosts:
         return self._known[key]
 
     def _find(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
-        estimates = [found for shape in self._kernels_of(layer, phase, batch) if (found := self.of_shape(shape))]
+        estimates = [kernel for shape in self._kernels_of(layer, phase, batch) if (kernel := self.of_shape(shape))]
         return _added(estimates) if estimates else None
 
     def _kernels_of(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[KernelShape, ...]:
@@ -142,8 +142,8 @@ def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:
 
     The spread is that of the single layers, weighed by time, and stands for a layer that is not among them.
     """
-    own = [pair for pair in pairs if pair.kind == kind]
-    taken = own if len(own) >= FEWEST_PAIRS else list(pairs)
+    of_kind = [pair for pair in pairs if pair.kind == kind]
+    taken = of_kind if len(of_kind) >= FEWEST_PAIRS else list(pairs)
     regressed = sum(pair.regressed_s for pair in taken)
     measured = sum(pair.measured_s for pair in taken)
     if len(taken) < FEWEST_PAIRS or not (regressed and measured):
@@ -154,9 +154,9 @@ def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:
 
 
 def _added(estimates: Sequence[Estimate]) -> Estimate:
-    seconds = sum(each.seconds for each in estimates)
+    seconds = sum(kernel.seconds for kernel in estimates)
     # Halves of one layer are off together: standard deviations add.
-    sd_s = sum(each.seconds * each.relative_sd for each in estimates)
-    beyond = tuple(dict.fromkeys(text for each in estimates for text in each.extrapolated))
-    published = " and ".join(dict.fromkeys(each.published for each in estimates if each.published))
+    sd_s = sum(kernel.seconds * kernel.relative_sd for kernel in estimates)
+    beyond = tuple(dict.fromkeys(text for kernel in estimates for text in kernel.extrapolated))
+    published = " and ".join(dict.fromkeys(kernel.published for kernel in estimates if kernel.published))
     return Estimate(seconds, sd_s / seconds if seconds else 0.0, beyond, published)

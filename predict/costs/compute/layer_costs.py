@@ -270,11 +270,11 @@ class LayerCosts:
         """
         kind = kind_of(operation)
         choices = (
-            self.host_ratio(ranks_on_host, 1, kind, phase, own=own, batch=at)
-            for own, at in ((True, batch), (True, None), (False, None))
+            self.host_ratio(ranks_on_host, 1, kind, phase, own=of_model, batch=at)
+            for of_model, at in ((True, batch), (True, None), (False, None))
         )
-        found = next((choice for choice in choices if choice is not None), None)
-        return found or self.host_ratio(ranks_on_host, 1)
+        nearest = next((choice for choice in choices if choice is not None), None)
+        return nearest or self.host_ratio(ranks_on_host, 1)
 
     def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         if operation in self._learnt:
@@ -364,8 +364,8 @@ class LayerCosts:
                 if _kernel_of(layer.kind) == kernel and series:
                     times = series[nearest_count(series, ranks_on_host)]
                     at = {*times, batch} if len(times) > 1 else times
-                    costs = {each: self.cost(operation, phase, "", each, ranks_on_host) for each in at}
-                    measured += [(Call(layer, each), cost.seconds) for each, cost in costs.items()]
+                    costs = {size: self.cost(operation, phase, "", size, ranks_on_host) for size in at}
+                    measured += [(Call(layer, size), cost.seconds) for size, cost in costs.items()]
             self._like_calls[key] = LikeCalls(self._roofline, phase, ranks_on_host, measured) if measured else None
         return self._like_calls[key]
 

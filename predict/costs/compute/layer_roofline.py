@@ -41,9 +41,9 @@ class Roofline:
     def __init__(self, profile: Profile, network: ModelGraph, dtype: str = "fp32") -> None:
         self.layers: dict[str, Layer] = {}
         self._parameter_bytes: dict[str, int] = {}
-        for each in (network, *profile.network.values()):
-            sizes = {parameter.name: parameter.bytes for parameter in each.parameters}
-            for layer in each.layers:
+        for graph in (network, *profile.network.values()):
+            sizes = {parameter.name: parameter.bytes for parameter in graph.parameters}
+            for layer in graph.layers:
                 if layer.operation not in self.layers:
                     self.layers[layer.operation] = layer
                     self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
@@ -135,7 +135,7 @@ class LikeCalls:
 
     def ratio(self, call: Call, other: Call) -> float:
         """How much longer one call should take than another."""
-        mine, theirs = (self._roofline.work(*self._of(each)) for each in (call, other))
+        mine, theirs = (self._roofline.work(*self._of(compared)) for compared in (call, other))
         return mine / theirs if mine and theirs else 1.0
 
     def floor_s(self, call: Call) -> float:
@@ -160,8 +160,8 @@ class LikeCalls:
         for index, call in enumerate(self._calls):
             others = takes_time & takes_time[index] & (operations != operations[index])
             errors.append((np.abs(over_work - over_work[index]) / (1 + self._distances(call)))[others])
-        found = np.concatenate(errors)
-        return MAD_TO_SD * float(np.median(found)) if len(found) else UNKNOWN_ERROR
+        all_errors = np.concatenate(errors)
+        return MAD_TO_SD * float(np.median(all_errors)) if len(all_errors) else UNKNOWN_ERROR
 
     def _of(self, call: Call) -> tuple[Layer, PhaseName, int, int]:
         return call.layer, self._phase, call.batch, self._ranks_on_host

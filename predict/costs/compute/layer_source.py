@@ -63,10 +63,10 @@ def parse_layers(text: str | None) -> LayersFrom:
     if text is None:
         return MEASURED_FIRST
     word, _, name = (part.strip() for part in text.partition(":"))
-    way = next((each for each in get_args(Way) if each == word), None)
+    way = next((choice for choice in get_args(Way) if choice == word), None)
     if way is None or (":" in text and way != "regressed"):
         raise unknown_choice("--layers", text, [*get_args(Way), "regressed:REGRESSOR"])
-    regressor = next((each for each in get_args(Regressor) if each == name), None)
+    regressor = next((choice for choice in get_args(Regressor) if choice == name), None)
     if ":" in text and regressor is None:
         raise unknown_choice("regressor", name, get_args(Regressor))
     return LayersFrom(way, regressor)
@@ -89,14 +89,14 @@ def _asked(models: Iterable[KernelModel], layers: LayersFrom) -> tuple[KernelMod
     models, name = tuple(models), layers.regressor
     if name is None:
         return models
-    found = tuple(asked for asked in (with_regressor(model, name) for model in models) if asked is not None)
-    if models and not found:
-        held = sorted({each for model in models for each in held_regressors(model)})
+    asked_for = tuple(asked for asked in (with_regressor(model, name) for model in models) if asked is not None)
+    if models and not asked_for:
+        held = sorted({regressor_name for model in models for regressor_name in held_regressors(model)})
         raise UserError(
             f"{layers.asked}: no kernel of the profile holds that regressor, they hold {', '.join(held)};"
             " calibrate fit keeps it where torch is installed or a trial chose it"
         )
-    return found
+    return asked_for
 
 
 def _unreached(device: Device) -> Device:
@@ -109,7 +109,7 @@ def _unreached(device: Device) -> Device:
 def refuse_without_source(profile: Profile, layers: LayersFrom, dtype: str, kernel_settings: str, model: str) -> None:
     """Raise a UserError where a profile (of :func:`of_layers_from`) has nothing at all of what is asked for."""
     dtype = computed_in(dtype)
-    if layers.way == "regressed" and not any(each.dtype == dtype for each in profile.kernel_models):
+    if layers.way == "regressed" and not any(kernel_model.dtype == dtype for kernel_model in profile.kernel_models):
         if kernel_settings:
             raise UserError(
                 f"{layers.asked}: regressors are of kernels without settings, and this is predicted with"

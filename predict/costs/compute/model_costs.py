@@ -98,9 +98,9 @@ class ModelCosts:
         def summary(time: ModelTime) -> Summary:
             return time.fw_between if phase == "FW" else time.bw_between
 
-        own = self._of_shard(shard) or self._of_model(self._own_name)
-        if own:
-            return self._own(own, summary, batch, ranks_on_host, f"time between operations ({phase})")
+        times = self._of_shard(shard) or self._of_model(self._own_name)
+        if times:
+            return self._own(times, summary, batch, ranks_on_host, f"time between operations ({phase})")
         return self._from_others(
             self._times, summary, lambda network: len(network.layers), batch, ranks_on_host, "time between operations"
         )
@@ -113,8 +113,8 @@ class ModelCosts:
         """Seconds of the optimizer step and zero_grad over what a rank holds of the model; None where not measured."""
         if not self._from.measured:
             return None
-        own = [time for time in self._of_shard(shard) if time.optimizer == self._optimizer]
-        return self._own(own, lambda time: time.wu, batch, ranks_on_host, "weight update") if own else None
+        updated = [time for time in self._of_shard(shard) if time.optimizer == self._optimizer]
+        return self._own(updated, lambda time: time.wu, batch, ranks_on_host, "weight update") if updated else None
 
     def weight_update(self, batch: int, ranks_on_host: int) -> Cost:
         """Seconds of the optimizer step and zero_grad over the whole model.
@@ -133,9 +133,9 @@ class ModelCosts:
                 f"the profile holds no weight update by {self._optimizer!r}, only by {measured}; measure it: "
                 f"paradl-bench layers {self._network.name} --optimizer {self._optimizer} --batch {batch} -o DIR"
             )
-        own = [time for time in updated if time.model == self._own_name]
-        if own:
-            return self._own(own, lambda time: time.wu, batch, ranks_on_host, "weight update")
+        of_model = [time for time in updated if time.model == self._own_name]
+        if of_model:
+            return self._own(of_model, lambda time: time.wu, batch, ranks_on_host, "weight update")
         return self._from_others(
             updated,
             lambda time: time.wu,
@@ -160,21 +160,21 @@ class ModelCosts:
 
     def _near(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The measurement that tells of spread: the model's own, else that of the median model; None without any."""
-        own = self.nearest(batch, ranks_on_host)
-        if own is not None or not self._times:
-            return own
+        nearest = self.nearest(batch, ranks_on_host)
+        if nearest is not None or not self._times:
+            return nearest
         others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
         return sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
 
     def nearest(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The model's own measurement that is nearest in ranks on the host, then in batch."""
-        own = self._of_model(self._own_name)
-        return _nearest(own, batch, ranks_on_host) if own else None
+        times = self._of_model(self._own_name)
+        return _nearest(times, batch, ranks_on_host) if times else None
 
     def nearest_shard(self, batch: int, ranks_on_host: int, shard: str) -> ModelTime | None:
         """As :meth:`nearest`, of what a rank of a strategy runs of the model."""
-        own = self._of_shard(shard)
-        return _nearest(own, batch, ranks_on_host) if own else None
+        times = self._of_shard(shard)
+        return _nearest(times, batch, ranks_on_host) if times else None
 
     def rank_spread(self, batch: int, ranks_on_host: int) -> RankSpread:
         """How single iterations of a rank spread, and how much of that is tied, where :meth:`spread` reads it."""
@@ -207,8 +207,8 @@ class ModelCosts:
             and not time.shard
         }
         layers = network.layers if network else ()
-        own = [times.get((layer.operation, phase)) for layer in layers for phase in ("FW", "BW")]
-        events = [near.fw_between, near.bw_between, near.wu, *(time for time in own if time is not None)]
+        timed_layers = [times.get((layer.operation, phase)) for layer in layers for phase in ("FW", "BW")]
+        events = [near.fw_between, near.bw_between, near.wu, *(time for time in timed_layers if time is not None)]
         return (
             np.array([event.typical_s for event in events]),
             np.array([event.iqr_s * IQR_TO_SD for event in events]),
@@ -233,12 +233,12 @@ class ModelCosts:
 
     def _of_model(self, model: str) -> list[ModelTime]:
         """Times of a model; those with the optimizer asked for, if there are any."""
-        found = [time for time in self._times if time.model == model]
-        return [time for time in found if time.optimizer == self._optimizer] or found
+        times = [time for time in self._times if time.model == model]
+        return [time for time in times if time.optimizer == self._optimizer] or times
 
     def _of_shard(self, shard: str) -> list[ModelTime]:
-        found = [time for time in self._shards if shard and time.model == self._own_name and time.shard == shard]
-        return [time for time in found if time.optimizer == self._optimizer] or found
+        times = [time for time in self._shards if shard and time.model == self._own_name and time.shard == shard]
+        return [time for time in times if time.optimizer == self._optimizer] or times
 
     def _models(self) -> list[str]:
         return sorted({time.model for time in self._times})
@@ -292,8 +292,8 @@ def _of_phase(time: ModelTime, phase: Literal["FW", "BW", "WU"]) -> float:
 
 
 def _knots(times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary]) -> list[Knot]:
-    found = {time.batch: Knot(time.batch, summary(time).typical_s, _standard_error(summary(time))) for time in times}
-    return [found[batch] for batch in sorted(found)]
+    knot_of = {time.batch: Knot(time.batch, summary(time).typical_s, _standard_error(summary(time))) for time in times}
+    return [knot_of[batch] for batch in sorted(knot_of)]
 
 
 def _standard_error(summary: Summary) -> float:

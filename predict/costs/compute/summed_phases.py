@@ -17,12 +17,12 @@ _FORWARD_SHARE = 1 / 3
 
 def parted(times: Iterable[LayerTime], layers: Mapping[str, Layer]) -> list[LayerTime]:
     """Forward and backward of each time that is the sum of both; ``layers`` by their operation."""
-    found = []
+    phases = []
     for time in times:
         share = _forward_share(layers.get(time.operation))
-        found.append(msgspec.structs.replace(time, phase="FW", time=_scaled(time.time, share)))
-        found.append(msgspec.structs.replace(time, phase="BW", time=_scaled(time.time, 1 - share)))
-    return found
+        phases.append(msgspec.structs.replace(time, phase="FW", time=_scaled(time.time, share)))
+        phases.append(msgspec.structs.replace(time, phase="BW", time=_scaled(time.time, 1 - share)))
+    return phases
 
 
 def parted_cost(cost: Cost, operation: str) -> Cost:

@@ -164,10 +164,10 @@ class OtherDevice:
         if self.stated_peak is not None:
             return Peak(self.stated_peak * self._factors.flops, "stated by the cluster file")
         for device in self._profile.devices:
-            found = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
-            if found is not None:
+            flops_per_s = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
+            if flops_per_s is not None:
                 how = "by its data sheet" if device.rates_from == DATA_SHEET else "measured by doctor"
-                return Peak(found * self._factors.flops, f"{how} in {self._dtype}")
+                return Peak(flops_per_s * self._factors.flops, f"{how} in {self._dtype}")
         text = f"the profile holds no peak in {self._dtype}: paradl-bench doctor --measure -o DIR, then calibrate fit"
         return Peak(None, text)
 
@@ -218,7 +218,7 @@ def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:
     """
     if not isinstance(cluster, ClusterFile) or cluster.device_name is None:
         return profile
-    own = {cluster.device_name, UNKNOWN_DEVICE} if len(profile.devices) == 1 else {cluster.device_name}
+    names = {cluster.device_name, UNKNOWN_DEVICE} if len(profile.devices) == 1 else {cluster.device_name}
     devices = tuple(
         msgspec.structs.replace(
             device,
@@ -226,7 +226,7 @@ def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:
             peak_flops=device.peak_flops or cluster.peak_flops,
             memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s or cluster.memory_bandwidth_bytes_per_s,
         )
-        if device.name in own and not device.rates
+        if device.name in names and not device.rates
         else device
         for device in profile.devices
     )

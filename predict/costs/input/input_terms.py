@@ -193,17 +193,17 @@ def _h2d(side: InputSide | None, message_bytes: int, options: InputOptions) -> I
 def _chosen(sides: Sequence[InputSide], model: str, source: str | None) -> InputSide | None:
     names = ", ".join(side.source for side in sides)
     if source is not None:
-        found = [side for side in sides if side.source == source]
-        if not found:
+        matches = [side for side in sides if side.source == source]
+        if not matches:
             held = f"it holds {names}" if sides else "it holds none: paradl-bench io PATH -o DIR, then calibrate fit"
             raise UserError(f"--input {source}: the profile has no such input; {held}")
-        return found[0]
+        return matches[0]
     of_model = [side for side in sides if side.model == model]
     of_any = [side for side in sides if not side.model]
-    found = of_model or of_any
-    if len(found) > 1:
+    matches = of_model or of_any
+    if len(matches) > 1:
         raise UserError(f"the profile holds the input of {names}: say which by --input")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _priced(name: str, time: InputTime | None, stated_s: float | None) -> Priced:

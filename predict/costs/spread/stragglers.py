@@ -118,18 +118,18 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def deviation(self, probabilities: Floats) -> Floats:
         """By how much an iteration is slower than the mean one, at probabilities."""
         values = self._pulled_in
-        found = np.interp(probabilities, np.linspace(0.0, 1.0, len(values)), values)
-        return np.asarray(found - self._expected_maximum(1))
+        ratios = np.interp(probabilities, np.linspace(0.0, 1.0, len(values)), values)
+        return np.asarray(ratios - self._expected_maximum(1))
 
     def remarks(self, ranks: int) -> tuple[Remark, ...]:
         """What to say of the wait for so many ranks."""
         if ranks <= 1:
             return ()
-        found = [Remark("the straggler factor takes ranks as slow independently of each other", False)]
+        remarks = [Remark("the straggler factor takes ranks as slow independently of each other", False)]
         if self.samples < ranks:
             text = f"straggler factor beyond {self.samples} ranks: as many iterations were measured"
-            found.append(Remark(text, True))
-        return tuple(found)
+            remarks.append(Remark(text, True))
+        return tuple(remarks)
 
 
 class Parting(NamedTuple):

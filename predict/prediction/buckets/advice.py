@@ -62,17 +62,17 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
         raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")
     caps = parse_caps(options["caps"])
     request = _without_input(read_request(options))
-    found: list[BucketAdvice] = []
+    advice: list[BucketAdvice] = []
     for point in request.points:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
             raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
-        found += _of_point(request.costs, evaluator, point, caps)
-    return tuple(found), request.left_out
+        advice += _of_point(request.costs, evaluator, point, caps)
+    return tuple(advice), request.left_out
 
 
 def parse_caps(text: str) -> tuple[float, ...]:
     """MiB of ``1,2.5,25``, rising and without repeats; a UserError where a part is no positive number."""
-    found = set()
+    sizes = set()
     for part in text.split(","):
         try:
             value = float(part)
@@ -80,8 +80,8 @@ def parse_caps(text: str) -> tuple[float, ...]:
             value = -1.0
         if not 1 / 1024**2 <= value <= 1024**2:
             raise UserError(f"--caps {text}: {part.strip()!r} is no number of MiB from 1 byte to 1 TiB")
-        found.add(value)
-    return tuple(sorted(found))
+        sizes.add(value)
+    return tuple(sorted(sizes))
 
 
 def _without_input(request: Request) -> Request:
@@ -156,8 +156,8 @@ def _advice(
         all_reduces=len(buffers.bytes),
         largest_bytes=max(buffers.bytes, default=0),
         overlap_s=workloads[-1].timing().iteration_s,
-        extrapolated=tuple(dict.fromkeys(line for own in remarks for line in own.extrapolated())),
-        notes=tuple(dict.fromkeys(line for own in remarks for line in own.notes())),
+        extrapolated=tuple(dict.fromkeys(line for remark in remarks for line in remark.extrapolated())),
+        notes=tuple(dict.fromkeys(line for remark in remarks for line in remark.notes())),
     )
 
 

@@ -149,12 +149,12 @@ class _Run:
 
     def _set_rates(self, role: int) -> None:
         compute, other, blocking = self._slowed[role]
-        exchange, call = self._lanes[other].task, self._lanes[blocking].task
+        beside, call = self._lanes[other].task, self._lanes[blocking].task
         if call != _IDLE:
-            self._stretch_to(blocking, 1.0 if exchange == _IDLE else self._slow_communication[call])
-        if exchange != _IDLE and self._lanes[compute].task != _IDLE:
-            self._stretch_to(compute, self._slow_compute[exchange])
-            self._stretch_to(other, self._slow_communication[exchange])
+            self._stretch_to(blocking, 1.0 if beside == _IDLE else self._slow_communication[call])
+        if beside != _IDLE and self._lanes[compute].task != _IDLE:
+            self._stretch_to(compute, self._slow_compute[beside])
+            self._stretch_to(other, self._slow_communication[beside])
         else:
             self._stretch_to(compute, 1.0)
             self._stretch_to(other, 1.0)

@@ -80,14 +80,14 @@ def busy_beside(plan: Plan, computing: list[Computing], beside: Floats) -> Float
     clocks: dict[int, StreamTimes] = {}
     for line, of_line in zip(lines, computing, strict=True):
         for stage, role in enumerate(line):
-            own = of_line.stage == stage
-            clocks.setdefault(role, StreamTimes(of_line.start_s[own], of_line.end_s[own]))
+            of_stage = of_line.stage == stage
+            clocks.setdefault(role, StreamTimes(of_line.start_s[of_stage], of_line.end_s[of_stage]))
     weight, total = np.zeros(len(plan.works)), np.zeros(len(plan.works))
     for line, of_line in zip(lines, computing, strict=True):
         shares = np.ones(len(of_line.stage))
         for stage, role in enumerate(line):
-            own = np.flatnonzero(of_line.stage == stage)
-            shares[own] = _shares(role, of_line.start_s[own], of_line.end_s[own], clocks, beside[role])
+            of_stage = np.flatnonzero(of_line.stage == stage)
+            shares[of_stage] = _shares(role, of_line.start_s[of_stage], of_line.end_s[of_stage], clocks, beside[role])
         np.add.at(weight, of_line.task_work, 1.0)
         np.add.at(total, of_line.task_work, shares[of_line.task_segment])
     return np.where(weight > 0, total / np.maximum(weight, 1.0), 1.0)
@@ -110,12 +110,12 @@ def _shares(role: int, start_s: Floats, end_s: Floats, clocks: dict[int, StreamT
 
 def _first_ranks(plan: Plan) -> dict[int, int]:
     """Of each role, the first rank that plays it."""
-    found: dict[int, int] = {}
+    first_rank_of: dict[int, int] = {}
     for rank in range(plan.strategy.ranks):
-        found.setdefault(plan.role_of(rank), rank)
-        if len(found) == len(plan.roles):
+        first_rank_of.setdefault(plan.role_of(rank), rank)
+        if len(first_rank_of) == len(plan.roles):
             break
-    return found
+    return first_rank_of
 
 
 def _scaled(costs: Costs, factor: Floats, factor_sd: Floats) -> Costs:

@@ -125,31 +125,32 @@ class StageLine:
         roles = [role if overlapped else transfers.with_blocking_sends(role) for role in stages]
         ends = [transfers.ends(role) for role in roles]
         coalesced = [
-            coalesce(role, merge=merge, waiting=_chosen(own, "receive"), waited_for=_chosen(own, "send"))
-            for role, own in zip(roles, ends, strict=True)
+            coalesce(role, merge=merge, waiting=_chosen(tasks_at, "receive"), waited_for=_chosen(tasks_at, "send"))
+            for role, tasks_at in zip(roles, ends, strict=True)
         ]
         segments = [
-            {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(coalesced, ends, strict=True)
+            {end: of_role.segment[tasks] for end, tasks in tasks_at.items()}
+            for of_role, tasks_at in zip(coalesced, ends, strict=True)
         ]
-        meetings = _meetings(plan, roles, [each.segment for each in coalesced])
-        self._graph = merge_graphs([each.graph for each in coalesced], [*_matches(segments), *meetings])
+        meetings = _meetings(plan, roles, [of_role.segment for of_role in coalesced])
+        self._graph = merge_graphs([of_role.graph for of_role in coalesced], [*_matches(segments), *meetings])
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
         self._task_straggler = np.ones(len(self.task_work))
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
-        starts = np.cumsum([0, *(each.graph.tasks for each in coalesced)])
+        starts = np.cumsum([0, *(of_role.graph.tasks for of_role in coalesced)])
         self._segment = _as_places(
-            np.concatenate([each.segment + start for each, start in zip(coalesced, starts, strict=False)])
+            np.concatenate([of_role.segment + start for of_role, start in zip(coalesced, starts, strict=False)])
         )
-        first = [each.first for each in coalesced]
+        first = [of_role.first for of_role in coalesced]
         self._segment_work = _as_places(
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
         self._phased = PhasedTasks(
-            phase=np.concatenate([each.phase for each in coalesced]),
+            phase=np.concatenate([of_role.phase for of_role in coalesced]),
             computes=self._on_compute,
             names=tuple(plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
             stage=self._role,
@@ -243,9 +244,9 @@ class _Transfers:
         numbers = self._number[role.work]
         tasks = np.flatnonzero(numbers >= 0)
         tasks = tasks[np.argsort(numbers[tasks], kind="stable")]
-        found, starts = np.unique(numbers[tasks], return_index=True)
+        used, starts = np.unique(numbers[tasks], return_index=True)
         rows = np.split(tasks, starts[1:])
-        return {self._ends[number]: row.tolist() for number, row in zip(found.tolist(), rows, strict=False)}
+        return {self._ends[number]: row.tolist() for number, row in zip(used.tolist(), rows, strict=False)}
 
     def with_blocking_sends(self, role: Role) -> Role:
         """The role with its sends on the compute stream."""
@@ -259,11 +260,16 @@ def _chosen(ends: Mapping[TransferEnd, list[int]], direction: str) -> list[int]:
 
 def _matches(ends: Sequence[Mapping[TransferEnd, Ints]]) -> list[tuple[int, Ints, int, Ints]]:
     """(role, segments) that send and (role, segments) that receive the same messages."""
-    sends = {end[1:]: (role, own) for role, of in enumerate(ends) for end, own in of.items() if end.direction == "send"}
-    return [
-        (*sends[end[1:]], role, own)
+    sends = {
+        end[1:]: (role, messages)
         for role, of in enumerate(ends)
-        for end, own in of.items()
+        for end, messages in of.items()
+        if end.direction == "send"
+    }
+    return [
+        (*sends[end[1:]], role, messages)
+        for role, of in enumerate(ends)
+        for end, messages in of.items()
         if end.direction == "receive"
     ]
 
@@ -277,6 +283,8 @@ def _meetings(plan: Plan, roles: Sequence[Role], segments: Sequence[Ints]) -> li
     of_all = np.array([isinstance(work, Collective) and stages in work.axes for work in plan.works], bool)
     met = [np.flatnonzero(of_all[role.work]) for role in roles]
     before = [role.dependencies[role.dependency_start[tasks]] for role, tasks in zip(roles, met, strict=True)]
-    ends = [(own[waited], own[tasks]) for own, waited, tasks in zip(segments, before, met, strict=True)]
+    ends = [
+        (segment_of[waited], segment_of[tasks]) for segment_of, waited, tasks in zip(segments, before, met, strict=True)
+    ]
     pairs = ((one, other) for one in range(len(roles)) for other in range(len(roles)) if one != other)
     return [(one, ends[one][0], other, ends[other][1]) for one, other in pairs if len(ends[one][0])]

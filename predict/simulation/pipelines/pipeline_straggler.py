@@ -62,13 +62,13 @@ def pipeline_straggler(priced: PricedPlan) -> float:
         taken = [line.run(*of_works, added_s=added).iteration_s for added in chance.added_seconds()]
         return steadied(np.array(taken), *chance.lock_steps())
 
-    own = drawn(line, tasks)
+    drawn_s = drawn(line, tasks)
     if priced.slower and replicas > 1:
         # One replica has the slow rank, the last of the others is late by chance; they are drawn apart.
         others = drawn(PipelineSimulation(plan, ones).lines[slowest], alike)
-        expected_s = float(np.mean(np.maximum.outer(own, others + _late_s(others, spread, replicas - 1))))
+        expected_s = float(np.mean(np.maximum.outer(drawn_s, others + _late_s(others, spread, replicas - 1))))
     else:
-        expected_s = float(np.mean(own)) + _late_s(own, spread, replicas)
+        expected_s = float(np.mean(drawn_s)) + _late_s(drawn_s, spread, replicas)
     if expected_s <= alone[slowest]:
         return 1.0
     # A step of the secant, which is straight.
@@ -120,10 +120,10 @@ class _Chance:
     def added_seconds(self) -> Iterator[Floats]:
         """Per draw, of each task."""
         spread, line = self._spread, self._line
-        own = self._computed * spread.own_deviation(line.own_relative_sd)
+        sd_s = self._computed * spread.own_deviation(line.own_relative_sd)
         for row in self._tied:
             added = self._computed * row[line.stage]
-            yield added + own * self._generator.standard_normal(len(own)) if spread.own_weight else added
+            yield added + sd_s * self._generator.standard_normal(len(sd_s)) if spread.own_weight else added
 
     def lock_steps(self) -> tuple[Floats, Floats]:
         """The pipeline in lock-step with the tied part of the draws, and of many more."""

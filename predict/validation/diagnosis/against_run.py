@@ -49,8 +49,8 @@ def _parted(seconds: Mapping[str, Seconds], case: Case) -> dict[str, Seconds]:
     its messages too. So no second is of two limitations.
     """
     contended, predicted = contended_s(case.ledger), case.seconds
-    found: dict[str, Seconds] = {}
-    for name, own in seconds.items():
+    parted: dict[str, Seconds] = {}
+    for name, stamped in seconds.items():
         parts = {name: predicted[name].seconds if name in predicted else 0.0, of.CONTENTION: contended.get(name, 0.0)}
         if name == of.BUBBLES and of.PIPELINE_MESSAGES in predicted:
             parts[of.PIPELINE_MESSAGES] = predicted[of.PIPELINE_MESSAGES].seconds
@@ -59,8 +59,8 @@ def _parted(seconds: Mapping[str, Seconds], case: Case) -> dict[str, Seconds]:
         for part, part_s in parts.items():
             share = part_s / whole_s if whole_s else float(part == name)
             if share or part == name:
-                found[part] = _sum(found.get(part), Seconds(*(share * value for value in own)))
-    return found
+                parted[part] = _sum(parted.get(part), Seconds(*(share * value for value in stamped)))
+    return parted
 
 
 def _sum(one: Seconds | None, other: Seconds) -> Seconds:

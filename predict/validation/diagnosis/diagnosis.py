@@ -129,8 +129,8 @@ class Diagnostician:
             return Finding(limitation=limitation, state="not measured", evidence=f"needs {limitation.measure}")
         if limitation.name not in case.seconds:
             return _absent(limitation, case)
-        own, whole_s = case.seconds[limitation.name], case.prediction.iteration_s
-        return timed_finding(limitation, own, whole_s, self.at_least, evidence=_sources(limitation.name, case))
+        spent, whole_s = case.seconds[limitation.name], case.prediction.iteration_s
+        return timed_finding(limitation, spent, whole_s, self.at_least, evidence=_sources(limitation.name, case))
 
 
 def _can_have(limitation: Limitation, strategy: Strategy) -> bool:
@@ -188,8 +188,8 @@ def by_weight(findings: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _sources(name: str, case: Case) -> str:
-    own = case.seconds[name]
-    return f"predicted: {format_seconds(own.seconds)} of {format_seconds(case.prediction.iteration_s)} a rank"
+    spent = case.seconds[name]
+    return f"predicted: {format_seconds(spent.seconds)} of {format_seconds(case.prediction.iteration_s)} a rank"
 
 
 def _memory(limitation: Limitation, case: Case) -> Finding:

@@ -55,12 +55,15 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
     weights = [stage.compute.shape[1] / strategy.ranks for stage in stages]
 
     def mean(values: Sequence[Floats]) -> Floats:
-        return np.asarray(sum(weight * own for weight, own in zip(weights, values, strict=True)))
+        return np.asarray(sum(weight * of_stage for weight, of_stage in zip(weights, values, strict=True)))
 
     exchange = mean([stage.exchange.min(axis=1) for stage in stages])
     calls = {name: mean([stage.calls[name].min(axis=1) for stage in stages]) for name in stages[0].calls}
     waiting = mean(
-        [sum((_beyond_least(own) for own in stage.calls.values()), _beyond_least(stage.exchange)) for stage in stages]
+        [
+            sum((_beyond_least(waits) for waits in stage.calls.values()), _beyond_least(stage.exchange))
+            for stage in stages
+        ]
     )
     computed = [stage.compute.mean(axis=1) for stage in stages]
     seconds = {of.WEIGHT_UPDATE: mean([stage.update.mean(axis=1) for stage in stages])}
@@ -75,11 +78,11 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
         seconds[of.IMBALANCE] = waiting
     if degree_of(strategy, Trait.REPLICATES) > 1:
         seconds[of.GRADIENT_EXCHANGE] = exchange
-    found = {name: _with_interval(values) for name, values in (seconds | calls).items()}
+    measured = {name: _with_interval(values) for name, values in (seconds | calls).items()}
     if strategy.ranks > 1:
         communication = exchange + sum(calls.values())
-        found[of.CONGESTION] = _with_interval(communication - np.median(communication), np.mean)
-    return MeasuredSeconds(found, _with_interval(mean(computed)))
+        measured[of.CONGESTION] = _with_interval(communication - np.median(communication), np.mean)
+    return MeasuredSeconds(measured, _with_interval(mean(computed)))
 
 
 def _beyond_least(values: Floats) -> Floats:

@@ -63,18 +63,18 @@ def options_of_run(run: Run, options: Mapping[str, Any], *, knows_input: bool) -
         raise UserError(f"the run has --fusion {fused_by}, beside which no remedies are tried: give --no-remedies")
     if about.input is not None:
         raise UserError("the run read images, beside which no remedies are tried: give --no-remedies")
-    found = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
-    found |= {"optimizer": about.optimizer, "dtype": about.dtype}
-    found |= {"backend": about.backend if about.ranks > 1 else None}
-    found |= msgspec.structs.asdict(settings_of_label(about.kernel_settings)) if about.kernel_settings else {}
-    found |= {name: int(text) if text.isdecimal() else text for name, text in about.settings.options.items()}
+    asked = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
+    asked |= {"optimizer": about.optimizer, "dtype": about.dtype}
+    asked |= {"backend": about.backend if about.ranks > 1 else None}
+    asked |= msgspec.structs.asdict(settings_of_label(about.kernel_settings)) if about.kernel_settings else {}
+    asked |= {name: int(text) if text.isdecimal() else text for name, text in about.settings.options.items()}
     # A run names its stages whatever they were cut by; given by name they would count as the user's.
-    if found.pop("cut_by", "") == "FLOPs":
-        found["stages"] = None
-    found["bucket_cap_mb"] = about.settings.of(ExchangeOptions).bucket_cap_bytes / 1024**2
-    found |= {"io_seconds": 0.0, "h2d_seconds": 0.0} if knows_input else {}
+    if asked.pop("cut_by", "") == "FLOPs":
+        asked["stages"] = None
+    asked["bucket_cap_mb"] = about.settings.of(ExchangeOptions).bucket_cap_bytes / 1024**2
+    asked |= {"io_seconds": 0.0, "h2d_seconds": 0.0} if knows_input else {}
     if about.ghost is not None:
         slow = about.ghost.slow_rank
-        found |= {"dilate": about.ghost.dilate, "spread": about.ghost.drawn is not None}
-        found |= {"slow_rank": None if slow is None else str(slow)}
-    return found
+        asked |= {"dilate": about.ghost.dilate, "spread": about.ghost.drawn is not None}
+        asked |= {"slow_rank": None if slow is None else str(slow)}
+    return asked

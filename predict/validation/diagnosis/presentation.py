@@ -23,7 +23,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
     shown = [finding for finding in diagnosis.findings if why or finding.state != _NOT_APPLICABLE]
     console.print(table(_COLUMNS, [_row(finding) for finding in shown], title=_title(diagnosis)))
     if len(shown) < len(diagnosis.findings):
-        names = ", ".join(each.limitation.name for each in diagnosis.findings if each not in shown)
+        names = ", ".join(hidden.limitation.name for hidden in diagnosis.findings if hidden not in shown)
         console.print(f"{_NOT_APPLICABLE} to {diagnosis.strategy}: {names}", highlight=False)
     there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not there:

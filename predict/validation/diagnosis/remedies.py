@@ -135,16 +135,16 @@ def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> I
         "price": None,
     }
     for row in search(asked, costs=diagnostician.predictor.costs).rows:
-        own = row.prediction
-        if own.strategy != case.prediction.strategy:
-            yield from _predicted(diagnostician, f"--strategy {own.strategy}", options_found(own, free))
+        prediction = row.prediction
+        if prediction.strategy != case.prediction.strategy:
+            yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", options_found(prediction, free))
 
 
 def options_found(found: Prediction, options: Options) -> dict[str, Any]:
     """The options that predict what a search found; ``options`` are those of the search, with :data:`UNSET`."""
-    own = {name: int(text) if text.isdecimal() else text for name, text in found.options.items()}
+    chosen = {name: int(text) if text.isdecimal() else text for name, text in found.options.items()}
     settings = {"batch": str(found.batch), "ranks": None, "bucket_cap_mb": found.bucket_cap_bytes / 1024**2}
-    return {**options, **own, **settings, "strategy": found.strategy}
+    return {**options, **chosen, **settings, "strategy": found.strategy}
 
 
 def _best(finding: Finding, case: Case, tried: Iterable[_Tried]) -> tuple[Remedy, ...]:

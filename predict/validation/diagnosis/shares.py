@@ -98,14 +98,14 @@ def seconds_of_limitations(
 def contended_s(ledger: Ledger) -> dict[str, float]:
     """What groups that communicate at once add, by the limitation that the calls are of; the mean over ranks."""
     strategy = parse_strategy(ledger.strategy)
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for role in ledger.roles:
         for entry in role.entries:
             added_s = sum(change.added_s for change in entry.adjustments if change.effect == CONTENTION)
             if added_s > 0:
                 name, exposed = _limitation_of(entry, strategy), entry.exposed_s / entry.total_s
-                found[name] = found.get(name, 0.0) + role.ranks / ledger.ranks * added_s * exposed
-    return found
+                seconds_of[name] = seconds_of.get(name, 0.0) + role.ranks / ledger.ranks * added_s * exposed
+    return seconds_of
 
 
 def computed_s(ledger: Ledger) -> float:
@@ -187,7 +187,7 @@ def _part_waiting(sums: dict[str, _Sum], ledger: Ledger, free: Ledger) -> None:
     waiting = sums.pop(of.BUBBLES, _Sum())
     messages_s = min(max(waiting.seconds - _waiting_s(free), 0.0), waiting.seconds)
     by_role = [sum(entry.exposed_s for entry in _of_layers(role)) for role in ledger.roles]
-    mean_s = sum(role.ranks * own for role, own in zip(ledger.roles, by_role, strict=True)) / ledger.ranks
+    mean_s = sum(role.ranks * of_role_s for role, of_role_s in zip(ledger.roles, by_role, strict=True)) / ledger.ranks
     uneven_s = min(max(by_role) - mean_s, waiting.seconds - messages_s)
     sums[of.PIPELINE_MESSAGES] = sums.get(of.PIPELINE_MESSAGES, _Sum()).plus(messages_s)
     sums[of.IMBALANCE] = sums.get(of.IMBALANCE, _Sum()).plus(uneven_s)

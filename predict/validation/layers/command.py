@@ -61,7 +61,7 @@ def validate_layers_command(**options: Any) -> None:
     profile = read_profile(options["profile"])
     network = choose_network(profile, options["model"], None, options["profile"])
     compared = Compared(profile, network, *measured_choices(profile, network, options))
-    found = validate_layers(
+    validation = validate_layers(
         compared,
         layers_from,
         batch=options["batch"],
@@ -69,6 +69,6 @@ def validate_layers_command(**options: Any) -> None:
         profile_path=str(options["profile"]),
     )
     if plot:
-        draw_layers(found, plot, force=written.force)
-    if written.write(found):
-        print_layers(found)
+        draw_layers(validation, plot, force=written.force)
+    if written.write(validation):
+        print_layers(validation)

@@ -149,19 +149,19 @@ def validate_layers(
     """
     if layers_from.measured:
         raise UserError("--layers measured: validate-layers holds layers against measured ones; give another")
-    own = of_kernel_settings(compared.profile, compared.kernel_settings)
+    of_settings = of_kernel_settings(compared.profile, compared.kernel_settings)
     network, dtype = compared.network, compared.dtype
-    place = _place_of(own, network, dtype, batch)
-    times = _times_at(own, network, dtype, place)
-    asked = of_layers_from(own, layers_from)
+    place = _place_of(of_settings, network, dtype, batch)
+    times = _times_at(of_settings, network, dtype, place)
+    asked = of_layers_from(of_settings, layers_from)
     refuse_without_source(asked, layers_from, dtype, compared.kernel_settings, network.name)
     rows = _layer_rows(asked, compared, layers_from, place, times, depth)
-    rows += _update_rows(own, asked, compared, layers_from, place)
+    rows += _update_rows(of_settings, asked, compared, layers_from, place)
     remarks = Remarks()
     remarks.add(*(remark for row in rows for remark in row.estimate.remarks))
     layers = _with_errors(rows)
-    regressed = [each for each in layers if each.source == Source.REGRESSED.name.lower()]
-    by_block = grouped(layers, lambda each: each.block)
+    regressed = [layer for layer in layers if layer.source == Source.REGRESSED.name.lower()]
+    by_block = grouped(layers, lambda layer: layer.block)
     return LayerValidation(
         profile=profile_path,
         model=network.name,
@@ -170,12 +170,12 @@ def validate_layers(
         dtype=dtype,
         optimizer=compared.optimizer,
         layers=layers,
-        stages={stage: _errors(of) for stage in STAGES if (of := [each for each in layers if each.stage == stage])},
+        stages={stage: _errors(of) for stage in STAGES if (of := [layer for layer in layers if layer.stage == stage])},
         blocks={block: _errors(of) for block, of in by_block.items()},
         network=_errors(layers),
         sources=_shares(layers),
-        held_out=_errors_if_any(each for each in regressed if not each.fitted_on),
-        fitted_on=_errors_if_any(each for each in regressed if each.fitted_on),
+        held_out=_errors_if_any(layer for layer in regressed if not layer.fitted_on),
+        fitted_on=_errors_if_any(layer for layer in regressed if layer.fitted_on),
         unmeasured=tuple(
             f"{layer.name} {phase}"
             for layer in network.layers
@@ -183,7 +183,7 @@ def validate_layers(
             if (layer.operation, phase) not in times
         ),
         extrapolated=remarks.extrapolated(),
-        notes=(*remarks.notes(), *_apart(own, layers_from), *_alone(times)),
+        notes=(*remarks.notes(), *_apart(of_settings, layers_from), *_alone(times)),
     )
 
 
@@ -210,12 +210,12 @@ def _times_at(
 ) -> dict[tuple[str, PhaseName], LayerTime]:
     """By operation and phase; times inside iterations before those alone."""
     operations = {layer.operation for layer in network.layers}
-    found: dict[tuple[str, PhaseName], LayerTime] = {}
+    time_of: dict[tuple[str, PhaseName], LayerTime] = {}
     for time in sorted(profile.layer_times, key=lambda time: time.mode != "isolated"):
         at = time.batch, time.ranks_on_host
         if time.operation in operations and time.dtype == dtype and not time.shard and at == place:
-            found[time.operation, time.phase] = time
-    return found
+            time_of[time.operation, time.phase] = time
+    return time_of
 
 
 def _layer_rows(
@@ -242,17 +242,17 @@ def _layer_rows(
 
 
 def _update_rows(
-    own: Profile, asked: Profile, compared: Compared, layers_from: LayersFrom, place: _Place
+    of_settings: Profile, asked: Profile, compared: Compared, layers_from: LayersFrom, place: _Place
 ) -> list[_Row]:
     """The weight update of the whole network, where it was measured; it does not depend on the batch."""
-    time = _update_time(own, compared, place)
+    time = _update_time(of_settings, compared, place)
     if time is None:
         return []
     network, optimizer = compared.network, compared.optimizer
     costs = ModelCosts(asked, network, dtype=compared.dtype, optimizer=optimizer, layers_from=layers_from)
     estimate = costs.weight_update(*place)
     parameters, dtype = network.parameters, kept_dtype(compared.dtype)
-    shape = optimizer_shape(optimizer, sum(each.elements for each in parameters), len(parameters), dtype)
+    shape = optimizer_shape(optimizer, sum(parameter.elements for parameter in parameters), len(parameters), dtype)
     kernels = KernelCosts(asked.kernel_models, dtype)
     fitted_on = estimate.source is Source.REGRESSED and kernels.shape_was_fitted_on(shape)
     return [_Row(UPDATE, optimizer, UPDATE, "WU", time.wu.typical_s, estimate, fitted_on)]
@@ -300,8 +300,8 @@ def _with_errors(rows: Sequence[_Row]) -> tuple[LayerError, ...]:
 
 
 def _errors(layers: Sequence[LayerError]) -> Errors:
-    measured_s, estimated_s = (sum(getattr(each, name) for each in layers) for name in ("measured_s", "estimated_s"))
-    single = [abs(each.re) for each in layers if each.re is not None]
+    measured_s, estimated_s = (sum(getattr(layer, name) for layer in layers) for name in ("measured_s", "estimated_s"))
+    single = [abs(layer.re) for layer in layers if layer.re is not None]
     return Errors(
         count=len(layers),
         measured_s=measured_s,
@@ -309,13 +309,13 @@ def _errors(layers: Sequence[LayerError]) -> Errors:
         re=_ratio(estimated_s - measured_s, measured_s),
         mean_re=sum(single) / len(single) if single else None,
         # Mean |difference| over mean measured: both means are of the same layers.
-        wre=_ratio(sum(abs(each.estimated_s - each.measured_s) for each in layers), measured_s),
+        wre=_ratio(sum(abs(layer.estimated_s - layer.measured_s) for layer in layers), measured_s),
     )
 
 
 def _errors_if_any(layers: Iterable[LayerError]) -> Errors | None:
-    found = list(layers)
-    return _errors(found) if found else None
+    present = list(layers)
+    return _errors(present) if present else None
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -323,9 +323,9 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _shares(layers: Sequence[LayerError]) -> dict[str, float]:
-    whole = sum(each.estimated_s for each in layers)
-    by_source = grouped(layers, lambda each: each.source)
-    return {source: sum(each.estimated_s for each in of) / whole for source, of in by_source.items()} if whole else {}
+    whole = sum(layer.estimated_s for layer in layers)
+    by_source = grouped(layers, lambda layer: layer.source)
+    return {source: sum(layer.estimated_s for layer in of) / whole for source, of in by_source.items()} if whole else {}
 
 
 def _apart(profile: Profile, layers_from: LayersFrom) -> tuple[str, ...]:

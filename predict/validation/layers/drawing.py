@@ -26,18 +26,18 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    known = [each for each in found.layers if each.re is not None]
-    of_kinds = grouped((each for each in known if each.stage != "WU"), lambda each: each.kind)
-    kinds = sorted(of_kinds, key=lambda kind: -sum(each.measured_s for each in of_kinds[kind]))[:_MOST_KINDS]
+    known = [layer for layer in found.layers if layer.re is not None]
+    of_kinds = grouped((layer for layer in known if layer.stage != "WU"), lambda layer: layer.kind)
+    kinds = sorted(of_kinds, key=lambda kind: -sum(layer.measured_s for layer in of_kinds[kind]))[:_MOST_KINDS]
     stages = [stage for stage in STAGES if stage in found.stages]
     figure = new_figure(6.5 + 1.1 * len(kinds), 5.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5 * len(stages), max(2 * len(kinds), 3)))
     for at, stage in enumerate(stages):
-        _box(left, at, [each for each in known if each.stage == stage], stage, width=0.6)
+        _box(left, at, [layer for layer in known if layer.stage == stage], stage, width=0.6)
     left.set_xticks(range(len(stages)), [_titled(found, stage) for stage in stages])
     for at, kind in enumerate(kinds):
         for shift, stage in ((-0.2, "FW"), (0.2, "BW")):
-            _box(right, at + shift, [each for each in of_kinds[kind] if each.stage == stage], stage, width=0.34)
+            _box(right, at + shift, [layer for layer in of_kinds[kind] if layer.stage == stage], stage, width=0.34)
     right.set_xticks(range(len(kinds)), [in_drawing(kind.replace("_", "\n")) for kind in kinds])
     _label(left, right)
     lines = [*_said(found), *_undrawn(len(of_kinds) - len(kinds), known)]
@@ -47,7 +47,7 @@ def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
 
 
 def _box(panel: Axes, at: float, layers: Sequence[LayerError], stage: str, *, width: float) -> None:
-    whole = [each.re for each in layers if each.re is not None]
+    whole = [layer.re for layer in layers if layer.re is not None]
     errors = [100 * min(error, _LEGIBLE) for error in whole]
     if not errors:
         return
@@ -90,26 +90,27 @@ def _label(left: Axes, right: Axes) -> None:
     right.legend(handles=handles, fontsize=8, ncols=3, loc="upper right")
 
 
-def _titled(found: LayerValidation, stage: str) -> str:
-    errors = found.stages[stage]
+def _titled(validation: LayerValidation, stage: str) -> str:
+    errors = validation.stages[stage]
     return f"{stage} ({errors.count})" + ("" if errors.wre is None else f"\nWRE {errors.wre:.0%}")
 
 
-def _said(found: LayerValidation) -> list[str]:
+def _said(validation: LayerValidation) -> list[str]:
     """What is drawn, the network's errors, and which of them are not held out."""
-    whole, (fitted_on, regressed) = found.network, found.of_regressed
+    whole, (fitted_on, regressed) = validation.network, validation.of_regressed
     parts = [] if whole.re is None or whole.wre is None else [f"network: RE {whole.re:+.1%}, WRE {whole.wre:.1%}"]
     if regressed:
         parts.append(f"{fitted_on} of {regressed} regressed layers have swept shapes, so are not held out")
     return [
-        f"{found.model}, batch {found.batch}, {found.dtype}: layers {found.layers_from} against measured",
+        f"{validation.model}, batch {validation.batch}, {validation.dtype}:"
+        f" layers {validation.layers_from} against measured",
         "; ".join(parts),
     ]
 
 
 def _undrawn(hidden: int, known: Sequence[LayerError]) -> list[str]:
     """What the drawing does not show in its place."""
-    beyond = sum(each.re is not None and each.re > _LEGIBLE for each in known)
+    beyond = sum(layer.re is not None and layer.re > _LEGIBLE for layer in known)
     parts = [counted(hidden, "more kind") + " not drawn"] if hidden else []
     parts += [f"{counted(beyond, 'error')} above {_LEGIBLE:.0%}, drawn at {_LEGIBLE:.0%}"] if beyond else []
     return ["; ".join(parts)] if parts else []

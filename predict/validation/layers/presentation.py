@@ -23,12 +23,12 @@ def print_layers(found: LayerValidation) -> None:
         parts |= {"shapes not fitted on": found.held_out, "shapes fitted on": found.fitted_on}
     console.print(table(("", *_COLUMNS), _rows(parts), title=title))
     console.print(table(("block", *_COLUMNS), _rows(found.blocks), title="By block of the model's names"))
-    worst = sorted(found.layers, key=lambda each: -abs(each.estimated_s - each.measured_s))
+    worst = sorted(found.layers, key=lambda layer: -abs(layer.estimated_s - layer.measured_s))
     shown = worst[:_SHOWN_LAYERS]
     more = f" of {len(worst)} (all with --json)" if len(worst) > len(shown) else ""
     columns = ("layer", "kind", "stage", "measured", "estimated", "RE", "WRE", "source", "fitted on")
     title = f"Layers, by the seconds that they are missed by: {len(shown)}{more}"
-    console.print(table(columns, [_layer_row(each) for each in shown], title=title))
+    console.print(table(columns, [_layer_row(layer) for layer in shown], title=title))
     for line in lines_of(found):
         console.print(line)
 
@@ -60,25 +60,25 @@ def _rows(parts: Mapping[str, Errors]) -> list[tuple[str, ...]]:
     return [
         (
             name,
-            str(each.count),
-            format_seconds(each.measured_s),
-            format_seconds(each.estimated_s),
-            *("" if value is None else format_difference(value) for value in (each.re,)),
-            *("" if value is None else format_share(value) for value in (each.mean_re, each.wre)),
+            str(errors.count),
+            format_seconds(errors.measured_s),
+            format_seconds(errors.estimated_s),
+            *("" if value is None else format_difference(value) for value in (errors.re,)),
+            *("" if value is None else format_share(value) for value in (errors.mean_re, errors.wre)),
         )
-        for name, each in parts.items()
+        for name, errors in parts.items()
     ]
 
 
-def _layer_row(each: LayerError) -> tuple[str, ...]:
+def _layer_row(layer: LayerError) -> tuple[str, ...]:
     return (
-        each.layer,
-        each.kind,
-        each.stage,
-        format_seconds(each.measured_s),
-        format_seconds(each.estimated_s),
-        "" if each.re is None else format_difference(each.re),
-        format_difference(each.wre),
-        each.source,
-        "yes" if each.fitted_on else "",
+        layer.layer,
+        layer.kind,
+        layer.stage,
+        format_seconds(layer.measured_s),
+        format_seconds(layer.estimated_s),
+        "" if layer.re is None else format_difference(layer.re),
+        format_difference(layer.wre),
+        layer.source,
+        "yes" if layer.fitted_on else "",
     )

@@ -155,11 +155,11 @@ def _rank_activity(
 def _numbered(names: Sequence[str]) -> list[str]:
     """Names with their place among those alike, where there are several: FW1, FW2, GE."""
     counts, seen = Counter(names), Counter[str]()
-    found = []
+    numbered = []
     for name in names:
         seen[name] += 1
-        found.append(f"{name}{seen[name]}" if counts[name] > 1 else name)
-    return found
+        numbered.append(f"{name}{seen[name]}" if counts[name] > 1 else name)
+    return numbered
 
 
 def _role_of(timeline: IterationTimeline, rank: int) -> RoleTimeline:

@@ -74,20 +74,20 @@ def gather(options: Options, runs: Sequence[Path], advance: Callable[[], None] =
         )
     if validation is not None and options["model"] is None:
         return gather_runs(options, validation)
-    found = _of_strategies(options) if options["strategy"] else _of_search(options, advance)
-    diagnostician = Diagnostician(Predictor(found.costs, simulate.EVALUATOR), AT_LEAST)
-    case = diagnostician.case_of(found.point)
+    chosen = _of_strategies(options) if options["strategy"] else _of_search(options, advance)
+    diagnostician = Diagnostician(Predictor(chosen.costs, simulate.EVALUATOR), AT_LEAST)
+    case = diagnostician.case_of(chosen.point)
     diagnosis = diagnostician.diagnose(case)
     if options["remedies"]:
-        diagnosis = with_remedies(diagnosis, diagnostician, case, found.options)
+        diagnosis = with_remedies(diagnosis, diagnostician, case, chosen.options)
     return Content(
-        **_about(options, found.costs, case),
-        predictions=found.predictions,
+        **_about(options, chosen.costs, case),
+        predictions=chosen.predictions,
         diagnosis=diagnosis,
-        answer=found.answer,
-        scaling=found.scaling,
+        answer=chosen.answer,
+        scaling=chosen.scaling,
         validation=validation,
-        left_out=found.left_out,
+        left_out=chosen.left_out,
     )
 
 
@@ -139,10 +139,10 @@ def _of_search(options: Options, advance: Callable[[], None]) -> _Found:
     costs = read_model(options, simulate.EVALUATOR)
     answer = search(options, advance, costs)
     best = answer.rows[0].prediction
-    own = options_found(best, {**options, **UNSET})
-    (point,) = request_of(costs, simulate.EVALUATOR, own).points
+    options_of_best = options_found(best, {**options, **UNSET})
+    (point,) = request_of(costs, simulate.EVALUATOR, options_of_best).points
     predictions = tuple(row.prediction for row in answer.rows)
-    return _Found(predictions, costs, point, own, answer, _grown(costs, point, options))
+    return _Found(predictions, costs, point, options_of_best, answer, _grown(costs, point, options))
 
 
 def _of_strategies(options: Options) -> _Found:
@@ -169,14 +169,14 @@ def _worth(prediction: Prediction) -> tuple[bool, float]:
 
 def _sweeps(predictions: Sequence[Prediction], timed: Sequence[Timed], options: Options) -> Scaling:
     strong = options["scaling"] == "strong"
-    found, sweeps = with_knees(predictions, timed, strong=strong, fraction=KNEE)
-    return Scaling(predictions=_swept(found), sweeps=sweeps)
+    with_knee, sweeps = with_knees(predictions, timed, strong=strong, fraction=KNEE)
+    return Scaling(predictions=_swept(with_knee), sweeps=sweeps)
 
 
 def _swept(predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:
     """Those that are part of a sweep, from the fewest ranks on."""
-    swept = (each for each in predictions if each.use.knee_ranks is not None)
-    return tuple(sorted(swept, key=lambda each: each.ranks))
+    swept = (prediction for prediction in predictions if prediction.use.knee_ranks is not None)
+    return tuple(sorted(swept, key=lambda prediction: prediction.ranks))
 
 
 def _grown(costs: CostModel, point: Configuration, options: Options) -> Scaling:
@@ -186,7 +186,7 @@ def _grown(costs: CostModel, point: Configuration, options: Options) -> Scaling:
     outer, *inner = point.strategy.axes
     strong = options.get("scaling") == "strong"
     predictor = Predictor(costs, simulate.EVALUATOR, strong_scaling=strong)
-    found: list[tuple[Prediction, Timed]] = []
+    grown: list[tuple[Prediction, Timed]] = []
     refused: list[tuple[Strategy, UserError]] = []
     for factor in _TIMES_THE_RANKS:
         extents = (outer.extents[0] * factor, *outer.extents[1:])
@@ -196,10 +196,10 @@ def _grown(costs: CostModel, point: Configuration, options: Options) -> Scaling:
         strategy = Strategy(axes=(msgspec.structs.replace(outer, extents=tuple(map(int, extents))), *inner))
         settings = msgspec.structs.replace(point.settings, batch=int(batch))
         try:
-            found.append(predictor.predict_timed(Configuration(strategy=strategy, settings=settings)))
+            grown.append(predictor.predict_timed(Configuration(strategy=strategy, settings=settings)))
         except UserError as error:
             refused.append((strategy, error))
-    if len(found) < 2:
+    if len(grown) < 2:
         return Scaling(left_out=left_out_lines(refused))
-    scaling = _sweeps([each for each, _ in found], [timed for _, timed in found], options)
+    scaling = _sweeps([prediction for prediction, _ in grown], [timed for _, timed in grown], options)
     return dataclasses.replace(scaling, left_out=left_out_lines(refused))

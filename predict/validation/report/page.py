@@ -58,7 +58,7 @@ def write_page(content: Content, output: str, *, force: bool) -> None:
 
 def page(content: Content) -> bytes:
     """The whole file; the same for the same content."""
-    sections = [found for each in _SECTIONS if (found := each.section(content)) is not None]
+    sections = [section for module in _SECTIONS if (section := module.section(content)) is not None]
     prediction = content.prediction
     about = f"{prediction.model} on {counted(prediction.ranks, 'rank')}, batch {prediction.batch}"
     title = f"Runs and predictions: {about}" if content.run else f"Prediction: {about}"
@@ -77,7 +77,7 @@ def _rendered(title: str, sections: Sequence[Section]) -> bytes:
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     documents: dict[str, str] = {}
     for section in sections:
-        documents |= {f"data-{each.name}": in_script(msgspec.json.encode(each.data)) for each in section.figures}
+        documents |= {f"data-{figure.name}": in_script(msgspec.json.encode(figure.data)) for figure in section.figures}
         documents |= {f"data-{name}": in_script(encode_pretty(value)) for name, value in section.documents.items()}
     text: str = template(TEMPLATES / "page.html.j2").render(
         title=title, sections=sections, documents=documents, policy=policy, style=_read(_STYLE), scripts=scripts

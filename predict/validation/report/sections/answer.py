@@ -51,7 +51,7 @@ def _verdict(content: Content) -> list[str]:
     compared = f", the {'most samples a second' if _batches_differ(content.predictions) else 'fastest'} of {count}"
     compared = compared if count > 1 else ""
     if content.answer is not None:
-        candidates = sum(each.candidates for each in content.answer.searched)
+        candidates = sum(search.candidates for search in content.answer.searched)
         compared = f", the fastest of {candidates:,} candidates"
     return [f"{best.model}: {called(best)}{compared}."]
 
@@ -103,7 +103,7 @@ def _commands(content: Content) -> list[str]:
 
 def _batches_differ(predictions: tuple[Prediction, ...]) -> bool:
     """Whether iterations are of so many samples that their times say nothing."""
-    return len({each.batch for each in predictions}) > 1
+    return len({prediction.batch for prediction in predictions}) > 1
 
 
 def ranking(predictions: tuple[Prediction, ...]) -> Figure:
@@ -111,25 +111,27 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
     by_rate = _batches_differ(predictions)
     rows = [
         {
-            "label": called(each),
-            "batch": each.batch,
-            "iteration_s": each.iteration_s,
-            "interval_s": None if lacks_parts(each) else each.time.interval_s,
-            "fits": each.memory.fits,
+            "label": called(prediction),
+            "batch": prediction.batch,
+            "iteration_s": prediction.iteration_s,
+            "interval_s": None if lacks_parts(prediction) else prediction.time.interval_s,
+            "fits": prediction.memory.fits,
         }
-        for each in predictions
+        for prediction in predictions
     ]
     cells = [
         (
-            called(each),
-            str(each.ranks),
-            format_seconds(each.iteration_s),
-            interval_cell(each),
-            f"{each.time.samples_per_s:.4g}",
-            f"{each.use.efficiency:.0%}",
-            memory_cell(each.memory.memory_bytes, each.memory.memory_interval_bytes, each.memory.fits),
+            called(prediction),
+            str(prediction.ranks),
+            format_seconds(prediction.iteration_s),
+            interval_cell(prediction),
+            f"{prediction.time.samples_per_s:.4g}",
+            f"{prediction.use.efficiency:.0%}",
+            memory_cell(
+                prediction.memory.memory_bytes, prediction.memory.memory_interval_bytes, prediction.memory.fits
+            ),
         )
-        for each in predictions
+        for prediction in predictions
     ]
     titles = ("configuration", "ranks", "iteration", "90%", "samples/s", "efficiency", "memory of a rank")
     return Figure(
@@ -145,15 +147,15 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
 def made_of(predictions: tuple[Prediction, ...]) -> Figure:
     """The parts of each configuration's iteration."""
     rows = [
-        {"label": called(each), "part": part, "seconds": seconds}
-        for each in predictions
-        for part, seconds in each.time.breakdown_s.items()
+        {"label": called(prediction), "part": part, "seconds": seconds}
+        for prediction in predictions
+        for part, seconds in prediction.time.breakdown_s.items()
         if part != "exposed_communication"
     ]
     parts = list(dict.fromkeys(str(row["part"]) for row in rows))
     cells = [
-        (called(each), *(format_seconds(each.time.breakdown_s.get(part, 0.0)) for part in parts))
-        for each in predictions
+        (called(prediction), *(format_seconds(prediction.time.breakdown_s.get(part, 0.0)) for part in parts))
+        for prediction in predictions
     ]
     return Figure(
         name="breakdown",

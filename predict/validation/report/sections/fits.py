@@ -29,14 +29,14 @@ def section(content: Content) -> Section | None:
     drawn = list(groups.values())[:_MOST_DRAWN]
     layers = [
         (
-            f"{each.model}, batch {each.batch}, {each.computed_in}, {each.ranks_on_host} on the host",
-            f"{each.layers_measured}/{each.layers}",
-            format_seconds(each.sum_s),
-            format_seconds(each.iteration_s),
-            format_difference(each.remainder_relative),
-            " to ".join(map(format_difference, each.remainder_interval)),
+            f"{summed.model}, batch {summed.batch}, {summed.computed_in}, {summed.ranks_on_host} on the host",
+            f"{summed.layers_measured}/{summed.layers}",
+            format_seconds(summed.sum_s),
+            format_seconds(summed.iteration_s),
+            format_difference(summed.remainder_relative),
+            " to ".join(map(format_difference, summed.remainder_interval)),
         )
-        for each in sums
+        for summed in sums
     ]
     titles = ("measured", "layers", "sum of parts", "iteration", "remainder", "90%")
     return Section(
@@ -115,21 +115,21 @@ def _curves(groups: Sequence[Sequence[CommunicationFit]]) -> Figure:
 def _of_ranks(fits: Sequence[CommunicationFit]) -> list[dict[str, Any]]:
     """Points, line and band of each number of ranks."""
     points = [point for fit in fits for point in fit.measured]
-    found = []
+    curves = []
     for ranks in sorted({point.ranks for point in points})[:_MOST_RANKS]:
-        own = [point for point in points if point.ranks == ranks]
+        of_ranks = [point for point in points if point.ranks == ranks]
         sizes = np.geomspace(
-            max(min(point.message_bytes for point in own), 1),
-            max(max(point.message_bytes for point in own), 1),
+            max(min(point.message_bytes for point in of_ranks), 1),
+            max(max(point.message_bytes for point in of_ranks), 1),
             _CURVE_POINTS,
         )
         line, reach = line_and_reach(fits, ranks, sizes)
         columns = (sizes, line, np.maximum(line - reach, line / 20), line + reach)
-        found.append(
+        curves.append(
             {
                 "ranks": ranks,
-                "points": [(p.message_bytes, p.measured_s, p.fitted_s, p.held_out_s) for p in own],
+                "points": [(p.message_bytes, p.measured_s, p.fitted_s, p.held_out_s) for p in of_ranks],
                 "curve": [tuple(float(f"{value:.4g}") for value in row) for row in zip(*columns, strict=True)],
             }
         )
-    return found
+    return curves

@@ -42,10 +42,10 @@ def section(content: Content) -> Section | None:
 
 def _phases(bars: list[Bars]) -> Figure:
     rows, cells = [], []
-    for each in bars:
-        label = f"{each.model}: {each.configuration.replace(chr(10), ', ')}"
+    for bar in bars:
+        label = f"{bar.model}: {bar.configuration.replace(chr(10), ', ')}"
         for side in ("predicted", "measured"):
-            of_side = getattr(each, side)
+            of_side = getattr(bar, side)
             rows.append(
                 {
                     "label": label,
@@ -56,7 +56,7 @@ def _phases(bars: list[Bars]) -> Figure:
                 }
             )
             whole = format_seconds(of_side.iteration_s), " to ".join(map(format_seconds, of_side.spread_s))
-            error = format_difference(each.predicted.iteration_s / each.measured.iteration_s - 1)
+            error = format_difference(bar.predicted.iteration_s / bar.measured.iteration_s - 1)
             parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in of_side.parts_s.items())
             cells.append((label, side, *whole, parts, error if side == "predicted" else ""))
     return Figure(

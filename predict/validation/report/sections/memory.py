@@ -22,22 +22,22 @@ def peaks(shown: tuple[Prediction, ...], limit_bytes: float | None) -> Figure:
     """Peaks of configurations by what they hold, beside the limit of a rank."""
     rows = [
         {
-            "label": called(each),
-            "parts_bytes": each.memory.memory_parts_bytes,
-            "peak_bytes": each.memory.memory_bytes,
-            "interval_bytes": each.memory.memory_interval_bytes,
+            "label": called(prediction),
+            "parts_bytes": prediction.memory.memory_parts_bytes,
+            "peak_bytes": prediction.memory.memory_bytes,
+            "interval_bytes": prediction.memory.memory_interval_bytes,
         }
-        for each in shown
+        for prediction in shown
     ]
-    parts = list(dict.fromkeys(part for each in shown for part in each.memory.memory_parts_bytes))
+    parts = list(dict.fromkeys(part for prediction in shown for part in prediction.memory.memory_parts_bytes))
     cells = [
         (
-            called(each),
-            format_bytes(each.memory.memory_bytes),
-            " to ".join(map(format_bytes, each.memory.memory_interval_bytes or ())),
-            *(format_bytes(each.memory.memory_parts_bytes.get(part, 0)) for part in parts),
+            called(prediction),
+            format_bytes(prediction.memory.memory_bytes),
+            " to ".join(map(format_bytes, prediction.memory.memory_interval_bytes or ())),
+            *(format_bytes(prediction.memory.memory_parts_bytes.get(part, 0)) for part in parts),
         )
-        for each in shown
+        for prediction in shown
     ]
     return Figure(
         name="memory",

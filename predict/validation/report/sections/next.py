@@ -11,12 +11,13 @@ _SHOWN = 12
 
 def section(content: Content) -> Section | None:
     """Where the profile is weak, as ``calibrate show`` says it; nothing where it is not."""
-    found = weaknesses(content.profile)
-    if not found:
+    weak = weaknesses(content.profile)
+    if not weak:
         return None
     wanted = content.validation.serial_runs_wanted if content.validation else ()
     rows = [
-        (each.kind, each.text, "" if each.size is None else f"{each.size:.1%}", each.command) for each in found[:_SHOWN]
+        (weakness.kind, weakness.text, "" if weakness.size is None else f"{weakness.size:.1%}", weakness.command)
+        for weakness in weak[:_SHOWN]
     ]
     return Section(
         name="next",
@@ -24,5 +25,5 @@ def section(content: Content) -> Section | None:
         lines=["What is missing comes first, then what is inaccurate, then what is untested."],
         tables={"Where the profile is weak": Table(("kind", "what", "size", "command"), rows)},
         further={"Runs that are wanted": wanted} if wanted else {},
-        documents={"weaknesses": found},
+        documents={"weaknesses": weak},
     )

@@ -19,7 +19,7 @@ def section(content: Content) -> Section:
     rows = [
         ("profile", content.profile_path),
         ("made", profile.created_utc),
-        *(("measured on", _environment(each)) for each in profile.environments),
+        *(("measured on", _environment(environment)) for environment in profile.environments),
         *(("device", line) for line in device_lines(profile.devices)),
         *(("note", note) for note in profile.notes),
         ("ParaDL", _version()),

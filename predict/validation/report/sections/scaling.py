@@ -32,24 +32,24 @@ def _efficiency(content: Content) -> Figure:
     scaling = content.scaling
     rows = [
         {
-            "label": called(each),
-            "series": growing(parse_strategy(each.strategy)),
-            "ranks": each.ranks,
-            "efficiency": each.use.efficiency,
-            "interval": each.use.efficiency_interval,
+            "label": called(prediction),
+            "series": growing(parse_strategy(prediction.strategy)),
+            "ranks": prediction.ranks,
+            "efficiency": prediction.use.efficiency,
+            "interval": prediction.use.efficiency_interval,
         }
-        for each in scaling.predictions
+        for prediction in scaling.predictions
     ]
     cells = [
         (
-            called(each),
-            str(each.ranks),
-            format_seconds(each.iteration_s),
-            f"{each.time.samples_per_s:.4g}",
-            f"{each.use.efficiency:.1%}",
-            " to ".join(f"{end:.0%}" for end in each.use.efficiency_interval),
+            called(prediction),
+            str(prediction.ranks),
+            format_seconds(prediction.iteration_s),
+            f"{prediction.time.samples_per_s:.4g}",
+            f"{prediction.use.efficiency:.1%}",
+            " to ".join(f"{end:.0%}" for end in prediction.use.efficiency_interval),
         )
-        for each in scaling.predictions
+        for prediction in scaling.predictions
     ]
     knees = [{"series": sweep.strategy, "ranks": sweep.knee_ranks} for sweep in scaling.sweeps]
     return Figure(

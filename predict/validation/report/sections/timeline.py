@@ -105,7 +105,7 @@ def bars_of_timeline(timeline: IterationTimeline) -> tuple[dict[str, Any], list[
     told = [_told(described, *kind) for kind in kinds]
     tasks = len(bars)
     if tasks > MOST_BARS:
-        bars = _joined(bars, [each["category"] for each in told])
+        bars = _joined(bars, [kind["category"] for kind in told])
         left_out.append(f"{tasks} tasks are drawn as {len(bars)} bars: neighbours of one kind are one.")
     if len(bars) > MOST_BARS:
         bars = sorted(bars, key=lambda bar: -bar[3])[:MOST_BARS]
@@ -128,7 +128,7 @@ def _bars(role: RoleTimeline, lanes: dict[int, int], kinds: dict[tuple[int, int]
         batches[placed] = of_action[role.actions.of_task[placed]]
     start_us = np.round(role.start_s * 1e6, 3)
     length_us = np.round((role.end_s - role.start_s) * 1e6, 3)
-    columns = (each.tolist() for each in (role.threads, plan.work, plan.phase, start_us, length_us, batches))
+    columns = (column.tolist() for column in (role.threads, plan.work, plan.phase, start_us, length_us, batches))
     bars = [
         (lanes[thread], kinds.setdefault((work, phase), len(kinds)), start, length, 1, batch)
         for thread, work, phase, start, length, batch in zip(*columns, strict=True)
@@ -146,16 +146,16 @@ def _told(described: WorkDescriptions, work: int, phase: int) -> dict[str, Any]:
 
 def _joined(bars: list[Bar], categories: list[str]) -> list[Bar]:
     """Neighbours of one lane, category and micro-batch as one bar; it is called by the longest of them."""
-    found: list[Bar] = []
+    joined: list[Bar] = []
     longest = 0.0
     for bar in bars:
         lane, kind, start, length, _, batch = bar
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and (last[0], last[5]) == (lane, batch) and categories[last[1]] == categories[kind]:
             called = kind if length > longest else last[1]
             longest = max(longest, length)
-            found[-1] = (lane, called, last[2], round(start + length - last[2], 3), last[4] + 1, batch)
+            joined[-1] = (lane, called, last[2], round(start + length - last[2], 3), last[4] + 1, batch)
         else:
-            found.append(bar)
+            joined.append(bar)
             longest = length
-    return found
+    return joined

@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 import types
+from collections.abc import Callable
 
 import pytest
 
@@ -16,17 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.ranks.groups.process_groups import RankContext
-from paradl_bench.strategies.memory.peak import planned_memory
 from paradl_bench.strategies.passes.recomputation import repeated_by_model
-
-TOLERANCE = 0.02
-ENOUGH_BYTES = 10e6
 
 
 class OnTokens(nn.Module):
@@ -40,19 +33,6 @@ class OnTokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.between(self.before(x)).mean(1))
-
-
-class OnFewTokens(nn.Module):
-    """A recurrent layer of few units, in which pages that are not full would show."""
-
-    input_shape = (5, 6)
-
-    def __init__(self, recurrent: nn.Module) -> None:
-        super().__init__()
-        self.before, self.recurrent, self.head = nn.Linear(6, 6), recurrent, nn.Linear(6, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.recurrent(self.before(x))[0].mean(1))
 
 
 class OnImages(nn.Module):
@@ -275,51 +255,14 @@ NETWORKS |= {
     "reentrant checkpoints": lambda: OnImages(repeated(True)),
     "reentrant checkpoint that changes in place": lambda: OnImages(Function(changed_again)),
 }
-FEW_UNITS = {
-    "lstm": lambda: OnFewTokens(nn.LSTM(6, 6, 2, batch_first=True)),
-    "lstm both ways": lambda: OnFewTokens(nn.LSTM(6, 3, batch_first=True, bidirectional=True)),
-    "gru": lambda: OnFewTokens(nn.GRU(6, 6, 2, batch_first=True)),
-    "rnn": lambda: OnFewTokens(nn.RNN(6, 6, batch_first=True)),
-}
 SAMPLES = 32
-ALONE = RankContext(
-    rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
-)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_prediction_to_track(NETWORKS[name], SAMPLES, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", FEW_UNITS)
-def test_the_peak_of_few_recurrent_units_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_prediction_to_track(FEW_UNITS[name], 16_000, monkeypatch)
-
-
-def hold_prediction_to_track(build: object, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder = types.ModuleType("watched_networks")
-    holder.network = build  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "watched_networks", holder)
-    request = TrainingRequest(
-        model="watched_networks:network",
-        input_shape=None,
-        strategy=parse_strategy("serial"),
-        batch=samples,
-        device="cpu",
-    )
-    model = load_model(request.model)
-    network = trace_network(model)
-    trainer = Trainer(model, request, ALONE)
-    trainer.prepare(network)
-    tracked = trainer.track_memory().tracked_bytes
-    assert tracked > ENOUGH_BYTES
-    predicted = planned_memory(network, request.strategy, request.settings).peak_bytes
-    assert predicted == pytest.approx(tracked, rel=TOLERANCE)
+def test_the_peak_of_what_is_watched_is_predicted(name: str, hold_prediction_to_track: Callable[..., None]) -> None:
+    hold_prediction_to_track(NETWORKS[name], SAMPLES)
 
 
 def traced(between: nn.Module) -> ModelGraph:
@@ -376,16 +319,6 @@ def test_a_view_changed_in_place_copies_the_whole_gradient() -> None:
 def test_a_tensor_changed_in_place_has_no_gradient_copied() -> None:
     layers = traced(Function(lambda own, x: (x + 1).relu_())).layers
     assert not any(layer.memory for layer in layers if layer.attributes.get("in_place"))
-
-
-def test_an_lstm_of_few_units_keeps_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    holder = types.ModuleType("few_units")
-    holder.lstm = FEW_UNITS["lstm"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "few_units", holder)
-    network = trace_network(load_model("few_units:lstm"))
-    layer = next(layer for layer in network.layers if layer.attributes.get("function") == "lstm")
-    assert layer.memory is not None
-    assert layer.memory.kept[1] == 0
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
