@@ -22,6 +22,8 @@ from paradl_bench.network.partition import Box, Halo
 Slices = tuple[slice, ...]
 Messages = Sequence[tuple[int, torch.Tensor]]
 """Tensors, each with the rank of the group that it goes to or comes from."""
+Reduce = Callable[[], None]
+"""Reduces the gradients of all micro-batches, and lets go of what was gathered."""
 
 # torch 2.13 gave them new names, and warns of the old ones.
 all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -39,10 +41,6 @@ class Listener(Protocol):
 
     def work(self) -> None:
         """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
-
-
-Reduce = Callable[[], None]
-"""Reduces the gradients of all micro-batches, and lets go of what was gathered."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import pytest
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Imported, ImportOptions, load_file
 
-DATA = Path(__file__).parents[1] / "data" / "imports"
+DATA = Path(__file__).parents[2] / "data" / "imports"
 
 
 def public_data() -> Path:
@@ -17,7 +17,7 @@ def public_data() -> Path:
 
     Beside the repository, or beside the main working tree of a linked one.
     """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     pointer = root / ".git"
     if pointer.is_file():
         # "gitdir: MAIN/.git/worktrees/NAME"
