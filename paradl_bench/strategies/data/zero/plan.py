@@ -171,7 +171,8 @@ def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:
         leader = index if shard.leader is None else shard.leader
         if unit_of[index] != last.setdefault(leader, unit_of[index]):
             last[leader] = unit_of[index]
-            found[index] = shard._replace(after_bw=sharded.shards[leader].after_bw)
+            leading = sharded.shards[leader]
+            found[index] = shard._replace(before_fw=leading.before_fw, after_bw=leading.after_bw)
     return found
 
 
