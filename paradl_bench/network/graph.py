@@ -146,8 +146,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
             is a backward of its own; else empty. repeats_with: name of the first layer that runs again with it.
         memory: beside what it reads and returns; None where its kind tells.
-        dtype: of the first tensor returned, as the model alone computes it; ``fp32`` of whole numbers and truths too,
-            and of what follows the dtype that is trained in.
+        other_dtype: of the first tensor returned, where the model by itself sets one.
         held_until: name of the layer up to which the model's own variables hold the output; empty where that is its
             last reader, :data:`NEXT_FORWARD` where the model keeps it.
     """
@@ -176,7 +175,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeats_with: str = ""
     memory: LayerMemory | None = None
     held_until: str = ""
-    dtype: str = "fp32"
+    other_dtype: str | msgspec.UnsetType = msgspec.field(name="dtype", default=msgspec.UNSET)
+
+    @property
+    def dtype(self) -> str:
+        """Of the first tensor returned, as the model alone computes it; ``fp32`` of whole numbers and truths too."""
+        return "fp32" if self.other_dtype is msgspec.UNSET else self.other_dtype
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":

@@ -114,7 +114,7 @@ class _TracingMode(TorchFunctionMode):
         )
         changed = changed_since(before)
         read = self._values.read(without_own_state(before, changed, outputs))
-        layer = msgspec.structs.replace(self._layer(call, read, flops), dtype=_width_of(outputs[0]))
+        layer = msgspec.structs.replace(self._layer(call, read, flops), other_dtype=_other_dtype(outputs[0]))
         self._returned.append(outputs)
         self.functions.append(name)
         given = any(outputs[0] is tensor for tensor, *_ in before)
@@ -372,9 +372,10 @@ def _repeated(model: LoadedModel, samples: int) -> tuple[torch.Tensor, torch.Ten
     return inputs, targets
 
 
-def _width_of(tensor: torch.Tensor) -> str:
-    """Dtype of what a layer returned, where that is of floating numbers; as of fp32 of what is none."""
-    return _DTYPE_NAMES.get(tensor.dtype, "fp32") if tensor.is_floating_point() else "fp32"
+def _other_dtype(tensor: torch.Tensor) -> str | msgspec.UnsetType:
+    """Dtype of what a layer returned, where that is of floating numbers other than fp32."""
+    known = _DTYPE_NAMES.get(tensor.dtype, "fp32") if tensor.is_floating_point() else "fp32"
+    return msgspec.UNSET if known == "fp32" else known
 
 
 def _describe(name: str, tensor: torch.Tensor) -> Tensor:

@@ -27,11 +27,9 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import gradient_order
-from paradl_bench.plan.mesh import group_axes, sharing_axes
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -47,6 +45,7 @@ from predict.search.pricing.groups import Group, GroupCosts, group_along
 from predict.search.pricing.layer_seconds import ComputedAgain, WholeLayers, computed_again
 from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Waits
+from predict.search.pricing.zero_messages import ZeroMessages
 from predict.simulation.input_tasks import terms_of
 
 _AT_ONCE = 500_000
@@ -110,9 +109,10 @@ class Estimates:
         self._waits = Waits(self._groups)
         # By the shared axis, and whether a rank holds its part alone, and so exchanges no gradients of that.
         self._numbers: dict[tuple[Sharing, bool], int] = {}
-        # What ZeRO's broadcasts take after the update, and its gathers and reductions of a micro-batch.
-        self._zero = np.zeros((len(space.strategies), 2))
-        self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
+        # What ZeRO gathers and reduces of a micro-batch, and links that it sends parts of a stage over, by strategy.
+        self._zero = np.zeros(len(space.strategies))
+        self._parts = np.zeros((len(space.strategies), 4), np.int64)
+        self._zero_messages = ZeroMessages(self._groups, shared)
         self._parted = np.array([mesh.parted for mesh in space.meshes])
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
@@ -215,7 +215,8 @@ class Estimates:
                 for per_rank in sorted({*stages_per_rank[own].tolist()}):
                     self._cut(mesh.stages, per_rank)
                 found.append(self._links_of(mesh, each, sorted({*samples[own][estimated[own]].tolist()})))
-                self._zero[index] = self._zero_seconds(mesh, each)
+                self._parts[index] = self._zero_messages.links_of_parts(mesh, each)
+                self._zero[index] = self._zero_messages.seconds(mesh, each)
                 self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
@@ -272,16 +273,29 @@ class Estimates:
         gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
         update = work.update[kind, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
         exchanged = exchanges.seconds(work.backward, kind, which)
+        # ZeRO's messages, which nothing hides, stand in front of a rank's first forward or behind its last backward.
+        parts = self._sent_in_parts(rows, gradients)
+        update = update + parts
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
         # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
         # the way back is that of the messages alone.
         parted = (in_front + rows.turns[:, None] * forward.sum(axis=1) + _before(sent)).max(axis=1) + update[:, 0]
         found = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
-        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing)
-        found = np.maximum(found, sending.max(axis=1)[:, None])
-        # Under ZeRO's first stage each rank broadcasts what it changed after the update.
-        return np.asarray(found + self._zero[rows.strategy, :1])
+        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
+        return np.asarray(np.maximum(found, sending.max(axis=1)[:, None]))
+
+    def _sent_in_parts(self, rows: _Rows, stage_bytes: Floats) -> Floats:
+        """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
+        found = np.zeros_like(stage_bytes)
+        links = self._parts[rows.strategy]
+        own = np.flatnonzero(links.any(axis=1))
+        ranks = self._parted[rows.mesh[own], None]
+        part = np.floor(stage_bytes[own] / ranks)
+        for column, times in enumerate((ranks, 1, 1, 1)):
+            seconds = self._groups.seconds_over(links[own, column, None], part)
+            found[own] += times * np.where(part > 0, seconds, 0.0)
+        return found
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
@@ -338,42 +352,6 @@ class Estimates:
         sizes = rows.samples[first, None] * distinct / parts[first, None]
         return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row[:, None], place])
 
-    def _zero_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, float]:
-        """Seconds of all broadcasts of stage 1; of stages 2 and 3 those of a micro-batch's gathers and reductions.
-
-        What stages of a pipeline add is left out: those that have most to do need not be those that send most.
-        """
-        if not mesh.zero or mesh.stages > 1:
-            return 0.0, 0.0
-        axes = sharing_axes(strategy)
-        group, ranks = group_along(strategy, *axes), mesh.parted
-        if mesh.zero == 1:
-            part = np.floor(np.array([self._shared.of(mesh.sharing).gradient_bytes.sum()]) / ranks)
-            return ranks * float(self._groups.seconds("broadcast", group, part)[0]), 0.0
-        gathered, reduced = self._unit_bytes(mesh.sharing, ranks)
-        seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
-        # Stage 3 gathers again for backward, but for what the whole model has of its own.
-        seconds = seconds.sum() + (seconds[:-1].sum() if mesh.zero > 2 else 0.0)
-        seconds += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
-        if mesh.copies > 1:
-            outer = (index for index in group_axes(strategy, Trait.REPLICATES) if index not in axes)
-            seconds += self._groups.seconds("all_reduce", group_along(strategy, *outer), reduced)[reduced > 0].sum()
-        return 0.0, float(seconds)
-
-    def _unit_bytes(self, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
-        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model is the last."""
-        key = sharing, ranks
-        if key not in self._units:
-            network = self._shared.of(sharing).network
-            updated, units = set(gradient_order(network)), units_of(network)
-            parts = [
-                (own, tuple(parameter for parameter in own if parameter.name in updated))
-                for own in (unit.parameters for unit in units)
-            ]
-            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
-            self._units[key] = sizes[0], sizes[1]
-        return self._units[key]
-
     def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more.
 
@@ -381,7 +359,7 @@ class Estimates:
         """
         work = self._work(self._cut(1, 1), rows, alone=False)
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
-        sent = self._zero[rows.strategy, 1]
+        sent = self._zero[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
         return np.asarray(rows.turns * together + work.update)
 

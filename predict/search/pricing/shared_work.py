@@ -82,8 +82,8 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
         held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
         messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
         messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
-        messages += _messages(index, "FW", shard.rounds_fw, beside=True)
-        messages += _messages(index, "BW", shard.rounds_bw, beside=True)
+        messages += _rounds(index, "FW", shard.rounds_fw)
+        messages += _rounds(index, "BW", shard.rounds_bw)
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
     return SharedWork(
         share=share,
@@ -101,14 +101,17 @@ def _share_of(shard: Layer, whole: Layer) -> float:
     return shard.output_elements / max(whole.output_elements, 1)
 
 
-def _messages(
-    index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None], *, beside: bool = False
-) -> Iterator[Message]:
+def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
     for work in works:
         if isinstance(work, Collective):
-            yield Message(index, phase, work.operation, float(work.message_bytes), beside)
-        elif isinstance(work, HaloExchange):
-            yield from (Message(index, phase, "send_recv", float(size), beside) for size in work.sends_bytes)
+            yield Message(index, phase, work.operation, float(work.message_bytes))
+
+
+def _rounds(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None]) -> Iterator[Message]:
+    """What is sent to a neighbour beside rounds of compute."""
+    for work in works:
+        if isinstance(work, HaloExchange):
+            yield from (Message(index, phase, "send_recv", float(size), beside=True) for size in work.sends_bytes)
 
 
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:

@@ -106,7 +106,7 @@ def test_blocks_of_positions_follow_the_dtype_of_layers(traced: dict[str, ModelG
     network = traced["fp32"]
     lower = msgspec.structs.replace(
         network,
-        layers=tuple(msgspec.structs.replace(layer, dtype="bf16") for layer in network.layers),
+        layers=tuple(msgspec.structs.replace(layer, other_dtype="bf16") for layer in network.layers),
         parameters=tuple(msgspec.structs.replace(tensor, dtype="bf16") for tensor in network.parameters),
     )
     assert _planned(lower, "s2") == [size // 2 for size in _planned(network, "s2")]

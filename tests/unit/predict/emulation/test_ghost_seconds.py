@@ -217,7 +217,7 @@ def test_host_time_of_ranks_moves_only_the_intervals_upper_end(tmp_path: Path) -
         run = emulated_run(tmp_path / name, dilate=20.0, host_s=host_s, host_iteration_s=each_s)
         report = validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
         pairs.append(next(pair for pair in report.pairs if pair.evaluator == "simulate"))
-        noted.append(any("any part of which may show" in note for note in report.notes))
+        noted.append(any("part of that time may show" in note for note in report.notes))
     before, none, some, each = pairs
     assert none.interval_s == before.interval_s
     # Of 21 iterations the last but one is what 95% take at most.

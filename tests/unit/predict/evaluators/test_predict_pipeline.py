@@ -77,7 +77,7 @@ def test_two_stages_take_between_half_and_all_of_serial_time() -> None:
 
 def test_the_closed_form_knows_no_overlap_and_one_schedule() -> None:
     assert predict("paradl").iteration_s >= predict().time.breakdown_s["FW"]
-    assert any("GPipe's schedule alone" in line for line in predict("paradl", schedule="1f1b").provenance.extrapolated)
+    assert any("only GPipe's schedule" in line for line in predict("paradl", schedule="1f1b").provenance.extrapolated)
     assert not any("GPipe's schedule" in line for line in predict("paradl").provenance.extrapolated)
 
 

@@ -106,8 +106,7 @@ def test_what_does_not_nest_is_refused(text: str, options: dict[str, object], me
         plan(text, **options)
 
 
-def test_a_search_tries_the_first_stage_in_pipelines() -> None:
+def test_a_search_tries_each_stage_in_pipelines() -> None:
     space = find_space(NETWORK, PlanSettings(batch=16), 4, caps_mb=())
     tried = {str(space.strategies[index]) for index in space.strategy.tolist()}
-    assert {"z1d2p2", "p2z1d2", "z1d4", "z3d4"} <= tried
-    assert not {"z2d2p2", "z3d2p2", "p2z3d2"} & tried
+    assert {"z1d2p2", "p2z1d2", "z2d2p2", "p2z3d2", "z1d4", "z3d4"} <= tried
