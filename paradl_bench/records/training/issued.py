@@ -21,8 +21,8 @@ def as_planned(issued: Sequence[IssuedCollective], planned: Sequence[IssuedColle
     """What was issued, each all-to-all with the bytes of the side that is planned.
 
     Of an all-to-all a rank plans what it sends or what it receives, whichever does not depend on other ranks' data. The
-    bytes of the other side may by chance be those of another planned one: such calls are as planned as their number lets
-    them be. They come last.
+    other side may by chance have the bytes of another planned call. Then the side counts of which more are planned than
+    were issued; such calls come last.
     """
     left: Counter[_Key] = Counter()
     for item in planned:
