@@ -273,11 +273,22 @@ def gpt2_tokens() -> nn.Module:
     )
 
 
-def llama_tokens() -> nn.Module:
+def llama_tokens(key_heads: int = 2) -> nn.Module:
     return _language_model(
         "llama", hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=READ,
+        num_key_value_heads=key_heads, max_position_embeddings=READ,
     )  # fmt: skip
+
+
+def one_key_head() -> nn.Module:
+    return llama_tokens(1)
+
+
+def frozen_attention() -> nn.Module:
+    model = llama_tokens()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("attn" not in name)
+    return model
 
 
 def bert_tokens() -> nn.Module:

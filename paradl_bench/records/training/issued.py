@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -19,17 +20,36 @@ def key_of(item: IssuedCollective) -> _Key:
 def as_planned(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> list[IssuedCollective]:
     """What was issued, each all-to-all with the bytes of the side that is planned.
 
-    Of an all-to-all a rank plans what it sends or what it receives, whichever does not depend on other ranks' data.
+    Of an all-to-all a rank plans what it sends or what it receives, whichever does not depend on other ranks' data. The
+    other side may by chance have the bytes of another planned call. Then the side counts of which more are planned than
+    were issued; such calls come last.
     """
-    known = {key_of(item) for item in planned}
+    left: Counter[_Key] = Counter()
+    for item in planned:
+        left[key_of(item)] += item.count
+    found, either = [], []
+    for item in issued:
+        known = {key_of(side): side for side in (item, _other_side(item)) if key_of(side) in left}
+        if len(known) > 1:
+            either += [known] * item.count
+            continue
+        key, side = next(iter(known.items()), (key_of(item), item))
+        left[key] -= item.count
+        found.append(side)
+    while either:
+        # First what has one side left that is planned and not issued yet.
+        known = min(either, key=lambda sides: sum(left[key] > 0 for key in sides))
+        either.remove(known)
+        key = max(known, key=lambda key: left[key])
+        left[key] -= 1
+        found.append(msgspec.structs.replace(known[key], count=1))
+    return found
 
-    def of_side(item: IssuedCollective) -> IssuedCollective:
-        if item.received_bytes is None or key_of(item) in known:
-            return item
-        other = msgspec.structs.replace(item, message_bytes=item.received_bytes, received_bytes=item.message_bytes)
-        return other if key_of(other) in known else item
 
-    return [of_side(item) for item in issued]
+def _other_side(item: IssuedCollective) -> IssuedCollective:
+    if item.received_bytes is None:
+        return item
+    return msgspec.structs.replace(item, message_bytes=item.received_bytes, received_bytes=item.message_bytes)
 
 
 def unevenness(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> tuple[float, float] | None:

@@ -187,6 +187,7 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
         single = {"name": layer.name, "held_until": layer.held_until}
         return (
             msgspec.structs.asdict(layer)
+            | {"other_dtype": layer.dtype}
             | {field: numbered(names) for field, names in named.items()}
             | {field: number(name) for field, name in single.items()}
         )

@@ -96,7 +96,7 @@ class TensorRunner:
             whole_shape=_whole_shape,
             receive=receive,
             randomness=random,
-            own_part=_own_part,
+            own_part=partial(_own_part, sequence),
         )
 
 
@@ -151,9 +151,12 @@ class Part(NamedTuple):
         return _take(tensor, tensor.dim() + cut_dim.dim, cut_dim.of(tuple(tensor.shape), self.own, self.piece.atoms))
 
 
-def _own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _own_part(sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
     part: Part | None = getattr(tensor, _MARK, None)
-    return (whole if part is None else part.take(whole, part.piece.cut)), 1.0
+    if part is not None:
+        return part.take(whole, part.piece.cut), 1.0
+    tokens: tuple[int, int] | None = getattr(tensor, MARK, None)
+    return (whole if sequence is None or tokens is None else sequence.own.part(whole, tokens[0])), 1.0
 
 
 def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:

@@ -116,6 +116,9 @@ class _Walk(TokenWalk):
             if layer.kind == "loss":
                 raise CannotCut(f"{layer.name}, which reads all of the sequence: have the head cut (--split)")
             found = self._of_layer(layer, False)
+            if found.gathered:
+                # It stays whole where what makes its queries, keys and values is frozen, not chosen, or of one head.
+                raise CannotCut(f"{layer.name}, which reads all keys and values and is not cut by heads")
             if enters:
                 self.entered.add(index)
             self.layers[index] = found

@@ -56,7 +56,10 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
             ("--strategy", "serial", "--batch", "8", "--optimizer", "foo"),
             "adam, adamw, adamw-fused, sgd\n",
         ),
-        (("--strategy", "serial", "--batch", "8", "--dtype", "fp17"), "unknown dtype 'fp17': choices are bf16, bf16-weights, fp32\n"),
+        (
+            ("--strategy", "serial", "--batch", "8", "--dtype", "fp17"),
+            "unknown dtype 'fp17': choices are bf16, bf16-weights, fp32\n",
+        ),
         (
             ("--strategy", "serial", "--batch", "8", "--compile", "--no-tf32"),
             "measure some: paradl-bench layers chain --batch N --compile -o DIR, then calibrate fit",

@@ -22,7 +22,7 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Plan
-from paradl_bench.records.training.issued import unevenness
+from paradl_bench.records.training.issued import as_planned, unevenness
 from paradl_bench.records.training.training_record import IssuedCollective
 from paradl_bench.strategies.expert import module as running
 from paradl_bench.strategies.expert.routes import find_routes
@@ -161,6 +161,17 @@ def test_the_side_that_routing_decides_is_recorded_not_compared() -> None:
     assert unevenness(skewed, planned_collectives(plan)) == (1.0, 1.25)
     lost = [item for item in skewed if item.message_bytes != rows * 5 // 4]
     assert differences(lost, planned_collectives(plan))
+
+
+def test_few_rows_are_not_taken_for_numbers_of_rows() -> None:
+    """A rank whose experts got one row, which is as many bytes as the numbers (drawn module 41000329)."""
+    plan = planned("Sorted", "e2")
+    own = planned_collectives(plan)
+    (numbers,) = {work.message_bytes for work in all_to_alls(plan) if work.message_bytes < 100}
+    few = issued(plan, numbers)
+    assert not differences(few, own)
+    assert len({item.message_bytes for item in as_planned(few, own) if item.operation == "all_to_all"}) == 2
+    assert differences([*few, next(item for item in few if item.received_bytes != item.message_bytes)], own)
 
 
 class Biased(transformer_networks.Sorted):
