@@ -274,7 +274,7 @@ class Estimates:
         update = work.update[kind, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
         exchanged = exchanges.seconds(work.backward, kind, which)
         # ZeRO's messages, which nothing hides, stand in front of a rank's first forward or behind its last backward.
-        parts = self._sent_in_parts(rows, gradients)
+        parts = self._sent_in_parts(cut, rows, gradients)
         update = update + parts
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
@@ -285,16 +285,19 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
         return np.asarray(np.maximum(found, sending.max(axis=1)[:, None]))
 
-    def _sent_in_parts(self, rows: _Rows, stage_bytes: Floats) -> Floats:
+    def _sent_in_parts(self, cut: Cut, rows: _Rows, stage_bytes: Floats) -> Floats:
         """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
         found = np.zeros_like(stage_bytes)
         links = self._parts[rows.strategy]
         own = np.flatnonzero(links.any(axis=1))
+        if not len(own):
+            return found
         ranks = self._parted[rows.mesh[own], None]
-        part = np.floor(stage_bytes[own] / ranks)
-        for column, times in enumerate((ranks, 1, 1, 1)):
-            seconds = self._groups.seconds_over(links[own, column, None], part)
-            found[own] += times * np.where(part > 0, seconds, 0.0)
+        part, units = stage_bytes[own] / ranks, self._zero_messages.units_of_ranks(cut.key[0], cut.bounds)
+        for column, times in enumerate((ranks, units, units, units)):
+            size = np.floor(part / (units if column else 1))
+            seconds = self._groups.seconds_over(links[own, column, None], size)
+            found[own] += times * np.where(size > 0, seconds, 0.0)
         return found
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:

@@ -80,10 +80,14 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
         whole = network.layers[index]
         share[index] = len(shard.rounds_fw) * _share_of(shard.layer, whole)
         held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
-        messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
-        messages += _messages(index, "BW", (*shard.before_bw, *shard.sums, *shard.after_bw))
-        messages += _rounds(index, "FW", shard.rounds_fw)
-        messages += _rounds(index, "BW", shard.rounds_bw)
+        before_and_behind: tuple[tuple[Literal["FW", "BW"], tuple[Communication, ...]], ...] = (
+            ("FW", (*shard.before_fw, *shard.after_fw)),
+            ("BW", (*shard.before_bw, *shard.sums, *shard.after_bw)),
+        )
+        for phase, works in before_and_behind:
+            messages += [*_collectives(index, phase, works), *_to_neighbours(index, phase, works)]
+        messages += _to_neighbours(index, "FW", shard.rounds_fw, beside=True)
+        messages += _to_neighbours(index, "BW", shard.rounds_bw, beside=True)
     gradient_bytes, alike = (_gradient_bytes(network, shared.network, without) for without in ((), shared.apart))
     return SharedWork(
         share=share,
@@ -101,17 +105,18 @@ def _share_of(shard: Layer, whole: Layer) -> float:
     return shard.output_elements / max(whole.output_elements, 1)
 
 
-def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
+def _collectives(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
     for work in works:
         if isinstance(work, Collective):
             yield Message(index, phase, work.operation, float(work.message_bytes))
 
 
-def _rounds(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None]) -> Iterator[Message]:
-    """What is sent to a neighbour beside rounds of compute."""
+def _to_neighbours(
+    index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None], *, beside: bool = False
+) -> Iterator[Message]:
     for work in works:
         if isinstance(work, HaloExchange):
-            yield from (Message(index, phase, "send_recv", float(size), beside=True) for size in work.sends_bytes)
+            yield from (Message(index, phase, "send_recv", float(size), beside) for size in work.sends_bytes)
 
 
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:

@@ -9,7 +9,7 @@ from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.mesh import group_axes, sharing_axes
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
-from predict.costs.sourced import Floats
+from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Mesh, Sharing
 from predict.search.pricing.groups import Group, GroupCosts, group_along
 from predict.search.pricing.shared_work import SharedWorks
@@ -20,6 +20,7 @@ class ZeroMessages:
 
     def __init__(self, groups: GroupCosts, shared: SharedWorks) -> None:
         self._groups, self._shared = groups, shared
+        self._of_ranks: dict[tuple[int, tuple[int, ...]], Ints] = {}
         self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
 
     def links_of_parts(self, mesh: Mesh, strategy: Strategy) -> tuple[int, int, int, int]:
@@ -35,6 +36,17 @@ class ZeroMessages:
             return self._groups.link("broadcast", group), 0, 0, 0
         summed = self._groups.link("all_reduce", self._copies(strategy)) if mesh.copies > 1 else 0
         return 0, self._groups.link("all_gather", group), self._groups.link("reduce_scatter", group), summed
+
+    def units_of_ranks(self, ranks: int, bounds: Ints) -> Ints:
+        """Units that each rank of a pipeline has layers of; stages have as many of their own, or more."""
+        key = ranks, tuple(bounds.tolist())
+        if key not in self._of_ranks:
+            found = np.zeros(ranks, np.int64)
+            for unit in units_of(self._shared.of_all.network)[:-1]:
+                stages = np.searchsorted(bounds, list(unit.layers), side="right") - 1
+                found[np.unique(stages % ranks)] += 1
+            self._of_ranks[key] = np.maximum(found, 1)
+        return self._of_ranks[key]
 
     def _copies(self, strategy: Strategy) -> Group:
         """Ranks that hold the same shards."""
