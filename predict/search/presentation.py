@@ -16,7 +16,6 @@ from predict.search.contrast import Contrasted
 from predict.search.ranking import Searched
 from predict.search.search import Answer, Row
 
-_REASONS = 12
 _SURE = 0.0005
 
 
@@ -86,9 +85,7 @@ def _account(searched: Searched, *, why: bool) -> list[str]:
     if not why:
         return lines
     reasons = sorted(searched.impossible.items(), key=lambda item: -item[1])
-    lines += [f"  ruled out in {counted(count, 'strategy')}: {reason}" for reason, count in reasons[:_REASONS]]
-    if len(reasons) > _REASONS:
-        lines.append(f"  ruled out for {counted(len(reasons) - _REASONS, 'other reason')}: in --json")
+    lines += [f"  ruled out in {counted(count, 'strategy')}: {reason}" for reason, count in reasons]
     if searched.not_searched:
         lines.append(f"  not searched: {'; '.join(searched.not_searched)}")
     return lines
