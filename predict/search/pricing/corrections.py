@@ -13,7 +13,8 @@ class Corrections:
 
     What estimates leave out differs by mesh and, in a pipeline, by schedule. So each schedule of a mesh has a factor
     of its own, the least that was found. One that none was predicted of takes the least that its schedule has on other
-    meshes, or, before it was tried on a few, the least of all.
+    meshes, or, before it was tried on a few, the least of all. Without a pipeline it takes the least of meshes that
+    share the same kinds of things, and 1 before any of them was predicted: so each kind is tried.
     """
 
     _FEW = 3
@@ -24,6 +25,8 @@ class Corrections:
         # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
         self._schedule = np.where(piped, space.schedule + 1, 0)
         self._mesh = mesh_of
+        kinds = [(m.shared and m.shared.kind, m.chosen, m.zero, m.copies > 1, m.stages > 1) for m in space.meshes]
+        self._kind = np.array([kinds.index(kind) for kind in kinds], np.int64)
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
 
     def learn(self, candidate: int, estimate_s: float, predicted_s: float) -> None:
@@ -36,8 +39,11 @@ class Corrections:
         known = np.isfinite(self._factor)
         least = self._factor.min() if known.any() else 1.0
         elsewhere = np.where(known.sum(axis=0) >= self._FEW, self._factor.min(axis=0), least)
-        elsewhere[0] = least
         factor = np.where(known, self._factor, elsewhere)
+        of_kinds = np.full(len(self._kind), np.inf)
+        np.minimum.at(of_kinds, self._kind, self._factor[:, 0])
+        alike = of_kinds[self._kind]
+        factor[:, 0] = np.where(known[:, 0], self._factor[:, 0], np.where(np.isfinite(alike), alike, 1.0))
         return np.asarray(estimates * factor[self._mesh, self._schedule])
 
 
