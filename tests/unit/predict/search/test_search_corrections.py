@@ -44,7 +44,17 @@ def test_an_unpredicted_mesh_takes_the_least_correction_until_known(space: Space
         corrections.learn(int(some(space, strategy)[0]), 1.0, 3.0)
     # Data parallelism tells nothing of pipelines, nor pipelines of it.
     assert set(corrections.of(ones)[untried]) <= {1.25, 3.0}
-    assert set(corrections.of(ones)[some(space, "f4")]) == {1.25}
+    assert set(corrections.of(ones)[some(space, "d2p2", "zb")]) <= {1.25, 3.0}
+
+
+def test_each_kind_is_tried_before_others_correct_it(space: Space) -> None:
+    corrections, ones = Corrections(space), np.ones(len(space))
+    corrections.learn(int(some(space, "d4")[0]), 1.0, 1.25)
+    corrections.learn(int(some(space, "z3d4")[0]), 1.0, 1.5)
+    assert set(corrections.of(ones)[some(space, "f4")]) == {1.0}
+    corrections.learn(int(some(space, "d2f2")[0]), 1.0, 3.0)
+    assert set(corrections.of(ones)[some(space, "f4")]) == {3.0}
+    assert set(corrections.of(ones)[some(space, "z2d4")]) == {1.0}
 
 
 def test_neighbours_differ_in_one_setting_by_one_step(space: Space) -> None:
