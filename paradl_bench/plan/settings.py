@@ -157,6 +157,12 @@ def typed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def from_words(options: Mapping[str, str]) -> dict[str, Any]:
+    """Settings in words, as :attr:`PlanSettings.options` has them, in the types that commands have them in."""
+    typed: dict[str, Any] = {name: int(text) if text.isdecimal() else text for name, text in options.items()}
+    return typed | {name: float(options[name]) for name in ("clip_norm",) if name in options}
+
+
 def plan_settings(**given: Any) -> PlanSettings:
     """Settings from flat names, as files hold them: the fields of :class:`PlanSettings` and those of axes' options.
 

@@ -10,6 +10,7 @@ import msgspec
 
 from calibrate.profile.profile import read_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import from_words
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.strategies.exchange.options import ExchangeOptions
@@ -67,7 +68,7 @@ def options_of_run(run: Run, options: Mapping[str, Any], *, knows_input: bool) -
     asked |= {"optimizer": about.optimizer, "dtype": about.dtype}
     asked |= {"backend": about.backend if about.ranks > 1 else None}
     asked |= msgspec.structs.asdict(settings_of_label(about.kernel_settings)) if about.kernel_settings else {}
-    asked |= {name: int(text) if text.isdecimal() else text for name, text in about.settings.options.items()}
+    asked |= from_words(about.settings.options)
     # A run names its stages whatever they were cut by; given by name they would count as the user's.
     if asked.pop("cut_by", "") == "FLOPs":
         asked["stages"] = None

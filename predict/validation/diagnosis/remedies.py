@@ -15,6 +15,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.settings import from_words
 from predict.costs.input.input_terms import input_options
 from predict.prediction.interval import gain_band
 from predict.prediction.prediction import Prediction, Predictor
@@ -142,7 +143,7 @@ def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> I
 
 def options_found(found: Prediction, options: Options) -> dict[str, Any]:
     """The options that predict what a search found; ``options`` are those of the search, with :data:`UNSET`."""
-    chosen = {name: int(text) if text.isdecimal() else text for name, text in found.options.items()}
+    chosen = from_words(found.options)
     settings = {"batch": str(found.batch), "ranks": None, "bucket_cap_mb": found.bucket_cap_bytes / 1024**2}
     return {**options, **chosen, **settings, "strategy": found.strategy}
 

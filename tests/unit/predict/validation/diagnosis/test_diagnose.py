@@ -281,6 +281,15 @@ def test_a_run_reads_no_input_whatever_the_profile_knows(tmp_path: Path) -> None
     assert present(diagnosed(tmp_path, made, "--run", run, "--no-remedies")) == []
 
 
+def test_a_run_that_clips_is_diagnosed(tmp_path: Path) -> None:
+    rows = [(0.024, 0.048, 1e-5, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "d2", clip_norm=0.5)
+    ((read,), _) = read_runs([Path(run)])
+    options = dict.fromkeys(("model", "strategy", "batch", "ranks", "stages"))
+    assert options_of_run(read, options, knows_input=False)["clip_norm"] == 0.5
+    diagnosed(tmp_path, profile(), "--run", run)
+
+
 def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
     made = profile(slow="all_gather", seconds=affine_seconds, wu_s=1e-4)
     for strategy in ("d2", "f2", "d2f2", "p2", "z3d2"):
