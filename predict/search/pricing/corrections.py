@@ -13,8 +13,9 @@ class Corrections:
 
     What estimates leave out differs by mesh and, in a pipeline, by schedule. So each schedule of a mesh has a factor
     of its own, the least that was found. One that none was predicted of takes the least that its schedule has on other
-    meshes, or, before it was tried on a few, the least of all. Without a pipeline it takes the least of meshes that
-    share the same kinds of things, and 1 before any of them was predicted: so each kind is tried.
+    meshes, or, before it was tried on a few, the least of all. Without a pipeline it takes the least of its kind:
+    meshes with the same axes and ZeRO stage, whatever their degrees. Before any of them was predicted it takes 1, so
+    that the search tries every kind.
     """
 
     _FEW = 3
@@ -26,7 +27,8 @@ class Corrections:
         self._schedule = np.where(piped, space.schedule + 1, 0)
         self._mesh = mesh_of
         kinds = [(m.shared and m.shared.kind, m.chosen, m.zero, m.copies > 1, m.stages > 1) for m in space.meshes]
-        self._kind = np.array([kinds.index(kind) for kind in kinds], np.int64)
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self._kind = np.array([numbers[kind] for kind in kinds], np.int64)
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
 
     def learn(self, candidate: int, estimate_s: float, predicted_s: float) -> None:
