@@ -100,7 +100,7 @@ class Liveness(ShardedOperations):
     ) -> Storage:
         self._gather_inputs(i, made, wholes)
         sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
-        gathered = {source: whole for source, whole in wholes.items() if self._reads_whole(i, source)}
+        gathered = {source: wholes[source] for source in sources if source in wholes and self._reads_whole(i, source)}
         found = (gathered.get(source) or made.get(source, received) for source in sources)
         return self._run(i, [storage for storage in found if storage is not None], saved)
 

@@ -10,6 +10,7 @@ twice. Stage 2 keeps units whole from forward to backward. The rank with the lar
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -131,6 +132,8 @@ class _ShardedUnits:
         self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
         self._ends = [unit.layers[-1] for unit in self._called]
         self._wholes = {unit.name: ranks * shard_bytes(unit.parameters, ranks) for unit in self._units}
+        # Of the first units that are called, as many as there are before an entry.
+        self._sums = [0, *itertools.accumulate(self._wholes[unit.name] for unit in self._called)]
         updated = set(gradient_order(network))
         self._updated = {
             unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
@@ -191,7 +194,7 @@ class _ShardedUnits:
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
         root = self._whole(self._units[-1])
         if not self._reshard:
-            return root + sum(self._whole(called) for called in self._called if called.layers[0] <= layer)
+            return root + self._sums[bisect.bisect_right(self._called, layer, key=lambda called: called.layers[0])]
         if layer >= operations_of_forward(self._network):
             # Backward has not come to the model.
             return root
