@@ -23,7 +23,7 @@ from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import gradient_order, operations_of_forward
+from paradl_bench.plan.compute import backward_layers, gradient_order, layers_with_gradient, operations_of_forward
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
@@ -184,10 +184,12 @@ def _arriving_in(
 ) -> tuple[str, ...]:
     """Parameters of a stage in the order in which their gradients arrive there.
 
-    That of one that other stages use too is complete with the first of this stage's layers that do.
+    That of one that other stages use too is complete with the first of this stage's layers that do, and that backward
+    runs.
     """
+    reached = _reached(Same(network))
     first: dict[str, int] = {}
-    for i in layers:
+    for i in (i for i in layers if i in reached):
         for name in network.layers[i].parameters:
             first.setdefault(name, i)
     found = [name for name in network.gradient_order if owners[name] == {stage}]
@@ -195,6 +197,11 @@ def _arriving_in(
         behind = (at for at, other in enumerate(found) if first.get(other, layers.start) < first[name])
         found.insert(next(behind, len(found)), name)
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=4)
+def _reached(same: Same[ModelGraph]) -> frozenset[int]:
+    return frozenset(backward_layers(same.thing, layers_with_gradient(same.thing)))
 
 
 def given_cuts(network: ModelGraph, first_layers: Sequence[str], stages: int) -> tuple[int, ...]:

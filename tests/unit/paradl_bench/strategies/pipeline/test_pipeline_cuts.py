@@ -1,4 +1,4 @@
-"""Where a pipeline is not cut, and why."""
+"""Where a pipeline is not cut, and why; what a stage holds and trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from torch import nn
 
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import refusals
+from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
 
 class Twice(nn.Module):
@@ -43,3 +47,34 @@ def test_no_cut_parts_a_weight_from_use_without_gradient(built: Callable[[], nn.
     model = LoadedModel(name=f"{__name__}:{built.__name__}", module=built(), input_shape=(4,))
     found = refusals(trace_network(model))
     assert any("and not all of these have a gradient" in why for why in found.values()) == (built is unread)
+
+
+class Penalised(nn.Module):
+    """Adds squares of all weights, that of a layer among them whose output nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.dead, self.late = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def stage(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.early(x)
+        self.dead(x)
+        return self.late(torch.tanh(x)), self.dead.weight.square().sum()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, penalty = self.stage(x)
+        for weight in (self.early.weight, self.late.weight):
+            penalty = penalty + weight.square().sum()
+        return x + penalty
+
+
+def test_gradients_of_a_stage_arrive_as_backward_makes_them() -> None:
+    module, arrived = Penalised(), []
+    for name, parameter in module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+    made = module.stage(torch.randn(2, 4))
+    torch.autograd.backward(made, [torch.ones_like(value) for value in made])
+    network = trace_network(LoadedModel(name=f"{__name__}:Penalised", module=Penalised(), input_shape=(4,)))
+    options = PipelineOptions(stages=("square#2",))
+    first, _ = cut_into_stages(network, 2, PlanSettings(batch=2, axes=(options,)))
+    assert gradient_order(first.network) == tuple(arrived)
