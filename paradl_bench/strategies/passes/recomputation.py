@@ -125,7 +125,8 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     if layer is None:
         return
     where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
-    sharding = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
+    cutting = (axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS) or axis.has(Trait.STAGES))
+    sharding = next((axis for axis in cutting if axis.degree > 1), None)
     if sharding is not None:
         raise UserError(
             f"{where}, whose second forward is not {sharding.kind} parallel; leave that out, and give --recompute"

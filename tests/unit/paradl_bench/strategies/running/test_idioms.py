@@ -15,6 +15,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.calls.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -239,6 +241,12 @@ def test_in_place_work_on_uncut_data_is_outside_the_region() -> None:
 def test_what_cannot_run_is_refused_in_planning(module, strategy: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         planned(module, strategy)
+
+
+def test_no_axis_that_parts_layers_takes_a_models_own_checkpoint() -> None:
+    for kind in {*kinds_with(Trait.SHARDS_LAYERS), *kinds_with(Trait.STAGES)}:
+        with pytest.raises(UserError, match=f"whose second forward is not {kind.name} parallel"):
+            check_recomputation(network_of(Repeating), parse_strategy(f"{kind.letter}2"), PlanSettings(batch=2))
 
 
 def test_what_the_model_runs_again_is_no_segment_of_recomputation() -> None:
