@@ -7,7 +7,9 @@ that. A CPU's layout is asked of fake tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +21,18 @@ from paradl_bench.strategies.running.operations import function_name
 _ATTENTION = "scaled_dot_product_attention"
 FAILS_WITHOUT_VALUES = (RuntimeError, NotImplementedError, TypeError, ValueError)
 """What functions raise on fake tensors where they need values."""
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """While the body runs, tensors that are made are fake; torch does not log the functions that fail on them."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        logger.disabled = disabled
 
 
 def laid_out_as_on_a_cpu(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> Any:
@@ -34,7 +48,7 @@ def laid_out_as_on_a_cpu(function: Callable[..., Any], args: Any, kwargs: dict[s
     if not any(_is_new(made, read) for made in tensor_leaves(result)):
         return result
     try:
-        with FakeTensorMode():
+        with fake_tensors():
             own_args, own_kwargs = tree_map_only(torch.Tensor, as_it_lay, (args, kwargs))
             returned = tensor_leaves(function(*own_args, **own_kwargs))
     except FAILS_WITHOUT_VALUES:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -22,6 +21,7 @@ from paradl_bench.measure.tracing.layouts import (
     FAILS_WITHOUT_VALUES,
     addresses_of,
     as_it_lay,
+    fake_tensors,
     storages_of,
     tensor_leaves,
 )
@@ -187,7 +187,7 @@ def _sum(one: BatchBytes, other: BatchBytes, times: int = 1) -> BatchBytes:
 def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
     """One call, on fake tensors; for real, of few samples, where fake ones do not tell."""
     if call.function.__name__ not in _FOR_REAL:
-        with FakeTensorMode():
+        with fake_tensors():
             return _watch_on(_contiguous if plain else as_it_lay, call, batch, plain)
 
     def few(count: int) -> LayerMemory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -62,3 +64,22 @@ def test_gradients_pass_through_a_tensor_that_is_laid_out() -> None:
     found = laid_out_as_on_a_cpu(convolved, (given,), {}, convolved(given))
     found.sum().backward()
     assert given.grad.shape == given.shape
+
+
+def test_torch_does_not_log_what_fails_without_values() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+
+    def fails_on_a_cpu(x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta and type(x) is torch.Tensor else x + torch.zeros(3)
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        given = channels_last("meta")
+        laid_out_as_on_a_cpu(fails_on_a_cpu, (given,), {}, torch.empty_like(given))
+    finally:
+        logger.removeHandler(handler)
+    assert not records
+    assert not logger.disabled
