@@ -97,7 +97,14 @@ def prove_copies(subject: Subject, trial: Trial, parallel: LoadedModel, serial: 
     if mixing.layer and synchronises(subject.network, subject.strategy, subject.settings):
         return left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
     tolerance = tolerance_of(mixing.dtypes)
-    case = Case(subject.network, subject.strategy, subject.settings, tolerance, with_input=trial.with_input)
+    case = Case(
+        subject.network,
+        subject.strategy,
+        subject.settings,
+        tolerance,
+        with_input=trial.with_input,
+        optimizer=subject.settings.optimizer,
+    )
     proof = StrategyProof(case, parallel, serial, subject.ranks, subject.build)
     outcome = settle(proof, subject.ranks, inputs, targets)
     groups = proof.groups

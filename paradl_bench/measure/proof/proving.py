@@ -63,8 +63,7 @@ class Case(NamedTuple):
         settings: with the mini-batch of the proof.
         at_once: what a forward of the serial model reads; None for its own replica's samples, or all replicas' where
             norms synchronise them.
-        optimizer: by name, whose steps are compared. Those that divide by a gradient's size make rounding errors of
-            gradients that are zero as large as any other step: they are for double precision.
+        optimizer: by name, whose steps on the same gradients are compared.
     """
 
     network: ModelGraph
@@ -150,7 +149,7 @@ class StrategyProof:
         return comparison.findings
 
     def update(self) -> Findings:
-        """One optimizer step of both; parameters are compared."""
+        """One optimizer step of both on the gradients that were compared; parameters are compared."""
         if self._optimizers is None:
             group, parameters = self._built.optimizer_group, self._module.parameters()
             self._optimizers = (
@@ -159,6 +158,7 @@ class StrategyProof:
             )
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
         self._clip(comparison)
+        self._take_gradients()
         for optimizer in self._optimizers:
             optimizer.step()
         exact = dict(self._reference.module.named_parameters())
@@ -178,6 +178,20 @@ class StrategyProof:
         torch.nn.utils.clip_grad_norm_(parameters, most)
         self._built.clipper.max_norm = most
         comparison.compare("the norm of the gradients", "", self._built.clipper.clip(), norm, 1.0)
+        self._compare_parameters(comparison, self._largest_gradient(None))
+
+    def _take_gradients(self) -> None:
+        """Give the serial model this rank's gradients.
+
+        An optimizer can turn the rounding of a gradient that is zero into a step: Adam's first is g / (abs(g) + 1e-8).
+        """
+        exact = dict(self._reference.module.named_parameters())
+        for name, parameter in self._module.named_parameters():
+            # A collective where ranks hold rows.
+            gradient = None if parameter.grad is None else whole(parameter.grad)
+            of_whole = exact[name].grad
+            if gradient is not None and of_whole is not None:
+                of_whole[self._parts.get(name, ())] = gradient
 
     def serial_varies(self, inputs: torch.Tensor, targets: torch.Tensor) -> bool:
         """Whether the serial model gives something else with other random numbers."""

@@ -42,6 +42,7 @@ RIGHT = (
     *("Normed:s2:right", "Normed:s2:right:batch_norm=sync", "Normed:d2:right:accumulate=2", "Normed:z3d2:right"),
     *("Normed:p2:right", "Normed:f2:right", "Normed:d2:right:recompute=inner", "InPlace:d2:right"),
     *("Chain:d2:right:fusion=none", "Normed:d2:right:fusion=buffer:accumulate=2"),
+    *("Normed:z1d2:right:batch_norm=sync:optimizer=adamw", "Chain:z3d2:right:optimizer=adam"),
     *("Returning:s2:right", "Returning:d2:right", "Returning:p2:right"),
 )
 
