@@ -30,6 +30,7 @@ from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.of_plan import paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.communication.calls import works_after_compute
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.compute.host_dispatch import with_dispatch
 from predict.costs.compute.layer_costs import LayerCosts
@@ -206,7 +207,6 @@ class CostModel:
         place = self._place_of(plan)
         priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
         remarks.add(*self.missing_layers, *(remark for part in priced for remark in part.cost.remarks))
-        rank_spread = self.rank_spread(place)
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place, plan)
         costs = assemble(priced, spread.common_relative_sd)
@@ -215,7 +215,7 @@ class CostModel:
             place=place,
             costs=costs,
             parts=priced,
-            rank_spread=rank_spread,
+            rank_spread=self.rank_spread(place),
             slow_copies=self.device.computes,
             own_relative_sd=relative_spreads(self._known, plan.works, costs.total_s, place),
             spread=spread,
@@ -330,7 +330,9 @@ class CostModel:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = parts_of(self._known, plan, place, as_swept=as_swept)
         parts = self.device.parts(plan.works, priced, plan.sharded, *place)
-        return [*with_dispatch(self._model.dispatch(*place), plan, dict(enumerate(parts))).values()]
+        return [
+            *with_dispatch(self._model.dispatch(*place), plan, dict(enumerate(parts)), works_after_compute).values()
+        ]
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
         """What computes of a plan's works (layers, time between them, weight update), by its index."""
@@ -358,8 +360,8 @@ class CostModel:
         place = self._place_of(plan)
         of_plan = computing_parts_of(self._known, plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
-        parts = self.device.parts(works, priced, plan.sharded, *place)
-        return with_dispatch(self._model.dispatch(*place), plan, dict(zip(of_plan, parts, strict=True)))
+        of_works = dict(zip(of_plan, self.device.parts(works, priced, plan.sharded, *place), strict=True))
+        return with_dispatch(self._model.dispatch(*place), plan, of_works, works_after_compute)
 
     @property
     def overlap_is_unmeasured(self) -> bool:

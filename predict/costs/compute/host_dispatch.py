@@ -7,14 +7,15 @@ time between operations. It holds where nothing was timed in iterations, which w
 host was timed beside them, while the device was held before every operation.
 
 Host and device start an iteration together, and the host keeps what it is ahead from one phase, or micro-batch, to the
-next. An operation without a kernel (a view) counts as none. Collectives that layers wait for are dispatched too.
+next. An operation without a kernel (a view) counts as none. Collectives of layers are dispatched too; the device is
+busy with those that compute waits for, and not with what is gathered ahead or reduced behind, as ZeRO does.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,14 +111,20 @@ def _tells_of_iterations(profile: Profile) -> bool:
     return bool(profile.model_times) or any(time.mode == "in_situ" for time in profile.layer_times)
 
 
-def with_dispatch(dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Priced]) -> dict[int, Priced]:
-    """Parts by index of a plan's works, what the device waits for its host in the time between operations."""
+def with_dispatch(
+    dispatch: Dispatch | None, plan: Plan, parts: Mapping[int, Priced], after_compute: Callable[[Plan], Bools]
+) -> dict[int, Priced]:
+    """Parts by index of a plan's works, what the device waits for its host in the time between operations.
+
+    Args:
+        after_compute: per work of a plan, whether compute waits for it.
+    """
     overheads = plan.of_kind(FrameworkOverhead).keys() & parts.keys()
     with_waits = dict(parts)
     if dispatch is None or not overheads:
         return with_waits
     ends = (1.0, 1 + Z90 * dispatch.relative_sd, max(1 - Z90 * dispatch.relative_sd, 0.0))
-    usual, slow, fast = _gaps(plan, parts, dispatch, ends)
+    usual, slow, fast = _gaps(plan, parts, dispatch, ends, after_compute(plan))
     is_unmeasured = not (dispatch.runs or dispatch.timed)
     remarks = [_where_from(dispatch)] if dispatch.timed else [_where_from(dispatch), _ALONE]
     if usual.waits_s.sum() > WORTH_SAYING * usual.device_s:
@@ -152,15 +159,17 @@ def _where_from(dispatch: Dispatch) -> Remark:
     return Remark(text, True)
 
 
-def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, ends: Sequence[float]) -> list[_Gaps]:
+def _gaps(
+    plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, ends: Sequence[float], waited_for: Bools
+) -> list[_Gaps]:
     """How long works of time between operations wait, if dispatch takes each of so many times as long."""
     device_s, host_s = np.zeros(len(plan.works)), np.zeros(len(plan.works))
     for work, part in parts.items():
         kind = plan.works[work]
-        waited_for = isinstance(kind, Compute) or (part.is_communication and kind.is_of_layer and kind.meets)
-        if waited_for and part.cost.seconds >= SHORTEST_KERNEL_S:
+        dispatched = isinstance(kind, Compute) or (part.is_communication and kind.is_of_layer and kind.meets)
+        if dispatched and part.cost.seconds >= SHORTEST_KERNEL_S:
             is_forward = not isinstance(kind, Compute) or kind.way == "FW"
-            device_s[work] = part.cost.seconds
+            device_s[work] = part.cost.seconds if isinstance(kind, Compute) or waited_for[work] else 0.0
             host_s[work] = dispatch.forward_s if is_forward else dispatch.backward_s
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from profile_factory import layer_times, make_network, make_profile
+from profile_factory import layer_times, make_network, make_profile, ring_fit
 
 from calibrate.profile.profile import Dispatch, Profile
 from paradl_bench.core.statistics import Z90
@@ -29,8 +29,8 @@ def of_gpu(dispatch: Dispatch | None, kind: str = "cuda") -> Profile:
     return msgspec.structs.replace(made, **changes)
 
 
-def price(profile: Profile, accumulate: int = 1) -> PricedPlan:
-    chosen = parse_strategy("serial")
+def price(profile: Profile, accumulate: int = 1, strategy: str = "serial") -> PricedPlan:
+    chosen = parse_strategy(strategy)
     plan = planner_for(chosen).plan(NETWORK, chosen, PlanSettings(batch=8, accumulate=accumulate))
     return CostModel(profile=profile, network=NETWORK).price(plan)
 
@@ -84,6 +84,16 @@ def test_micro_batches_wait_one_behind_the_other() -> None:
     whole, parts = (price(of_gpu(dispatch(50e-6)), accumulate=count) for count in (1, 4))
     dispatched_s = sum(phases_s(whole)) - KERNEL_S
     assert sum(phases_s(parts)) == pytest.approx(4 * dispatched_s + KERNEL_S)
+
+
+@pytest.mark.parametrize("strategy", ["z2d2", "z3d2"])
+def test_what_is_gathered_ahead_leaves_the_device_waiting(strategy: str) -> None:
+    slow = tuple(ring_fit(name, alpha_s=1.0) for name in ("all_gather", "reduce_scatter"))
+    profile = msgspec.structs.replace(of_gpu(dispatch(50e-6)), communication=slow)
+    found, alone = price(profile, strategy=strategy), price(profile)
+    assert kernels(found, "FW") == kernels(alone, "FW")
+    for of_units, of_layers in zip(phases_s(found), phases_s(alone), strict=True):
+        assert of_units >= of_layers
 
 
 def test_an_unmeasured_host_is_flagged_and_widens_the_interval() -> None:
