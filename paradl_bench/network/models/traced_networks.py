@@ -1,4 +1,4 @@
-"""Networks of language models that were traced beforehand, so that predicting from a published profile needs no torch.
+"""Networks of models that were traced beforehand, so that predicting from a published profile needs no torch.
 
 One file a model under ``networks/``, as ``paradl-bench describe`` writes it, compressed. ``benchmarks/networks/
 traced_networks.py`` writes them anew; a test holds one against a trace. Torch-free.
@@ -30,7 +30,7 @@ def traced_models() -> list[str]:
 
 
 def traced_network(model: str) -> ModelGraph | None:
-    """The network of a model by its name, for samples of its usual length; None where it does not come with the tool.
+    """The network of a model by its name, for samples of its usual shape; None where it does not come with the tool.
 
     Raises:
         UserError: its file is broken.

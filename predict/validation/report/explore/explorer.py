@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.terminal.keywords import ask
+from paradl_bench.network.models.language_sizes import size_of
 from paradl_bench.network.models.traced_networks import traced_models
 from paradl_bench.records.devices.sheet import device_sheets
 from predict.costs.cost_model import CostModel
@@ -120,7 +121,9 @@ class Explorer:
         }
 
     def _models_of(self, number: int) -> list[str]:
-        return list(dict.fromkeys((*self._models, *self._profiles[number].network, *traced_models())))
+        held = self._profiles[number].network
+        shipped = (name for name in traced_models() if not held or size_of(name) is not None)
+        return list(dict.fromkeys((*self._models, *held, *shipped)))
 
     def _costs_of(self, searched: Searched) -> tuple[CostModel, Mapping[str, Any]]:
         """What searches of a model share, and the options of one.

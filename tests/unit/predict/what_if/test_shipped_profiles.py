@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 from predict_caller import Caller
+from profile_factory import make_profile
 
 from calibrate.profile.profile import read_profile
 from calibrate.profile.shipped.catalog import shipped_profiles
+from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.check import check_layers
 from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
-from paradl_bench.network.models.traced_networks import network_file, traced_network
+from paradl_bench.network.models.traced_networks import network_file, traced_models, traced_network
+from predict import load_profile
+from predict.costs.files import choose_network
 
 ROOT = Path(__file__).parents[4]
 SWEPT = [name for name, path in shipped_profiles().items() if read_profile(path).communication]
@@ -108,11 +112,12 @@ def test_a_prediction_needs_no_torch() -> None:
 
 
 def test_networks_that_come_with_the_tool_are_whole() -> None:
-    names = [name for name in language_model_names() if network_file(name).exists()]
+    names = traced_models()
     assert {name for name in language_model_names() if not name.endswith(UNTIED)} - set(names) == {
         "deepseek-v2",
         "deepseek-v3",
     }
+    assert {"resnet50", "resnet152", "vgg16", "cosmoflow"} < set(names)
     assert sum(network_file(name).stat().st_size for name in names) < 1_200_000
     for name in names:
         network = traced_network(name)
@@ -123,11 +128,23 @@ def test_networks_that_come_with_the_tool_are_whole() -> None:
     assert traced_network("../sizes/gpt2") is None
 
 
-def test_a_network_of_the_tool_is_as_traced_now() -> None:
+@pytest.mark.parametrize("model", ["gpt2", "resnet50"])
+def test_a_network_of_the_tool_is_as_traced_now(model: str) -> None:
     pytest.importorskip("transformers")
     from paradl_bench.measure.tracing.tracing import trace_network
     from paradl_bench.network.models.catalog import load_model
 
-    shipped = traced_network("gpt2")
+    shipped = traced_network(model)
     assert shipped is not None
-    assert shipped == trace_network(load_model("gpt2", device="meta"))
+    assert shipped == trace_network(load_model(model, device="meta"))
+
+
+def test_a_published_profile_takes_networks_of_images_and_a_measured_one_its_own() -> None:
+    published = load_profile("h100-sxm")
+    assert published.predict("resnet50", "d8", batch=256).iteration_s > 0
+    with pytest.raises(UserError, match="--sequence 8: resnet50 reads no tokens"):
+        choose_network(published.profile, "resnet50", None, Path("p"), 8)
+    with pytest.raises(UserError, match="Of another: paradl-bench describe resnet34 -o FILE, then give --network"):
+        choose_network(published.profile, "resnet34", None, Path("p"))
+    with pytest.raises(UserError, match=r"unknown model 'resnet50'.*paradl-bench layers resnet50"):
+        choose_network(make_profile(), "resnet50", None, Path("p"))
