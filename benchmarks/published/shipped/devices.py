@@ -91,7 +91,7 @@ DEVICES = (
         ranks_per_node=8,
         ranks=80,
         borrows={"fp32": ("a100-pcie",), "bf16": ("gh200", "a100-pcie")},
-        lacks=("all-to-all; a broadcast goes as an all-reduce",),
+        lacks=("a broadcast, which goes as an all-reduce",),
     ),
     Device(
         name="v100",
