@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_NUMBER = re.compile(r"[-+±<x/ ]{0,4}\d")
+_NUMBER = re.compile(r"(x/ |[-+±</ ]{0,4})\d")
 _WORDS_WIDTH = 24
 """Characters of a cell from which on words may be broken into lines; numbers never are."""
 

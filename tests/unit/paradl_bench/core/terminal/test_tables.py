@@ -9,12 +9,12 @@ from paradl_bench.core.terminal.tables import table
 
 def test_columns_of_numbers_run_from_the_right() -> None:
     rows = [
-        ("conv1", "-3 ms", "±1%", "x/ 2"),
-        (Text("fc", style="bold"), "not known", "2%", "-"),
-        ("a", "1 s", "", "3"),
+        ("conv1", "x8", "-3 ms", "±1%", "x/ 2"),
+        (Text("fc", style="bold"), "x4d2", "not known", "2%", "-"),
+        ("a", "x2", "1 s", "", "3"),
     ]
-    found = table(("layer", "time", "spread", "times"), rows)
-    assert [column.justify for column in found.columns] == ["left", "right", "right", "right"]
+    found = table(("layer", "strategy", "time", "spread", "times"), rows)
+    assert [column.justify for column in found.columns] == ["left", "left", "right", "right", "right"]
 
 
 def test_a_column_empty_in_all_rows_is_left_out() -> None:
