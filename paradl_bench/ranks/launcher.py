@@ -41,6 +41,7 @@ _ERROR_LINE = re.compile(r"^[\w-]+: error: (.*)$")
 # How torch begins every line of a rank's traceback.
 _RANK_MARK = re.compile(r"^\[rank\d+\]:[ ]?")
 _TRACEBACK = "Traceback (most recent call last)"
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _OF_FILES = re.compile(r"cannot (append to|write|cut) ")
 
 
@@ -287,11 +288,14 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
     how = f"was {ending(code)}" if code < 0 else f"ended with {ending(code)}"
     if code == -signal.SIGKILL and _kills_for_memory() > kills_before:
         how += " by the kernel, which ran out of memory: it does not fit"
+    crashed = -code in _CRASHES
+    if crashed:
+        how += ": native code crashed; with PYTHONFAULTHANDLER=1 it says where"
     if ranks > 1:
         how += "; the other ranks were ended"
     last = message or item.last_words()
-    # What was killed, lost its peers or found the disk full would go on; an exception would be raised again.
-    resumable = code < 0 or bool(message and (PEER_LOST in message or _OF_FILES.match(message)))
+    # What was killed, lost its peers or found the disk full would go on; a crash or an exception would come again.
+    resumable = (code < 0 and not crashed) or bool(message and (PEER_LOST in message or _OF_FILES.match(message)))
     return WorkError(f"rank {item.rank} {how}" + (f"; its last words: {last}" if last else ""), resumable=resumable)
 
 

@@ -201,6 +201,17 @@ def test_a_killed_rank_is_named_with_its_signal_ending_others(tmp_path: Path) ->
     assert_ended(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "crashed"), [("SIGSEGV", True), ("SIGTERM", False)])
+def test_a_crash_is_called_one_and_is_not_gone_on_with(name: str, crashed: bool) -> None:
+    program = (
+        f"import os, signal, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{name})\ntime.sleep(60)"
+    )
+    with pytest.raises(WorkError, match=f"rank 1 was killed by signal.*{name}") as raised:
+        launch(program)
+    assert ("native code crashed; with PYTHONFAULTHANDLER=1 it says where" in str(raised.value)) is crashed
+    assert raised.value.resumable is not crashed
+
+
 def assert_ended(pids: Path) -> None:
     for file in pids.iterdir():
         with pytest.raises(ProcessLookupError):
