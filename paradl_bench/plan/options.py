@@ -184,9 +184,9 @@ memory_options = option_group(
     "Memory",
     click.option(
         "--recompute",
-        metavar="none|all|MODULE[,...]",
-        help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name,"
-        " pattern (layer1.*) or run of a sequence (features.3:8). Default: none.",
+        metavar="none|all|attention|MODULE[,...]",
+        help="Activations that are not kept but computed again in backward: of all blocks, of modules that call"
+        " attention, or of modules by name, pattern (layer1.*) or run of a sequence (features.3:8). Default: none.",
     ),
     click.option(
         "--offload",

@@ -7,6 +7,8 @@ rule reads a network's names, so that a plan knows the segments without the modu
   sequence), or that hold at most an eighth of all operations and are no such sequence themselves;
 - of a sequence of single operations (VGG's features), about as many runs as each then has operations.
 
+``attention`` takes the innermost modules that call an attention: its projections are of the segment where it holds them.
+
 What runs in several pieces is no segment, nor what changes in place what it is given, nor what reads a tensor that is
 changed in place behind it: what would be computed again from it is something else.
 
@@ -37,6 +39,8 @@ from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 
+ATTENTION = ("attention",)
+_ATTENTIONS = ("attention", "multi_head_attention")
 _SMALL = 1 / 8
 _GIVEN = -1
 """In the place of a layer's index: what the network reads."""
@@ -163,6 +167,8 @@ def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
             raise UserError(
                 f"model {network.name} has no blocks that can be computed again; name modules, as layer1,head"
             )
+    elif tuple(chosen) == ATTENTION and not modules.has(*ATTENTION):
+        found = list(modules.attentions())
     else:
         found = [segment for text in chosen for segment in modules.named(text)]
     found = sorted(dict.fromkeys(found), key=lambda segment: segment.layers.start)
@@ -235,6 +241,22 @@ class _Modules:
             if why:
                 raise UserError(f"--recompute {segment.name}: it cannot be computed again, since {why}")
             yield segment
+
+    def has(self, name: str) -> bool:
+        """Whether a module has this name."""
+        return name in self._paths
+
+    def attentions(self) -> Iterator[Segment]:
+        """Those of ``attention``."""
+        calls = [layer.name for layer in self._network.layers[: self._forward] if layer.kind in _ATTENTIONS]
+        holding = [next((path for path in reversed(_paths(name)) if self.has(path)), "") for name in calls]
+        if not all(holding) or not holding:
+            raise UserError(
+                f"--recompute attention: {self._network.name} has no modules that call an attention of torch; name"
+                " modules, as layer1,head"
+            )
+        for path in dict.fromkeys(holding):
+            yield from self.named(path)
 
     def blocks(self, module: str = "") -> Iterator[Segment]:
         """Those of ``all`` below a module."""

@@ -19,6 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.units import parse_recompute
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.models.traced_networks import traced_network
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, Phase, Plan
@@ -73,6 +74,14 @@ def test_names_patterns_and_slices() -> None:
     assert found(BLOCKS, "body") == [("body", range(1, 6))]
     assert found(BLOCKS, "head", "body.1") == [("body.1", range(3, 6)), ("head", range(6, 7))]
     assert found(BLOCKS, "body.1:2") == [("body.1:2", range(3, 6))]
+
+
+def test_attention_is_the_innermost_modules_that_call_one() -> None:
+    network = traced_network("gpt2")
+    assert network is not None
+    assert [name for name, _ in found(network, "attention")] == [f"transformer.h.{n}.attn" for n in range(12)]
+    with pytest.raises(UserError, match="--recompute attention: chain has no modules that call an attention of torch"):
+        found(BLOCKS, "attention")
 
 
 @pytest.mark.parametrize(
