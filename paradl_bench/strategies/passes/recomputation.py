@@ -7,7 +7,7 @@ rule reads a network's names, so that a plan knows the segments without the modu
   sequence), or that hold at most an eighth of all operations and are no such sequence themselves;
 - of a sequence of single operations (VGG's features), about as many runs as each then has operations.
 
-``attention`` takes the innermost modules that call an attention: its projections are of the segment where it holds them.
+``attention`` takes the innermost modules that call an attention, with the projections that these hold.
 
 What runs in several pieces is no segment, nor what changes in place what it is given, nor what reads a tensor that is
 changed in place behind it: what would be computed again from it is something else.
