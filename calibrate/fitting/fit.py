@@ -26,7 +26,7 @@ from calibrate.profile.roofline_rates import RatesFrom, fit_rates, rate_of
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.records.cluster import NODE, Cluster, Level
+from paradl_bench.records.cluster import NODE, RACK, Cluster, Level, nested
 from paradl_bench.records.emulation import emulated_nodes
 
 
@@ -167,16 +167,17 @@ def _cluster(measured: Measurements) -> Cluster:
     for _, record in measured.collectives:
         largest[record.level] = max(largest.get(record.level, 1), record.ranks)
     node_ranks = largest.pop(NODE)
-    outer = sorted(largest.items(), key=lambda level: level[1])
-    levels = [Level(name=NODE, ranks=node_ranks)]
-    levels += [Level(name=name, ranks=max(ranks, node_ranks)) for name, ranks in outer]
+    in_rack = max((nodes.nodes_per_rack for nodes in emulated), default=0) * node_ranks
+    if in_rack > node_ranks:
+        largest[RACK] = in_rack
+    outer = [Level(name=name, ranks=ranks) for name, ranks in largest.items()]
     shared = environment.device == "cpu"
     # Logs of other tools don't say how much memory there was.
     sharing = max((nodes.ranks for nodes in emulated), default=node_ranks) if shared else 1
     memory_bytes = environment.memory_bytes / sharing if environment.memory_bytes else None
     return Cluster(
         name=environment.hostname or "measured",
-        levels=tuple(levels),
+        levels=nested(Level(name=NODE, ranks=node_ranks), outer),
         memory_bytes_per_rank=memory_bytes,
     )
 

@@ -12,7 +12,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.files.storage import file_name
 from paradl_bench.core.units import spell_bandwidth
 from paradl_bench.ranks.rank_place import BACKENDS
-from paradl_bench.records.cluster import NODE
+from paradl_bench.records.cluster import NODE, RACK
 from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes, simulated_messages
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
@@ -37,15 +37,20 @@ def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str
     """The command that sweeps collectives; on several hosts ranks are started by srun, or on emulated nodes again."""
     emulated = _emulated(profile)
     if emulated is not None:
-        on_node = max(nodes.ranks_per_node for nodes in emulated)
-        if level == NODE:
-            on_node = ranks
-        elif ranks <= on_node or ranks % on_node:
-            on_node = 1
-        return _sweep_on_nodes(emulated[0], ranks // on_node, on_node)
+        on_node = ranks if level == NODE else _dividing(ranks, max(nodes.ranks_per_node for nodes in emulated))
+        nodes = ranks // on_node
+        in_rack = nodes
+        if level not in (NODE, RACK):
+            in_rack = _dividing(nodes, max(nodes.nodes_per_rack for nodes in emulated) or 1)
+        return _sweep_on_nodes(emulated[0], nodes, on_node, in_rack)
     if level == NODE:
         return f"paradl-bench collectives --ranks {ranks} --backend {shlex.quote(library)}"
     return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {shlex.quote(library)}"
+
+
+def _dividing(count: int, most: int) -> int:
+    """How many are put together: as many as were, where that makes several equal parts; else each is by itself."""
+    return 1 if count <= most or count % most else most
 
 
 def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
@@ -54,9 +59,12 @@ def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
     return sweeps or None
 
 
-def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
-    rate = spell_bandwidth(like.link_bytes_per_s)
-    return f"paradl-bench collectives --nodes {nodes} --ranks-per-node {on_node} --link-bandwidth {rate}"
+def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int, in_rack: int = 1) -> str:
+    rates, count = spell_bandwidth(like.link_bytes_per_s), f"{nodes}"
+    if like.racks is not None:
+        rates += f",{spell_bandwidth(like.racks.uplink_bytes_per_s)}"
+        count = f"{nodes // in_rack}x{in_rack}"
+    return f"paradl-bench collectives --nodes {count} --ranks-per-node {on_node} --link-bandwidth {rates}"
 
 
 def simulated_libraries(profile: Profile) -> frozenset[str]:

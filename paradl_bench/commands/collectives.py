@@ -76,7 +76,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str | None
     timeout_s: float
     hang_timeout_s: float
-    nodes: int | None
+    nodes: str | None
     ranks_per_node: int | None
     link_bandwidth: str | None
 

@@ -129,14 +129,15 @@ verify_option = click.option(
 
 nodes_option = click.option(
     "--nodes",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Emulate N nodes on this host, as root: network namespaces, each with a link of --link-bandwidth.",
+    metavar="[RACKSx]N",
+    help="Emulate N nodes on this host, as root: network namespaces, each with a link of --link-bandwidth. 2x4: two"
+    " racks of four nodes.",
 )
 link_option = click.option(
     "--link-bandwidth",
-    metavar="RATE",
-    help="Of each emulated node's link, in either direction: 1Gbit/s, 125MB/s. Needed with --nodes.",
+    metavar="RATE[,RATE]",
+    help="Of each emulated node's link, in either direction: 1Gbit/s, 125MB/s. Needed with --nodes. With racks that of"
+    " each rack's uplink follows: 1Gbit/s,200Mbit/s.",
 )
 ranks_per_node_option = click.option(
     "--ranks-per-node",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from paradl_bench.core.bounds import PositiveEstimatedBytes, PositiveRate, Ranks, Seconds, SecondsPerByte, Slowdown
@@ -9,6 +11,8 @@ from paradl_bench.core.errors import UserError
 
 NODE = "node"
 """Name of the innermost level, whose ranks share a host."""
+RACK, SYSTEM = "rack", "system"
+"""Names of a measured group's level where its ranks are on several hosts: of one rack, or of any."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +65,23 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def ranks_per_node(self) -> int:
         """Ranks of the innermost level, which share a host."""
         return self.levels[0].ranks
+
+
+def nested(innermost: Level, outer: Iterable[Level]) -> tuple[Level, ...]:
+    """Measured levels from the inside out: by the ranks that they were measured on, a rack before the system.
+
+    A level that was measured on fewer ranks than the one inside it holds as many as that.
+    """
+    known = {level.name: level for level in outer}
+    in_rack = known[RACK].ranks if RACK in known else 0
+
+    def size(level: Level) -> tuple[int, bool]:
+        return max(level.ranks, in_rack if level.name == SYSTEM else 0), level.name == SYSTEM
+
+    levels = [innermost]
+    for level in sorted(known.values(), key=size):
+        levels.append(msgspec.structs.replace(level, ranks=max(level.ranks, levels[-1].ranks)))
+    return tuple(levels)
 
 
 class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True):

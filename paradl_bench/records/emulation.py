@@ -5,6 +5,8 @@ Nodes that share one host, layers that sleep, messages that a simulator computed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from paradl_bench.core.bounds import PositiveRate, Ranks, Ratio
@@ -14,6 +16,17 @@ GHOSTS = "ghosts"
 """Name of what stands for compute beside and before calls, where layers are to sleep."""
 
 
+class EmulatedRacks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Racks of emulated nodes, equally many in each: nodes of one share a switch, and an uplink to all other racks.
+
+    Attributes:
+        uplink_bytes_per_s: rate asked for of each rack's uplink, in either direction.
+    """
+
+    count: Ranks
+    uplink_bytes_per_s: PositiveRate
+
+
 class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that were network namespaces of one host, each with a link to a switch.
 
@@ -21,22 +34,36 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         nodes, ranks_per_node: as asked for. Measurements of one emulated cluster may differ in them, as those of a real
             one do; of different clusters in the rest.
         link_bytes_per_s: rate asked for of each node's link, in either direction; what is reached is measured.
+        racks: that the nodes are in; None where all share one switch.
         shaping: how links were held to it; empty where they were not.
         one_level: why there were no nodes apart; empty where there were. All ranks then shared the host's loopback.
 
     Raises:
-        ValueError: both or neither of ``shaping`` and ``one_level``.
+        ValueError: both or neither of ``shaping`` and ``one_level``, or racks that nodes do not fill equally.
     """
 
     nodes: Ranks
     ranks_per_node: Ranks
     link_bytes_per_s: PositiveRate
+    racks: EmulatedRacks | None = None
     shaping: str = ""
     one_level: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.shaping) == bool(self.one_level):
             raise ValueError("emulated nodes have links that are shaped, or say why there is one level")
+        if self.racks is not None and self.nodes % self.racks.count:
+            raise ValueError(f"{self.nodes} nodes do not fill {self.racks.count} racks equally")
+
+    @property
+    def nodes_per_rack(self) -> int:
+        """Of each rack; 0 without racks."""
+        return 0 if self.racks is None else self.nodes // self.racks.count
+
+    def in_one_rack(self, ranks: Iterable[int]) -> bool:
+        """Whether all of some ranks are in one rack; never without racks."""
+        of_rack = self.nodes_per_rack * self.ranks_per_node
+        return of_rack > 0 and len({rank // of_rack for rank in ranks}) == 1
 
     @property
     def ranks(self) -> int:
@@ -48,12 +75,14 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """What measurements have to share to be of one emulated cluster, in words."""
         if self.one_level:
             return f"nodes on one level ({self.one_level})"
-        return f"nodes with links of {format_bandwidth(self.link_bytes_per_s)} ({self.shaping})"
+        uplinks = f", racks with uplinks of {format_bandwidth(self.racks.uplink_bytes_per_s)}" if self.racks else ""
+        return f"nodes with links of {format_bandwidth(self.link_bytes_per_s)}{uplinks} ({self.shaping})"
 
     @property
     def words(self) -> str:
         """In a line."""
-        return f"{self.nodes} x {self.ranks_per_node} ranks, {self.kind}"
+        nodes = f"{self.racks.count} x {self.nodes_per_rack}" if self.racks else f"{self.nodes}"
+        return f"{nodes} x {self.ranks_per_node} ranks, {self.kind}"
 
 
 class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,7 +36,7 @@ from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
-from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.cluster import Cluster, Level, nested
 from paradl_bench.records.measurement import Environment
 
 
@@ -244,6 +244,5 @@ def _cluster(profiles: Sequence[Profile]) -> Cluster:
         for level in profile.cluster.levels:
             if level.name not in levels or level.ranks > levels[level.name].ranks:
                 levels[level.name] = level
-    innermost = profiles[0].cluster.levels[0].name
-    ordered = sorted(levels.values(), key=lambda level: (level.name != innermost, level.ranks))
-    return msgspec.structs.replace(profiles[0].cluster, levels=tuple(ordered))
+    innermost = levels.pop(profiles[0].cluster.levels[0].name)
+    return msgspec.structs.replace(profiles[0].cluster, levels=nested(innermost, levels.values()))

@@ -13,9 +13,8 @@ from paradl_bench.measure.collectives.beside_compute import Kernel, random_tenso
 from paradl_bench.measure.collectives.calls import Calls
 from paradl_bench.measure.collectives.ghosts_before import GhostsBefore
 from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
-from paradl_bench.ranks.groups.agreement import largest, ranks_of_hosts
-from paradl_bench.ranks.groups.teams import SYSTEM
-from paradl_bench.records.cluster import NODE
+from paradl_bench.ranks.groups.agreement import host_numbers, largest
+from paradl_bench.ranks.groups.teams import level_spanned
 from paradl_bench.records.emulation import GHOSTS
 
 KERNEL = "layers"
@@ -127,7 +126,7 @@ class AllReduceInFlight:
             if self.seconds >= 2 * outlasts_s or 2 * self.bytes > LARGEST_EXCHANGE_BYTES:
                 break
             self.bytes *= 2
-        level = NODE if len(ranks_of_hosts(calls.context)) == 1 else SYSTEM
+        level = level_spanned(host_numbers(calls.context), range(calls.context.ranks))
         self.level = "" if calls.team.count == 1 else level
 
     def issue(self) -> _CpuFlight | _CudaFlight:

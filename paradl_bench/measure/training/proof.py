@@ -90,7 +90,7 @@ def _too_much(subject: Subject, request: TrainingRequest, context: RankContext, 
         subject.place,
         max(context.gather(sample_s, float)),
         joint=synchronises(subject.network, subject.strategy, subject.settings),
-        link_bytes_per_s=request.layout.link_bytes_per_s if request.layout else math.inf,
+        link_bytes_per_s=request.layout.slowest_bytes_per_s if request.layout else math.inf,
     )
     sharing = 1 if context.device.type == "cuda" else ranks_of_node(context.launcher, context.ranks) or context.ranks
     why_not = what_forbids(cost, free_bytes(context.device) // sharing, limited=request.verify is None)

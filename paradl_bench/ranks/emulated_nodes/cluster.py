@@ -75,7 +75,7 @@ def _brought_up(layout: NodeLayout, stack: contextlib.ExitStack) -> EmulatedClus
     nodes: list[Namespace] = []
     shaping = one_level = ""
     try:
-        # One more than nodes, for the switch.
+        # One more than nodes, for the switches.
         switch, *nodes = [stack.enter_context(new_namespace()) for _ in range(layout.nodes + 1)]
     except NoNamespaces as error:
         one_level = str(error)
@@ -85,6 +85,7 @@ def _brought_up(layout: NodeLayout, stack: contextlib.ExitStack) -> EmulatedClus
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         link_bytes_per_s=layout.link_bytes_per_s,
+        racks=layout.racks,
         shaping=shaping,
         one_level=one_level,
     )

@@ -1,8 +1,9 @@
 """Links between namespaces, made and shaped with iproute2's ``ip`` and ``tc``.
 
-Every node has a pair of virtual Ethernet devices, one end of it inside, the other a port of a bridge that lies in a
-namespace of its own: nothing is added to the host's network, and its firewall sees nothing. A token bucket (tc-tbf(8))
-holds either end to the link's rate: the node's end what it sends, the port what it receives. Queues are long enough
+Every node has a pair of virtual Ethernet devices, one end of it inside, the other a port of a bridge. Every rack has a
+bridge of its own, which such a pair joins to one bridge of all racks. Bridges lie in a namespace of their own: nothing
+is added to the host's network, and its firewall sees nothing. A token bucket (tc-tbf(8)) holds either end to the link's
+rate: the node's or rack's end what it sends, the other end what it receives. Queues are long enough
 that nothing is dropped, as on fabrics with credits. What ranks of one node send each other goes to the node's own
 address, which the kernel delivers through its loopback, past the token bucket.
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.ranks.emulated_nodes.layout import INTERFACE, NodeLayout
+from paradl_bench.ranks.emulated_nodes.layout import INTERFACE, TOP_SWITCH, NodeLayout
 from paradl_bench.ranks.emulated_nodes.namespaces import Namespace
 
 MTU_BYTES = 9000
@@ -46,23 +47,27 @@ def burst_bytes(link_bytes_per_s: float) -> int:
 
 
 def connect(layout: NodeLayout, switch: Namespace, nodes: Sequence[Namespace]) -> str:
-    """Join the nodes by a switch, each by a link of its own; returns how links were shaped, in words.
+    """Join the nodes, and racks of them, each by a link of its own; returns how links were shaped, in words.
+
+    Args:
+        switch: the namespace of all switches.
 
     Raises:
         WorkError: ``ip`` or ``tc`` is missing, or failed (the kernel lacks a sort of device, say).
     """
     ip, tc = _program("ip"), _program("tc")
-    # A bridge without spanning tree forwards at once.
-    _batch(ip, switch, ["link add name switch type bridge stp_state 0 mcast_snooping 0", *_up("switch")])
-    packet, burst = packet_bytes(layout.link_bytes_per_s), burst_bytes(layout.link_bytes_per_s)
-    shaped = f"rate {round(layout.link_bytes_per_s * 8)}bit burst {burst} limit {_QUEUE_BYTES}"
+    switches = dict.fromkeys(map(layout.switch_of, range(layout.nodes)))
+    for name in dict.fromkeys((TOP_SWITCH, *switches)):
+        # A bridge without spanning tree forwards at once.
+        _batch(ip, switch, [f"link add name {name} type bridge stp_state 0 mcast_snooping 0", *_up(name)])
+    packet, shaped = packet_bytes(layout.link_bytes_per_s), _bucket(layout.link_bytes_per_s)
     control = ""
     for index, node in enumerate(nodes):
         port = layout.name(index)
         lines = [
             f"link add name {port} mtu {MTU_BYTES} type veth peer name {INTERFACE} mtu {MTU_BYTES}"
             f" netns /proc/self/fd/{node.descriptor}",
-            f"link set dev {port} master switch gso_max_size {packet}",
+            f"link set dev {port} master {layout.switch_of(index)} gso_max_size {packet}",
             *_up(port),
         ]
         _batch(ip, switch, lines, keep=[node.descriptor])
@@ -73,10 +78,34 @@ def connect(layout: NodeLayout, switch: Namespace, nodes: Sequence[Namespace]) -
             *_up("lo"),
         ]
         _batch(ip, node, lines)
-        _batch(tc, switch, [f"qdisc add dev {port} root tbf {shaped}"])
-        _batch(tc, node, [f"qdisc add dev {INTERFACE} root tbf {shaped}"])
+        _batch(tc, switch, [f"qdisc add dev {port} root {shaped}"])
+        _batch(tc, node, [f"qdisc add dev {INTERFACE} root {shaped}"])
         control = _set_congestion_control(node)
-    return f"tbf at both ends, packets of {packet} B, burst {burst} B, mtu {MTU_BYTES}, tcp {control}"
+    burst = f"{burst_bytes(layout.link_bytes_per_s)} B"
+    if layout.racks is not None:
+        _join_racks(ip, tc, switch, switches, layout.racks.uplink_bytes_per_s)
+        burst += f", of uplinks {burst_bytes(layout.racks.uplink_bytes_per_s)} B"
+    return f"tbf at both ends, packets of {packet} B, burst {burst}, mtu {MTU_BYTES}, tcp {control}"
+
+
+def _join_racks(ip: str, tc: str, switch: Namespace, racks: Iterable[str], uplink_bytes_per_s: float) -> None:
+    """Join the switches of racks to that of all. What is larger than an uplink's bucket is cut into frames there."""
+    for rack in racks:
+        # Named by whose bridge the other end is on.
+        to_all, to_rack = f"{rack}-up", f"{rack}-down"
+        lines = [
+            f"link add name {to_all} mtu {MTU_BYTES} type veth peer name {to_rack} mtu {MTU_BYTES}",
+            f"link set dev {to_all} master {rack}",
+            f"link set dev {to_rack} master {TOP_SWITCH}",
+            *_up(to_all),
+            *_up(to_rack),
+        ]
+        _batch(ip, switch, lines)
+        _batch(tc, switch, [f"qdisc add dev {end} root {_bucket(uplink_bytes_per_s)}" for end in (to_all, to_rack)])
+
+
+def _bucket(bytes_per_s: float) -> str:
+    return f"tbf rate {round(bytes_per_s * 8)}bit burst {burst_bytes(bytes_per_s)} limit {_QUEUE_BYTES}"
 
 
 def _up(device: str) -> list[str]:

@@ -8,19 +8,18 @@ replicas do whose layers are shared inside a node. Or groups are of ranks side b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paradl_bench.ranks.emulated_nodes.cluster import nodes_of_rank
 from paradl_bench.ranks.groups.agreement import host_numbers
 from paradl_bench.ranks.groups.process_group import make_group
 from paradl_bench.ranks.groups.process_groups import RankContext
-from paradl_bench.records.cluster import NODE
+from paradl_bench.records.cluster import NODE, RACK, SYSTEM
 
 if TYPE_CHECKING:
     import torch
-
-SYSTEM = "system"
-"""Level of a group whose ranks are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +75,21 @@ def form_teams(context: RankContext, count: int, *, side_by_side: bool = False) 
         groups=groups,
         rank=groups[index].index(context.rank),
         process_group=made[index],
-        level=NODE if len(on_host) == 1 else SYSTEM,
+        level=level_spanned(hosts, groups[index]),
         ranks_per_node=max(on_host.values()),
     )
+
+
+def level_spanned(hosts: Sequence[float], members: Sequence[int]) -> str:
+    """The level that some ranks span. Racks are known of emulated nodes alone; else several hosts are the system.
+
+    Args:
+        hosts: of every rank, a number.
+    """
+    if len({hosts[rank] for rank in members}) == 1:
+        return NODE
+    nodes = nodes_of_rank()
+    return RACK if nodes is not None and nodes.in_one_rack(members) else SYSTEM
 
 
 def leave_team(context: RankContext, team: Team) -> None:

@@ -20,6 +20,8 @@ from survival_program import children, start, wait_for, write_networks
 
 from calibrate.fitting.fit import fit_profile
 from paradl_bench.measure.collectives.ghosts_before import GHOSTS_S
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.ranks.emulated_nodes.links import burst_bytes
 from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples
 from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes
@@ -27,6 +29,7 @@ from paradl_bench.records.hosts.host_record import last_of_each, read_host_recor
 from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import read_run
+from predict.costs.communication.communication_costs import CommunicationCosts
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=3)]
 
@@ -91,6 +94,37 @@ def test_the_link_bounds_an_all_reduce_only_between_nodes(
     profile = fit_profile([tmp_path / "inside", tmp_path / "across"], command_line=("calibrate",), force=False)
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("system", 2)]
     assert {fit.level for fit in profile.communication} == {"node", "system"}
+
+
+@needs_nodes
+def test_three_levels_are_measured_into_one_profile(tmp_path: Path) -> None:
+    places = {"node": "--nodes 1x1 --ranks-per-node 2", "rack": "--nodes 2x2 --ranks-per-node 1 --side-by-side 2"}
+    places["system"] = "--nodes 2x1 --ranks-per-node 1"
+    rates = {"rack": 12.5e6, "system": 2.5e6}
+    for level, place in places.items():
+        result = run_in_process(
+            tmp_path, *SWEEP, *place.split(), "--link-bandwidth", "100Mbit/s,20Mbit/s", "--sizes", "4K,64K,512K,1M",
+            "-o", level,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        records = read_records(tmp_path / level, COLLECTIVES_FILE, CollectiveSamples)
+        assert all(record.verified and (record.level, record.ranks) == (level, 2) for record in records)
+        if level in rates:
+            large = next(record for record in records if record.message_bytes == 1024**2)
+            least_s = (1024**2 - burst_bytes(rates[level])) / rates[level]
+            assert min(max(times) for times in zip(*large.samples_s, strict=True)) >= least_s
+    profile = fit_profile([tmp_path / level for level in places], command_line=("calibrate",), force=False)
+    assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("rack", 4), ("system", 4)]
+    # Of each level the reached bytes/s: of two ranks each sends as many bytes as the message has.
+    costs, strategy, size = CommunicationCosts(profile, None, "gloo"), parse_strategy("d2c2f2"), 1024**2
+    reached = {}
+    for axis, level in enumerate(("system", "rack", "node")):
+        work = Collective(operation="all_reduce", message_bytes=size, ranks=2, axes=(axis,))
+        reached[level] = size / costs.cost(work, strategy).cost.seconds
+    assert reached["system"] < reached["rack"] < reached["node"]
+    # A busy host makes calls longer, and no call is faster than its link, but for what a bucket lets pass at once.
+    for level, rate in rates.items():
+        assert rate / 2 < reached[level] < 1.2 * rate
 
 
 def ranks_on_nodes(process: subprocess.Popen[str]) -> set[str]:

@@ -28,7 +28,7 @@ LAYOUT = NodeLayout(nodes=3, ranks_per_node=2, link_bytes_per_s=RATE)
 
 @pytest.mark.parametrize(
     ("nodes", "per_node", "ranks", "expected"),
-    [(2, 2, 4, "2x2"), (2, None, 4, "2x2"), (4, None, 4, "4x1"), (1, None, 3, "1x3"), (3, 2, None, "3x2")],
+    [("2", 2, 4, "2x2"), ("2", None, 4, "2x2"), ("4", None, 4, "4x1"), ("1", None, 3, "1x3"), ("3", 2, None, "3x2")],
 )
 def test_ranks_are_shared_out_over_nodes(nodes: int, per_node: int | None, ranks: int | None, expected: str) -> None:
     layout = layout_of_options(nodes, per_node, "200Mbit/s", ranks=ranks)
@@ -46,19 +46,19 @@ def test_no_nodes_are_emulated_where_none_are_asked_for() -> None:
     ("options", "message"),
     [
         ((None, None, "1Gbit/s", 4), "--link-bandwidth is of emulated nodes: give --nodes"),
-        ((2, None, None, 4), "give the rate of each node's link as well, as --link-bandwidth 1Gbit/s"),
-        ((3, None, "1Gbit/s", 4), "which 4 ranks do not fill equally: say with --ranks-per-node"),
-        ((2, None, None, 1), "--nodes 2: the run has 1 rank, fewer than nodes: give --nodes 1, or more ranks"),
-        ((5, 1, "1Gbit/s", 4), "--nodes 5: the run has 4 ranks, fewer than nodes: give --nodes 4"),
-        ((2, None, "1Gbit/s", None), "--nodes 2: say with --ranks-per-node how many"),
-        ((2, 3, "1Gbit/s", 4), "--nodes 2 --ranks-per-node 3 hold 6 ranks; the run takes 4"),
-        ((2, 2, "1", 4), "--link-bandwidth: '1' is no rate"),
-        ((2, 2, "1bit/s", 4), "--link-bandwidth 1bit/s: give a rate from 1kB/s to 100GB/s"),
-        ((2, 2, "999999999Gbit/s", 4), "give a rate from 1kB/s to 100GB/s"),
+        (("2", None, None, 4), "give the rate of each node's link as well, as --link-bandwidth 1Gbit/s"),
+        (("3", None, "1Gbit/s", 4), "which 4 ranks do not fill equally: say with --ranks-per-node"),
+        (("2", None, None, 1), "--nodes 2: the run has 1 rank, fewer than nodes: give --nodes 1, or more ranks"),
+        (("5", 1, "1Gbit/s", 4), "--nodes 5: the run has 4 ranks, fewer than nodes: give --nodes 4"),
+        (("2", None, "1Gbit/s", None), "--nodes 2: say with --ranks-per-node how many"),
+        (("2", 3, "1Gbit/s", 4), "--nodes 2 --ranks-per-node 3 hold 6 ranks; the run takes 4"),
+        (("2", 2, "1", 4), "--link-bandwidth: '1' is no rate"),
+        (("2", 2, "1bit/s", 4), "--link-bandwidth 1bit/s: give a rate from 1kB/s to 100GB/s"),
+        (("2", 2, "999999999Gbit/s", 4), "give a rate from 1kB/s to 100GB/s"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    options: tuple[int | None, int | None, str | None, int | None], message: str
+    options: tuple[str | None, int | None, str | None, int | None], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         layout_of_options(*options[:3], ranks=options[3])
@@ -185,6 +185,26 @@ def test_a_nodes_link_limits_receiving_too() -> None:
         seconds = move(size, connected(cluster, 0, 4), connected(cluster, 2, 4))
     # Each sender's own link would let its part through in half of that.
     assert seconds >= (2 * size - burst_bytes(RATE)) / RATE
+
+
+@needs_nodes
+def test_uplinks_bound_what_passes_between_racks_alone() -> None:
+    size, uplink = 1_000_000, 6.25e6
+    layout = layout_of_options("2x2", 1, "200Mbit/s,50Mbit/s", ranks=4)
+    with emulated_cluster(layout) as cluster:
+        assert cluster is not None
+        inside = move(size, connected(cluster, 0, 1))
+        between = move(size, connected(cluster, 0, 2))
+        # Each pair has its own nodes' links, and both racks' uplinks in common.
+        shared = move(size, connected(cluster, 0, 2), connected(cluster, 1, 3))
+        words = cluster.record.words
+    assert inside >= (size - burst_bytes(RATE)) / RATE
+    assert between >= (size - burst_bytes(uplink)) / uplink
+    assert shared >= (2 * size - burst_bytes(uplink)) / uplink
+    # Its own rack's link is four times as fast, which no delay of a busy host makes up for.
+    assert inside < between
+    assert words.startswith("2 x 2 x 1 ranks, nodes with links of 25.0 MB/s, racks with uplinks of 6.25 MB/s (tbf at ")
+    assert "burst 25000 B, of uplinks 18028 B, mtu 9000" in words
 
 
 @needs_nodes
