@@ -53,8 +53,8 @@ CAUSES = (
     "Megatron-LM adds up gradients in fp32, reduce-scatters these and gathers parameters. The tool's are bf16: they are"
     " all-reduced, and each replica broadcasts the parameters that it updated.",
     "Positions are not rotated in the network that is predicted.",
-    "By the micro-batch, measured runs slow down with their number, and predictions do not: of 4 to 32 micro-batches"
-    " errors fall by 3 to 8 points in pipelines. No input has clocks or power.",
+    "From 4 to 32 micro-batches errors of pipelines fall by 7 and 8 points: what is sent once an iteration is predicted"
+    " too long, and what each micro-batch takes too short. No input has clocks or power.",
 )
 MEMORY_CAUSES = (
     "Megatron-LM's gradients are its buckets, in fp32. The tool has gradients and buckets in bf16, and all gradients in"

@@ -133,6 +133,21 @@ def test_a_case_of_simumax_says_its_strategy() -> None:
     assert "no network of DeepSeek's attention" in experts.not_here
 
 
+def test_times_and_peaks_of_simumax_are_sets_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"mbc": 4, "real_ms": 500.0, "real_alloc_gib": 40.0, "perf_ms": 400.0, "perf_alloc_gib": 38.0}
+    named = (("l4_tp4_pp1_dp2_mbc4", "llama3-405b"), ("ep8_pp1_dp8_mbc4", "deepseekv2"))
+    path = tmp_path / simumax.RUNS
+    path.parent.mkdir()
+    path.write_text(json.dumps([{**said, "case": name, "model": model} for name, model in named]))
+    found = Predicted("simulate", 0.45), Predicted("FLOPs", 0.3), Predicted("walk", 50.0)
+    monkeypatch.setattr(simumax, "predictions", lambda data, work: {named[0][0]: found})
+    times, peaks = simumax.published(tmp_path, tmp_path)
+    assert [run.error(at) for run in times.runs[:1] for at in range(3)] == pytest.approx([-0.1, -0.4, -0.2])
+    assert not times.runs[1].predicted
+    assert [peaks.runs[0].error(at) for at in range(2)] == pytest.approx([0.25, -0.05])
+    assert len(peaks.runs) == 1
+
+
 def _linear(name: str, features: int) -> Layer:
     attributes = {"out_features": features, "bias": False}
     return Layer(
