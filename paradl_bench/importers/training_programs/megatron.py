@@ -24,6 +24,8 @@ _SCHEDULES = ("1f1b", "interleaved")
 _SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
 _LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
+_ONE_BUCKET_BYTES = 1 << 50
+"""Of all gradients, which are exchanged after backward."""
 _OTHERS = {
     "context_parallel_size": "context parallelism (write its strategy, as d4x2)",
     "fp16": "fp16",
@@ -153,26 +155,35 @@ def _read(found: Found) -> Launch:
         if chunks > _VIRTUAL_STAGES:
             raise found.wrong(f"num_virtual_stages_per_pipeline_rank is {chunks}: interleaved pipelines have 2 here")
         options["schedule"] = _SCHEDULES[chunks - 1]
-    if found.choice("recompute_granularity", {"full": "all", "selective": "", "none": ""}, "none"):
-        options["recompute"] = "all"
-    elif found.has("recompute_granularity"):
-        found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
+    options |= _recomputed(found)
     if found.truth("optimizer_cpu_offload"):
         options["offload"] = "optimizer"
     dtype = _dtype(found)
     default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * _gradient_bytes(dtype)
     exchanges = degrees.reading > 1 and degrees.stage < 2
-    if exchanges and not found.truth("overlap_grad_reduce"):
-        found.notes.append("predictions exchange gradients during backward, as with --overlap-grad-reduce")
+    bucket_bytes = (_bucket_bytes(found, dtype) or default) if found.truth("overlap_grad_reduce") else _ONE_BUCKET_BYTES
     return Launch(
         strategy=degrees.strategy(_DATA_OUTERMOST if found.truth("use_tp_pp_dp_mapping") else _ORDER),
         batch=batch,
         sequence=found.whole("seq_length", least=2) if found.has("seq_length") else None,
         dtype=dtype,
         optimizer=found.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
-        bucket_cap_bytes=(_bucket_bytes(found, dtype) or default) if exchanges else None,
+        bucket_cap_bytes=bucket_bytes if exchanges else None,
         options=options,
     )
+
+
+def _recomputed(found: Found) -> dict[str, str]:
+    """All blocks, or none; of so many of each stage predictions know nothing."""
+    if found.choice("recompute_granularity", {"full": "all", "selective": "", "none": ""}, "none"):
+        if found.choice("recompute_method", {"block": "some", "uniform": ""}, "uniform"):
+            if not found.whole("recompute_num_layers", 1, least=0):
+                return {}
+            found.notes.append("predictions compute all blocks again, not recompute_num_layers of each stage")
+        return {"recompute": "all"}
+    if found.has("recompute_granularity"):
+        found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
+    return {}
 
 
 def _dtype(found: Found) -> str:

@@ -124,12 +124,28 @@ def test_the_real_trace_has_every_kind_of_layer() -> None:
 def test_a_case_of_simumax_says_its_strategy() -> None:
     pipeline = simumax.case_of("llama3_70b_l12_tp1_pp2_dp4_mbc8_cef", "llama3-70b", 8)
     how = ("--schedule", "1f1b", "--micro-batches", "8", "--stages", "blocks.6.norm_1")
-    assert pipeline.strategy == ("d4p2", "--batch", "32", *how)
+    assert pipeline.strategy == ("z1d4p2", "--batch", "32", *how)
     tensor = simumax.case_of("llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "llama3-405b", 4)
-    assert tensor.strategy == ("d2t4", "--batch", "8", "--accumulate", "4")
+    how = ("--sequence-parallel", "on", "--accumulate", "4")
+    assert tensor.strategy == ("z1d2t4", "--batch", "8", *how)
     assert tensor.not_here == ""
     experts = simumax.case_of("deepseekv2_tp1_ep8_pp1_dp8_l4_mbc4_cef", "deepseekv2", 4)
-    assert experts.not_here == "the tool has no axis for experts on several ranks"
+    assert "no network of DeepSeek's attention" in experts.not_here
+
+
+def test_times_and_peaks_of_simumax_are_sets_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"mbc": 4, "real_ms": 500.0, "real_alloc_gib": 40.0, "perf_ms": 400.0, "perf_alloc_gib": 38.0}
+    named = (("l4_tp4_pp1_dp2_mbc4", "llama3-405b"), ("ep8_pp1_dp8_mbc4", "deepseekv2"))
+    path = tmp_path / simumax.RUNS
+    path.parent.mkdir()
+    path.write_text(json.dumps([{**said, "case": name, "model": model} for name, model in named]))
+    found = Predicted("simulate", 0.45), Predicted("FLOPs", 0.3), Predicted("walk", 50.0)
+    monkeypatch.setattr(simumax, "predictions", lambda data, work: {named[0][0]: found})
+    times, peaks = simumax.published(tmp_path, tmp_path)
+    assert [run.error(at) for run in times.runs[:1] for at in range(3)] == pytest.approx([-0.1, -0.4, -0.2])
+    assert not times.runs[1].predicted
+    assert [peaks.runs[0].error(at) for at in range(2)] == pytest.approx([0.25, -0.05])
+    assert len(peaks.runs) == 1
 
 
 def _linear(name: str, features: int) -> Layer:
@@ -164,8 +180,8 @@ def test_queries_keys_and_values_share_one_product() -> None:
 
 def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
     fit = {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 5.0, "fixed_latency_us": 12.0}
-    system = {"networks": {"high_intra_node": {"bandwidth": {"gbps": 2}, "op": {"all_reduce": fit}}}}
-    level = json.loads(simumax.link_file(system, "all_reduce", 4, tmp_path / "c.yaml").read_text())["levels"][0]
+    system = {"networks": {"high_intra_node": {"bandwidth": {"gbps": 2}, "op": {"reduce_scatter": fit}}}}
+    level = json.loads(simumax.link_file(system, 4, tmp_path / "c.yaml").read_text())["levels"][0]
     assert level["alpha_s"] == pytest.approx(7e-6)
     assert level["beta_s_per_byte"] == pytest.approx(1 / 2**30)
 

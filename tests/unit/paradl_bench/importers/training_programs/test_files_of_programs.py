@@ -161,7 +161,15 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             "sequence.sh",
             "pretrain_gpt.py --micro-batch-size 1 --tensor-model-parallel-size 4 --sequence-parallel",
             8,
-            {"strategy": "d2t4", "sequence_parallel": "on", "clip_norm": "1.0"},
+            # Without --overlap-grad-reduce all gradients are one bucket.
+            {"strategy": "d2t4", "sequence_parallel": "on", "clip_norm": "1.0", "bucket_cap_mb": "1073741824.0"},
+        ),
+        (
+            "none-again.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --overlap-grad-reduce --recompute-granularity full"
+            " --recompute-method block --recompute-num-layers 0",
+            8,
+            {"strategy": "d8", "recompute": None, "bucket_cap_mb": f"{40e6 * 4 / MIB}"},
         ),
         (
             "moe.sh",
@@ -228,7 +236,11 @@ def test_files_of_others_are_read(
     ("file", "text", "note"),
     [
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --bf16", "parameters are bf16"),
-        ("a.args", "--micro-batch-size 1", "exchange gradients during backward"),
+        (
+            "a.args",
+            "--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "compute all blocks again",
+        ),
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
         ("a.toml", "[training]\nseq_len = 64", "computes some again"),
         (
