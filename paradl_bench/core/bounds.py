@@ -20,7 +20,7 @@ MOST_RANKS = 1 << 20
 MOST_COUNTED = 1 << 40
 MOST_BYTES = 1 << 60
 MOST_ELEMENTS = 1 << 50
-MOST_MICRO_BATCHES = 1 << 14
+MOST_MICRO_BATCHES = 1 << 10
 """Of an iteration: each has its own tasks in a plan."""
 SHORTEST_S = 1e-15
 """A shorter time is no measurement; its reciprocal overflows easily."""

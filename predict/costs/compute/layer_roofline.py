@@ -82,11 +82,12 @@ class Roofline:
         weights = self._parameter_bytes.get(layer.operation, 0)
         samples = 1 if layer.batchless else batch
         if phase == "FW":
-            return layer.fw_flops * samples, layer.fw_bytes * samples + weights
+            return float(layer.fw_flops * samples), float(layer.fw_bytes * samples + weights)
         flops = {"BW_input": layer.bw_input_flops, "BW_weight": layer.bw_weight_flops}.get(
             phase, layer.bw_input_flops + layer.bw_weight_flops
         )
-        return flops * samples, 2 * layer.fw_bytes * samples + 2 * weights
+        # Whole numbers beyond 64 bits are objects to numpy.
+        return float(flops * samples), float(2 * layer.fw_bytes * samples + 2 * weights)
 
 
 class Call(NamedTuple):

@@ -134,3 +134,9 @@ def test_a_shard_is_scaled_from_its_whole_layer() -> None:
     costs.learn([(half, 4 * 1024 * 2048)])
     found = costs.cost(half.operation, "FW", "", 1024, 1)
     assert found.seconds == pytest.approx(device_seconds(half, "FW", 1024), rel=0.1)
+
+
+def test_work_beyond_64_bits_is_compared_too() -> None:
+    huge = only(make_network((300, 100), name="huge"), fw_flops=1 << 62)
+    found = cost(profile_of((small(), 8), (large(), 8)), huge, batch=64)
+    assert found.seconds == pytest.approx(64 * (1 << 62) / PEAK, rel=1)
