@@ -179,7 +179,9 @@ def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools,
     known: dict[bytes, _Stretch] = {}
     dispatched_s = done_s = 0.0
     for works in _stretches(role, (host_s > 0) | is_overhead):
-        stretch = known.setdefault(works.tobytes(), _stretch(device_s[works], host_s[works]))
+        key = works.tobytes()
+        # Micro-batches repeat their stretches.
+        stretch = known.get(key) or known.setdefault(key, _stretch(device_s[works], host_s[works]))
         end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s)
         waits_s = max(end_s - done_s - stretch.device_s, 0.0)
         dispatched_s, done_s = dispatched_s + stretch.host_s, end_s
