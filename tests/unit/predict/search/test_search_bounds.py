@@ -87,7 +87,7 @@ def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
 
 def test_what_stage_two_gathers_stands_beside_all_activations() -> None:
     costs = CostModel(profile=profile_of(CHAIN), network=CHAIN)
-    space = find_space(CHAIN, PlanSettings(batch=4096, blocking=True), 4, ())
+    space = find_space(CHAIN, PlanSettings(batch=256, blocking=True), 4, ())
     bounds = MemoryBounds(costs, space, SharedWorks(CHAIN, space.settings)).bytes()
     whole = np.array([str(space.strategies[index]) for index in space.strategy])
     as_wanted = (space.micro_batches == 1) & (space.again == 0)
