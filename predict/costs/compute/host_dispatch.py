@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, ModelTime, Profile
 from paradl_bench.core.statistics import Z90, grouped
 from paradl_bench.core.units import format_seconds
-from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Phase, Plan, Role
-from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Ints, Remark, Source
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Ints, Phase, Plan, Role
+from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 Bools = NDArray[np.bool_]
@@ -207,7 +207,8 @@ def _stretches(role: Role, counts: Bools) -> _Stretches:
     kept = np.flatnonzero(np.isin(role.phase, (Phase.FW, Phase.BW)) & counts[role.work])
     phases = role.phase[kept]
     numbers: dict[bytes, int] = {}
-    distinct, order = [], []
+    distinct: list[Ints] = []
+    order: list[int] = []
     for works in np.split(role.work[kept], np.flatnonzero(np.diff(phases)) + 1):
         order.append(numbers.setdefault(works.tobytes(), len(numbers)))
         if len(numbers) > len(distinct):

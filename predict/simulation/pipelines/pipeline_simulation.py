@@ -30,6 +30,7 @@ from predict.simulation.pipelines.alike_segments import Places, alike_segments, 
 from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
 
+
 def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """Indices of the roles from the first stage to the last, for each distinct position along the other axes."""
     axes = [axis for axis in plan.strategy.axes if not axis.has(Trait.DIVIDES_BATCH)]
