@@ -56,11 +56,17 @@ def discover(package: str, attribute: str, of: type[T], *, submodule: str = "") 
         UserError: two modules declare the same name.
         TypeError: an entry is not of the type asked for.
     """
+    return cast(dict[str, T], dict(_checked(package, attribute, of, submodule)))
+
+
+# A search looks kinds up for each of its candidates.
+@cache
+def _checked(package: str, attribute: str, of: type[Named], submodule: str) -> dict[str, Named]:
     entries = _discovered(package, attribute, submodule)
     for name, entry in entries.items():
         if not isinstance(entry, of):
             raise TypeError(f"{package}: {attribute} {name!r} is no {of.__name__}")
-    return cast(dict[str, T], dict(entries))
+    return entries
 
 
 def lookup(entries: dict[str, T], name: str, what: str) -> T:

@@ -28,6 +28,11 @@ from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Searched
 from predict.workload import Evaluator, evaluator_named, evaluators
 
+MOST_PREDICTIONS = 60
+"""Candidates that are predicted where nobody says, of a network of ordinary size."""
+_LAYERS_PREDICTED = 60_000
+"""Layers of all that are predicted, where nobody says how many these are."""
+_FEWEST_PREDICTIONS = 8
 _PASSED_ON = ("network", "sequence", "cluster", "device", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
 _OF_PREDICTIONS = ("fusion", "fusion_buffer", "fusion_timeout", "dilate", "slow_rank")
@@ -119,7 +124,8 @@ def search(
             _check_ranks(costs, ranks)
             computed_in = costs.dtype, costs.kernel_settings
             space = find_space(costs.network, settings, ranks, caps, held, computed_in, like)
-            ranker = Ranker(estimating, space, limit, most=options["predictions"], rows=options["top"])
+            most = options["predictions"] or most_predictions(len(costs.network.layers))
+            ranker = Ranker(estimating, space, limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)
             searched.append(ranker.account())
         except UserError as error:
@@ -135,6 +141,14 @@ def search(
         probability_of_others=others,
         searched=tuple(searched),
     )
+
+
+def most_predictions(layers: int) -> int:
+    """How many candidates are predicted where nobody says, of a network of so many layers.
+
+    A prediction takes as long as the network has layers, and so does the walk of a plan's memory.
+    """
+    return min(max(_LAYERS_PREDICTED // max(layers, 1), _FEWEST_PREDICTIONS), MOST_PREDICTIONS)
 
 
 def _check_ranks(costs: CostModel, ranks: int) -> None:

@@ -77,40 +77,43 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
 def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
     after_compute = np.zeros(role.tasks, bool)
-    stream, phase = role.stream.tolist(), role.phase.tolist()
-    starts, blocking = role.dependency_start.tolist(), role.dependencies.tolist()
-    last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
+    computes, chosen = role.stream == Stream.COMPUTE, _communicating_or_waiting_for_it(role)
+    last_computed = int(np.flatnonzero(computes)[-1]) if computes.any() else -1
     run: list[int] = []
+    phase_of_run = -1
     waited_for = False
     from_compute = False
 
     def end_run() -> None:
         if run and from_compute and (waited_for or last_computed < run[-1]):
-            after_compute[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
+            after_compute[run[0]] = not _is_exchange(works[role.work[run[0]]], phase_of_run)
 
-    for task in _communicating_or_waiting_for_it(role):
-        waits_for = blocking[starts[task] : starts[task + 1]]
-        if stream[task] == Stream.COMPUTE:
-            waited_for = waited_for or any(other in run for other in waits_for)
+    # Few of the tasks: lists of all of them would take longer than the rest.
+    bounds = role.dependency_start[chosen], role.dependency_start[chosen + 1]
+    columns = chosen, *bounds, computes[chosen], role.phase[chosen]
+    for task, start, stop, is_compute, phase in zip(*(column.tolist() for column in columns), strict=True):
+        waits_for = role.dependencies[start:stop]
+        if is_compute:
+            waited_for = waited_for or any(other in run for other in waits_for.tolist())
             continue
-        computed = [other for other in waits_for if stream[other] == Stream.COMPUTE]
-        goes_on = run and run[-1] == task - 1 and phase[run[-1]] == phase[task]
+        computed = waits_for[computes[waits_for]].tolist()
+        goes_on = run and run[-1] == task - 1 and phase_of_run == phase
         if goes_on and max(computed, default=-1) < run[0]:
             run.append(task)
             continue
         end_run()
         # What an iteration begins with stands behind the weight update of the one before.
-        run, waited_for, from_compute = [task], False, bool(computed) or task == 0
+        run, waited_for, from_compute, phase_of_run = [task], False, bool(computed) or task == 0, phase
     end_run()
     return after_compute
 
 
-def _communicating_or_waiting_for_it(role: Role) -> list[int]:
+def _communicating_or_waiting_for_it(role: Role) -> NDArray[np.integer]:
     """Tasks of the communication stream, and those of the compute stream that wait for one, in order."""
     row = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
     chosen = role.stream == Stream.COMMUNICATION
     chosen[row[chosen[role.dependencies] & (role.stream[row] == Stream.COMPUTE)]] = True
-    return np.flatnonzero(chosen).tolist()
+    return np.flatnonzero(chosen)
 
 
 def _is_exchange(work: Work, phase: int) -> bool:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, ModelTime, Profile
 from paradl_bench.core.statistics import Z90, grouped
 from paradl_bench.core.units import format_seconds
-from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Phase, Plan, Role
-from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Ints, Remark, Source
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Ints, Phase, Plan, Role
+from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 Bools = NDArray[np.bool_]
@@ -174,35 +174,55 @@ def _gaps(
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
+    of_roles = [_stretches(role, (host_s > 0) | is_overhead) for role in plan.roles]
     found = []
     for times in ends:
         gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
-        for role in plan.roles:
-            _add_waits(role, device_s, times * host_s, is_overhead, gaps)
+        for role, stretches in zip(plan.roles, of_roles, strict=True):
+            _add_waits(role.multiplicity, stretches, device_s, times * host_s, is_overhead, gaps)
         found.append(gaps)
     return found
 
 
-def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:
-    """Add what a role's stretches of one phase wait, shared out over the operations of each."""
-    known: dict[bytes, _Stretch] = {}
-    dispatched_s = done_s = 0.0
-    for works in _stretches(role, (host_s > 0) | is_overhead):
-        stretch = known.setdefault(works.tobytes(), _stretch(device_s[works], host_s[works]))
+def _add_waits(
+    ranks: int, stretches: _Stretches, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps
+) -> None:
+    """Add what stretches of one phase wait on so many ranks, shared out over the operations of each."""
+    known = [_stretch(device_s[works], host_s[works]) for works in stretches.distinct]
+    waits_s, dispatched_s, done_s = [0.0] * len(known), 0.0, 0.0
+    for which in stretches.order:
+        stretch = known[which]
         end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s)
-        waits_s = max(end_s - done_s - stretch.device_s, 0.0)
+        waits_s[which] += max(end_s - done_s - stretch.device_s, 0.0)
         dispatched_s, done_s = dispatched_s + stretch.host_s, end_s
+    for works, waited_s, times in zip(stretches.distinct, waits_s, np.bincount(stretches.order), strict=True):
         overheads = works[is_overhead[works]]
         if len(overheads):
-            np.add.at(gaps.occurrences, overheads, role.multiplicity)
-            np.add.at(gaps.waits_s, overheads, role.multiplicity * waits_s / len(overheads))
+            np.add.at(gaps.occurrences, overheads, ranks * times)
+            np.add.at(gaps.waits_s, overheads, ranks * waited_s / len(overheads))
 
 
-def _stretches(role: Role, counts: Bools) -> list[Ints]:
-    """Works of each run of a role's tasks that are of one phase, forward or backward."""
+class _Stretches(NamedTuple):
+    """Runs of a role's tasks that are of one phase, forward or backward: works of those that differ, and their order.
+
+    Micro-batches repeat their stretches.
+    """
+
+    distinct: list[Ints]
+    order: list[int]
+
+
+def _stretches(role: Role, counts: Bools) -> _Stretches:
     kept = np.flatnonzero(np.isin(role.phase, (Phase.FW, Phase.BW)) & counts[role.work])
     phases = role.phase[kept]
-    return np.split(role.work[kept], np.flatnonzero(np.diff(phases)) + 1)
+    numbers: dict[bytes, int] = {}
+    distinct: list[Ints] = []
+    order: list[int] = []
+    for works in np.split(role.work[kept], np.flatnonzero(np.diff(phases)) + 1):
+        order.append(numbers.setdefault(works.tobytes(), len(numbers)))
+        if len(numbers) > len(distinct):
+            distinct.append(works)
+    return _Stretches(distinct, order)
 
 
 class _Stretch(NamedTuple):

@@ -55,6 +55,8 @@ class GroupCosts:
         self._times: list[CollectiveTimes] = []
         # The first link is that of a rank by itself, which sends nothing.
         self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
+        # Of each link its fit, its ranks and those of a node, as arrays.
+        self._columns: Ints = np.zeros((3, 0), np.int64)
 
     def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
         """Of each message, by itself; of the shape of ``message_bytes``."""
@@ -75,7 +77,9 @@ class GroupCosts:
     def seconds_over(self, links: Ints, message_bytes: Floats) -> Floats:
         """Of messages that each go over a link of their own; both are broadcast against each other."""
         links, sizes = np.broadcast_arrays(links, message_bytes)
-        fit, ranks, per_node = np.array(list(self._links), np.int64).T
+        if self._columns.shape[1] < len(self._links):
+            self._columns = np.array(list(self._links), np.int64).T
+        fit, ranks, per_node = self._columns
         found = np.zeros(sizes.shape)
         for at in np.unique(fit[links]).tolist():
             own = fit[links] == at

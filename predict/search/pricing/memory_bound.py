@@ -42,17 +42,29 @@ from predict.search.candidates.space import Space
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
 
 
+class _Activations(NamedTuple):
+    """Bytes of activations of one sample and of every other: after forward, and when they are most in backward."""
+
+    kept: tuple[float, float] = (0.0, 0.0)
+    most: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def of(cls, network: ModelGraph, run: RankRun) -> _Activations:
+        """Of a network, or of a pipeline's first stage."""
+        one, two = (_walked(network, replace(run, samples=samples)) for samples in (1, 2))
+        # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
+        return cls(*((a, max(b - a, 0.0)) for a, b in zip(one, two, strict=True)))
+
+
 class _First(NamedTuple):
-    """Stages, and bytes of activations of the first one.
+    """Stages, and activations of the first one.
 
     Attributes:
         bounds: the first layer of each stage, and the end.
-        kept, most: of one sample and of every other, after forward and when they are most in backward.
     """
 
     bounds: tuple[int, ...]
-    kept: tuple[float, float] = (0.0, 0.0)
-    most: tuple[float, float] = (0.0, 0.0)
+    active: _Activations = _Activations()
 
 
 class _Stages(NamedTuple):
@@ -107,7 +119,11 @@ class MemoryBounds:
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
         self._input_bytes = costs.network.input_bytes(1, given_dtype(costs.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
-        self._whole = [self._activations_of_all(chosen) for chosen in space.held]
+        # Where the optimizer's state lies changes no activation: per choice, the first with its activations.
+        again = [chosen.get("recompute") for chosen in space.held]
+        self._alike = [again.index(own) for own in again]
+        whole = {which: self._activations_of_all(space.held[which]) for which in dict.fromkeys(self._alike)}
+        self._whole = [whole[which] for which in self._alike]
         mesh_of = space.mesh_of[space.strategy]
         self._first, self.plan_of = alike(mesh_of, space.micro_batches, space.schedule, space.again)
 
@@ -121,26 +137,27 @@ class MemoryBounds:
         ]
         return np.array(found)[self.plan_of]
 
-    def _activations_of_all(self, held: Held) -> tuple[float, float]:
-        """Bytes of activations when most are held: of one sample, and of every other."""
+    def _activations_of_all(self, held: Held) -> _Activations:
+        """What the whole network has of activations."""
         network, settings = self._network, msgspec.structs.replace(self._space.settings, **held)
         run = RankRun(
             samples=1, dtype=self._costs.dtype, device=self._costs.device_kind, recomputed=run_again(network, settings)
         )
-        one, two = (_walked(network, replace(run, samples=samples))[1] for samples in (1, 2))
-        # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
-        return one, max(two - one, 0.0)
+        return _Activations.of(network, run)
 
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.samplers
         at_once = local // count
         parts = mesh.shared.degree * mesh.replicas // mesh.samplers if mesh.shared else 1
-        stages = self._of_stages(mesh, schedule, again)
-        if mesh.stages == 1:
-            active = self._held_whole(mesh, _of_samples(self._whole[again], at_once)) / parts
+        stages, whole = self._of_stages(mesh, schedule, again), self._whole[again]
+        of_all = mesh.stages == 1
+        kept, most = (_of_samples(growth, at_once) for growth in (whole if of_all else stages.first.active))
+        if of_all:
+            kept, most = (self._held_whole(mesh, activations) / parts for activations in (kept, most))
+            # Stage 2 gathers all in forward, and frees it as backward goes on.
+            active = max(kept + float(stages.parameters[0]), most) if mesh.zero == 2 else most
         else:
             under_way = self._most_under_way(schedule, mesh.stages, count)
-            kept, most = _of_samples(stages.first.kept, at_once), _of_samples(stages.first.most, at_once)
             active = ((under_way - 1) * kept + max(kept, most)) / parts
         held = stages.parameters * self._copies(mesh, self._states[again]) + local * stages.received
         first = float(held[0]) + active + local * self._input_bytes
@@ -170,7 +187,7 @@ class MemoryBounds:
     def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
         """What every rank's stages hold, without what axes beside share of activations."""
         stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
-        key = mesh.sharing, mesh.stages, stages_per_rank, again
+        key = mesh.sharing, mesh.stages, stages_per_rank, self._alike[again]
         if key not in self._stages:
             shared = self._shared.of(mesh.sharing)
             first = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
@@ -208,7 +225,7 @@ class MemoryBounds:
         """The first layers of stages, and what the first of them holds."""
         if ranks == 1:
             return _First((0, len(self._costs.network.layers)))
-        key = ranks, stages_per_rank, again
+        key = ranks, stages_per_rank, self._alike[again]
         if key not in self._known:
             settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
             settings = msgspec.structs.replace(settings, **self._space.held[again])
@@ -223,9 +240,8 @@ class MemoryBounds:
                 widths=widths_inside(self._costs.network, first, self._widths),
                 recomputed=recomputed,
             )
-            one, two = (_walked(first.network, replace(run, samples=samples)) for samples in (1, 2))
-            growths = ((a, max(b - a, 0.0)) for a, b in zip(one, two, strict=True))
-            self._known[key] = _First(stage_bounds(self._costs.network, ranks, settings), *growths)
+            bounds = stage_bounds(self._costs.network, ranks, settings)
+            self._known[key] = _First(bounds, _Activations.of(first.network, run))
         return self._known[key]
 
     def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:

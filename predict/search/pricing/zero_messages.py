@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order
@@ -15,6 +18,21 @@ from predict.search.pricing.groups import Group, GroupCosts, group_along
 from predict.search.pricing.shared_work import SharedWorks
 
 
+class _Held(NamedTuple):
+    """Parameters: arrays with an entry each.
+
+    Attributes:
+        units: of ZeRO, the whole model included. unit: which of them each is in.
+        rows: along the first dim. row_bytes: of one of these. updated: whether it gets a gradient.
+    """
+
+    units: int
+    unit: Ints
+    rows: Ints
+    row_bytes: Ints
+    updated: NDArray[np.bool_]
+
+
 class ZeroMessages:
     """Of all meshes of a space."""
 
@@ -22,6 +40,7 @@ class ZeroMessages:
         self._groups, self._shared = groups, shared
         self._of_ranks: dict[tuple[int, tuple[int, ...]], Ints] = {}
         self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
+        self._parameters: dict[Sharing, _Held] = {}
 
     def links_of_parts(self, mesh: Mesh, strategy: Strategy) -> tuple[int, int, int, int]:
         """Links of stage 1's broadcasts, and in a pipeline of gathers, reductions and copies' sums of the other stages.
@@ -71,12 +90,25 @@ class ZeroMessages:
         """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model is the last."""
         key = sharing, ranks
         if key not in self._units:
+            held = self._held(sharing)
+            sizes = -(-held.rows // ranks) * held.row_bytes
+            self._units[key] = (
+                np.bincount(held.unit, sizes, held.units).astype(float),
+                np.bincount(held.unit, np.where(held.updated, sizes, 0.0), held.units).astype(float),
+            )
+        return self._units[key]
+
+    def _held(self, sharing: Sharing) -> _Held:
+        """Parameters of a rank's part, which every number of ranks parts anew."""
+        if sharing not in self._parameters:
             network = self._shared.of(sharing).network
             updated, units = set(gradient_order(network)), units_of(network)
-            parts = [
-                (own, tuple(parameter for parameter in own if parameter.name in updated))
-                for own in (unit.parameters for unit in units)
-            ]
-            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
-            self._units[key] = sizes[0], sizes[1]
-        return self._units[key]
+            own = [(index, parameter) for index, unit in enumerate(units) for parameter in unit.parameters]
+            self._parameters[sharing] = _Held(
+                len(units),
+                np.array([index for index, _ in own], np.int64),
+                np.array([parameter.shape[0] for _, parameter in own], np.int64),
+                np.array([shard_bytes((parameter,), max(parameter.shape[0], 1)) for _, parameter in own], np.int64),
+                np.array([parameter.name in updated for _, parameter in own], bool),
+            )
+        return self._parameters[sharing]

@@ -26,10 +26,9 @@ from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
+from predict.simulation.pipelines.alike_segments import Places, alike_segments, joined
 from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
-
-Places = NDArray[np.intp]
 
 
 def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -135,7 +134,12 @@ class StageLine:
         meetings = _meetings(plan, roles, [of_role.segment for of_role in coalesced])
         self._graph = merge_graphs([of_role.graph for of_role in coalesced], [*_matches(segments), *meetings])
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
-        self._task_straggler = np.ones(len(self.task_work))
+        self._straggler = np.ones(len(plan.works))
+        # Per task, how many times longer its stage takes; None where all stages are alike.
+        self._longer: Floats | None = None
+        self._alike = joined(
+            [alike_segments(of_role.segment, role.work) for of_role, role in zip(coalesced, roles, strict=True)]
+        )
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
@@ -159,17 +163,18 @@ class StageLine:
     def with_straggler(self, straggler: Floats) -> StageLine:
         """The same line, whose works take so much longer each."""
         other = copy.copy(self)
-        other._task_straggler = straggler[self.task_work]
+        other._straggler = straggler
         return other
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
         """Let each stage compute, and copy where copies take longer too, so many times longer."""
         longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
-        self._task_straggler *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
+        self._longer = np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
 
     def task_seconds(self, seconds: Floats) -> Floats:
         """Per task, from seconds per work."""
-        return np.asarray(seconds[self.task_work] * self._task_straggler)
+        of_tasks = np.asarray((seconds * self._straggler)[self.task_work])
+        return of_tasks if self._longer is None else of_tasks * self._longer
 
     def run(
         self,
@@ -180,15 +185,20 @@ class StageLine:
         added_s: Floats | None = None,
     ) -> Timeline:
         """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
-        of_tasks = self.task_seconds(seconds)
-        if added_s is not None:
-            of_tasks = np.maximum(of_tasks + added_s, 0.0)
         return simulate(
             self._graph,
-            np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float),
+            self._segment_seconds(seconds, added_s),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
         )
+
+    def _segment_seconds(self, seconds: Floats, added_s: Floats | None) -> Floats:
+        if added_s is None and self._longer is None:
+            return self._alike.seconds(seconds * self._straggler)
+        of_tasks = self.task_seconds(seconds)
+        if added_s is not None:
+            of_tasks = np.maximum(of_tasks + added_s, 0.0)
+        return np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float)
 
     def computing(self, *costs: Floats) -> Computing:
         """When its ranks compute."""

@@ -26,7 +26,7 @@ from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Predictor
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
-from predict.search.search import _rows
+from predict.search.search import _rows, most_predictions
 from predict.workload import Configuration, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
@@ -155,6 +155,12 @@ def test_mistakes_are_said_in_one_line(profile: Path, options: tuple[str, ...], 
 
 def timed(seconds: float, *, own_s: float = 0.0, **moved_s: tuple[float, float]) -> Timed:
     return Timed(seconds, Interval(0.0, 0.0, {}, dict(moved_s), own_s, ()))
+
+
+def test_fewer_candidates_of_large_networks_are_predicted() -> None:
+    assert [most_predictions(layers) for layers in (1, 952, 1_000)] == [60, 60, 60]
+    large = [most_predictions(layers) for layers in (2_000, 5_000, 1_000_000)]
+    assert large == [30, 12, 8]
 
 
 def test_equal_predictions_are_equally_likely_best_despite_other_settings() -> None:

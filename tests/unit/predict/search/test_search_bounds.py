@@ -85,6 +85,17 @@ def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
     assert (bounds[whole == "z2d4"] > network.parameter_bytes).all()
 
 
+def test_what_stage_two_gathers_stands_beside_all_activations() -> None:
+    costs = CostModel(profile=profile_of(CHAIN), network=CHAIN)
+    space = find_space(CHAIN, PlanSettings(batch=256, blocking=True), 4, ())
+    bounds = MemoryBounds(costs, space, SharedWorks(CHAIN, space.settings)).bytes()
+    whole = np.array([str(space.strategies[index]) for index in space.strategy])
+    as_wanted = (space.micro_batches == 1) & (space.again == 0)
+    gathered, freed = (bounds[as_wanted & (whole == name)].item() for name in ("z2d4", "z3d4"))
+    # Activations are most when backward has freed a layer or two.
+    assert gathered - freed > 0.7 * CHAIN.parameter_bytes
+
+
 @pytest.mark.parametrize(("network", "batch"), [(CHAIN, 16), (blocks(residual=True), 8)], ids=["chain", "blocks"])
 def test_axes_in_another_order_hold_the_same(network: ModelGraph, batch: int) -> None:
     """A plan's memory is walked through once for all orders of its axes."""

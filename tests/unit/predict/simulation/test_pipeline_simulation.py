@@ -138,6 +138,16 @@ def test_lag_stretches_what_is_computed() -> None:
     assert PipelineSimulation(plan, 1.5 * ones).iteration_s(seconds, ones, ones) == pytest.approx(15.0)
 
 
+@pytest.mark.parametrize("schedule", schedules())
+def test_alike_segments_take_what_their_tasks_do(schedule: str) -> None:
+    plan = plan_of("p2", 8, schedule)
+    generator, ones = np.random.default_rng(0), np.ones(len(plan.works))
+    seconds, straggler = generator.random((2, len(plan.works)))
+    (line,) = PipelineSimulation(plan, 1 + straggler).lines
+    of_tasks = line.run(seconds, ones, ones, added_s=np.zeros(len(line.task_work)))
+    assert line.run(seconds, ones, ones).end_s.tolist() == of_tasks.end_s.tolist()
+
+
 def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], transfer_s: float) -> float:
     """When the last action of a schedule ends: actions placed one by one, each at the first time that it can start."""
     queues = [list(schedule_of(schedule).order(rank, ranks, count)) for rank in range(ranks)]

@@ -1,0 +1,70 @@
+"""Segments of a role whose tasks do the same works in the same order: micro-batches repeat theirs.
+
+A pipeline has millions of tasks, whose seconds are asked for again with every shift of their costs. Few of its segments
+differ, so that the seconds of these are added up alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.tasks import Ints
+from predict.costs.sourced import Floats
+
+Places = NDArray[np.intp]
+
+
+class AlikeSegments(NamedTuple):
+    """Which segments are alike.
+
+    Attributes:
+        work, kind: of the tasks of the first segment of each kind, in their order: work, and number of the kind.
+        of_segments: per segment, the number of its kind.
+    """
+
+    work: Places
+    kind: Places
+    of_segments: Places
+
+    def seconds(self, of_works: Floats) -> Floats:
+        """Per segment, the sum over its tasks, from seconds per work."""
+        return np.asarray(np.bincount(self.kind, weights=of_works[self.work]).astype(float)[self.of_segments])
+
+
+def alike_segments(segment: Ints, work: Ints) -> AlikeSegments:
+    """The kinds of a role's segments.
+
+    Args:
+        segment, work: of every task; every segment has a task.
+    """
+    order = np.argsort(segment, kind="stable")
+    works, count = work[order].astype(np.intp), np.bincount(segment)
+    start = np.cumsum(count) - count
+    place = np.arange(len(order)) - np.repeat(start, count)
+    # A number that tells segments apart as a rule; whether it did is looked at below.
+    codes = np.random.default_rng(0).integers(1 << 63, size=int(work.max(initial=0)) + 1, dtype=np.uint64)
+    number = np.add.reduceat(codes[works] * (2 * place.astype(np.uint64) + 1), start) if len(start) else start
+    _, first, kind = np.unique(number, return_index=True, return_inverse=True)
+    like = first[kind]
+    equal = count == count[like]
+    if equal.all() and not np.array_equal(works, works[np.repeat(start[like], count) + place]):
+        equal[:] = False
+    if not equal.all():
+        first = kind = np.arange(len(count))
+    chosen = np.zeros(len(count), bool)
+    chosen[first] = True
+    tasks = np.repeat(chosen, count)
+    return AlikeSegments(works[tasks], np.repeat(kind, count)[tasks], kind)
+
+
+def joined(roles: list[AlikeSegments]) -> AlikeSegments:
+    """Those of several roles, one behind the other."""
+    before = np.cumsum([0, *(int(role.kind.max(initial=-1)) + 1 for role in roles)]).tolist()
+    return AlikeSegments(
+        np.concatenate([role.work for role in roles]),
+        np.concatenate([role.kind + start for role, start in zip(roles, before, strict=False)]),
+        np.concatenate([role.of_segments + start for role, start in zip(roles, before, strict=False)]),
+    )
