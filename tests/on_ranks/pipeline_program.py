@@ -1,7 +1,7 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward, :again=MODULE[+MODULE]... for what is computed again (body.1-4
+with :scatter for a reduce-scatter in filter's backward, :sequence for parts of the sequence, :again=MODULE[+MODULE]... for what is computed again (body.1-4
 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by autocast, with
 or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32 copies.
 
@@ -70,6 +70,7 @@ class Case(NamedTuple):
     lowered: str = ""
     again: tuple[str, ...] = ()
     clipped: bool = False
+    sequence: bool = False
 
     @property
     def replicas(self) -> int:
@@ -87,6 +88,7 @@ class Case(NamedTuple):
             recompute=self.again,
             clip_norm=1e6 if self.clipped else None,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
+            sequence_parallel="on" if self.sequence else "off",
         )
 
     def load(self) -> tuple[LoadedModel, ModelGraph]:
@@ -111,12 +113,13 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word not in ("scatter", *LOWERED, "clip") and "=" not in word)
+    cuts = tuple(word for word in stages if word not in ("scatter", *LOWERED, "clip", "sequence") and "=" not in word)
     again = tuple(name.replace("-", ":") for word in stages if "=" in word for name in word[6:].split("+"))
     parsed = parse_strategy(strategy)
     lowered = next((word for word in stages if word in LOWERED), "")
     scatter, clipped = "scatter" in stages, "clip" in stages
-    return Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
+    on = "sequence" in stages
+    return Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped, sequence=on)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:

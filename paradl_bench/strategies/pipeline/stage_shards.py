@@ -89,8 +89,8 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     end = operations_of_forward(network)
     if end - start in shards:
         shards[end - start] = _for_loss_alone(network, end, sharded)
-    for index, led in _led_again(stage, sharded).items():
-        shards[index - start] = shards[index - start]._replace(after_bw=led)
+    for index, leader in _led_again(stage, sharded).items():
+        shards[index - start] = shards[index - start]._replace(before_fw=leader.before_fw, after_bw=leader.after_bw)
     for index, gathers in _gathered_again(network, stage, sharded).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
@@ -148,15 +148,15 @@ def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> La
     return shard._replace(before_fw=left)
 
 
-def _led_again(stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
-    """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
-    found: dict[int, tuple[Communication, ...]] = {}
+def _led_again(stage: Stage, sharded: ShardedLayers) -> dict[int, LayerShard]:
+    """Per index of a layer of the stage, its leader in an earlier stage, which communicates there for that one alone."""
+    found: dict[int, LayerShard] = {}
     leaders = set()
     for index in stage.layers:
         leader = sharded.shards[index].leader if index in sharded.shards else None
         if leader is not None and leader < stage.layers.start and leader not in leaders:
             leaders.add(leader)
-            found[index] = sharded.shards[leader].after_bw
+            found[index] = sharded.shards[leader]
     return found
 
 
