@@ -41,8 +41,8 @@ class LayerShard(NamedTuple):
         held: with the shape of the output that the rank then holds, where ``after_fw`` leaves a part of it.
         rounds_fw, rounds_bw: per time that the layer runs, one after the other, what is under way beside it; the next
             time waits for both.
-        leader: index in the network of the layer whose ``before_fw`` and ``after_bw`` do for this one too, where that is
-            another one; a stage of a pipeline without it communicates for the first layer of it that it leads.
+        leader: index of the layer whose ``before_fw`` and ``after_bw`` do for this one too, where that is another one;
+            in the network, or in the stage of a pipeline.
     """
 
     layer: Layer

@@ -246,6 +246,8 @@ class StageModule(torch.nn.Module):
             inputs = self._sharding.enter(own) if self._sharding.enter else own
         with all_registered(self._missing), walk, self._entered():
             outputs = self.module(inputs)
+        if self._sharding.forget:
+            self._sharding.forget()
         if walk.index != len(self._calls.operations):
             raise varies(self.stage.network.name, walk.index)
         if not self._ends:

@@ -105,6 +105,7 @@ class Sharding(NamedTuple):
         whole: what calls without a rule are given; None where they are given no parts.
         receive: what is done first to this rank's part of a layer's output, given with the layer's index and the
             output's number, where an earlier stage of a pipeline made it.
+        forget: called behind forward of a stage of a pipeline: lets go of what only layers of later stages would read.
         randomness: of layers that draw other numbers on each rank.
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
             the tensor's gradient is here; called with this rank's tensor and the serial model's. None where this rank
@@ -121,6 +122,7 @@ class Sharding(NamedTuple):
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
     whole: Whole | None = None
     receive: Callable[[int, int, torch.Tensor], torch.Tensor] | None = None
+    forget: Callable[[], None] | None = None
     randomness: OwnRandomness | None = None
     own_part: OwnPart | None = None
     run_layer: RunLayer | None = None

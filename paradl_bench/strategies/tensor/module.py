@@ -91,11 +91,16 @@ class TensorRunner:
                 return marked
             return sequence.received(index, tensor) if sequence else tensor
 
+        def forget() -> None:
+            for shared in inputs.values():
+                shared.forget()
+
         return Sharding(
             rules,
             with_parameter_shapes(network, shapes),
             whole_shape=_whole_shape,
             receive=receive,
+            forget=forget,
             randomness=random,
             own_part=partial(_own_part, sequence),
         )
@@ -192,7 +197,7 @@ class _SharedInput:
         return self._shared
 
     def forget(self) -> None:
-        """Let the activations go; a stage that lacks the last layer that reads them keeps them for one more turn."""
+        """Let the activations go."""
         self._whole = self._shared = None
 
 

@@ -102,7 +102,7 @@ def test_messages_are_parts_of_what_was_all_reduced() -> None:
 @pytest.mark.parametrize(
     ("name", "strategy", "options", "reason"),
     [
-        ("gpt2_tokens", "t2p2", {}, "no stages of a pipeline"),
+        ("gpt2_tokens", "t3p2", {"batch": 4, "micro_batches": 2}, "does not split evenly over 3 ranks"),
         ("gpt2_tokens", "t2", {"recompute": ("all",)}, "--recompute"),
         ("gpt2_tokens", "t3", {}, "does not split evenly over 3 ranks"),
         ("gpt2", "t2", {}, "no token ids"),
