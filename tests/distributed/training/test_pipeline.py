@@ -86,7 +86,7 @@ SEQUENCE = {
         *("bert_tokens:p2t2:interleaved:2", "Reading:p2t2:1f1b:2:transpose#2", "Tied:p2t2:1f1b:2:clip"),
         "gpt2_tokens:p2t2:gpipe:2:unsummed",
     ],
-    8: ["gpt2_tokens:d2p2t2:zb:2", "llama_tokens:p2z3d2t2:1f1b:2"],
+    8: ["gpt2_tokens:d2p2t2:zb:2", "llama_tokens:p2z1d2t2:1f1b:2:clip"],
 }
 MORE_SEQUENCE = {
     4: [
