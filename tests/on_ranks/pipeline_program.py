@@ -21,8 +21,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import drawn_networks
 import msgspec
@@ -186,16 +187,11 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     return built.groups[1:]
 
 
-@contextlib.contextmanager
-def without_sums(case: Case) -> Iterator[None]:
+def without_sums(case: Case) -> contextlib.AbstractContextManager[Any]:
     """Inside, no gradients of parameters are summed over parts of the sequence, if the case asks for that."""
-    summed = of_sequence.sum_gradients
-    if case.unsummed:
-        of_sequence.sum_gradients = lambda parameters, _: tuple(parameters)
-    try:
-        yield
-    finally:
-        of_sequence.sum_gradients = summed
+    if not case.unsummed:
+        return contextlib.nullcontext()
+    return mock.patch.object(of_sequence, "sum_gradients", lambda parameters, _: tuple(parameters))
 
 
 def settings_of(case: Case) -> PlanSettings:

@@ -151,7 +151,7 @@ def _led_inside(stage: Stage, sharded: ShardedLayers) -> dict[int, LayerShard]:
 
     The first layer that one of an earlier stage leads communicates as that one does, and leads the others.
     """
-    start, found = stage.layers.start, {}
+    found: dict[int, LayerShard] = {}
     first: dict[int, int] = {}
     for index in stage.layers:
         shard = sharded.shards.get(index)
@@ -163,7 +163,7 @@ def _led_inside(stage: Stage, sharded: ShardedLayers) -> dict[int, LayerShard]:
             before, after = sharded.shards[leader].before_fw, sharded.shards[leader].after_bw
             shard = shard._replace(before_fw=before, after_bw=after, leader=None)
         elif leader != index:
-            shard = shard._replace(leader=own - start)
+            shard = shard._replace(leader=own - stage.layers.start)
         found[index] = shard
     return found
 
