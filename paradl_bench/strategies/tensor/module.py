@@ -91,16 +91,12 @@ class TensorRunner:
                 return marked
             return sequence.received(index, tensor) if sequence else tensor
 
-        def forget() -> None:
-            for shared in inputs.values():
-                shared.forget()
-
         return Sharding(
             rules,
             with_parameter_shapes(network, shapes),
             whole_shape=_whole_shape,
             receive=receive,
-            forget=forget,
+            forget=partial(_forget, tuple(inputs.values())),
             randomness=random,
             own_part=partial(_own_part, sequence),
         )
@@ -199,6 +195,11 @@ class _SharedInput:
     def forget(self) -> None:
         """Let the activations go."""
         self._whole = self._shared = None
+
+
+def _forget(inputs: tuple[_SharedInput, ...]) -> None:
+    for shared in inputs:
+        shared.forget()
 
 
 _ARGUMENTS = {
