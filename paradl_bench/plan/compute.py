@@ -36,12 +36,13 @@ class LayerShard(NamedTuple):
 
     Attributes:
         layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
-        before_bw: what backward waits for. sums: of its parameters' gradients, before these are handed on.
+        before_bw: what backward waits for. sums: of its parameters' gradients, before these are handed on; of what is
+            added behind ``after_fw``, and so ahead of ``before_bw``, where there is that.
         held: with the shape of the output that the rank then holds, where ``after_fw`` leaves a part of it.
         rounds_fw, rounds_bw: per time that the layer runs, one after the other, what is under way beside it; the next
             time waits for both.
-        leader: index in the network of the layer whose ``after_bw`` does for this one too, where that is another one; a
-            stage of a pipeline without it communicates after the first layer of it that it leads.
+        leader: index of the layer whose ``before_fw`` and ``after_bw`` do for this one too, where that is another one;
+            in the network, or in the stage of a pipeline.
     """
 
     layer: Layer
@@ -319,10 +320,13 @@ class NetworkCompute:
             before = before_layer(index) if before_layer else ()
             if index in self._again:
                 before += self._run_again(self._again[index], (*waits[index], *before))
-            ready = self._communicate(shard.before_bw, Phase.BW, (*waits[index], *before))
+            sums = () if phase == "BW_input" else shard.sums
+            ready = self._communicate(sums if shard.before_bw else (), Phase.BW, (*waits[index], *before))
+            # What the input's part has waited for is there.
+            ready = self._communicate(() if phase == "BW_weight" else shard.before_bw, Phase.BW, ready)
             computed = self._compute(work, shard.rounds_bw, Phase.BW, ready)
             # Autograd finishes the parameters' gradients before it goes on with the input's.
-            computed = self._communicate(shard.sums, Phase.BW, (computed,))[-1]
+            computed = self._communicate(() if shard.before_bw else sums, Phase.BW, (computed,))[-1]
             yield index, computed
             communicated = () if phase == "BW_weight" else shard.after_bw
             task = self.backward_task = self._communicate(communicated, Phase.BW, (computed,))[-1]

@@ -1,9 +1,11 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward, :again=MODULE[+MODULE]... for what is computed again (body.1-4
-for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by autocast, with
-or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32 copies.
+with :scatter for a reduce-scatter in filter's backward, :sequence for parts of the sequence, :unsummed where their
+gradients of norms are not summed, which both comparisons have to find, :again=MODULE[+MODULE]... for what is computed
+again (body.1-4 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by
+autocast, with or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32
+copies.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
@@ -13,6 +15,7 @@ is left is the order in which fp32 gradients are added up, ``LEAST_TIMES`` as mu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -20,6 +23,7 @@ import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import drawn_networks
 import msgspec
@@ -47,11 +51,13 @@ from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
 from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
+from paradl_bench.strategies.tensor.sequence import module as of_sequence
 
 SAMPLES = 2
 """Of a micro-batch."""
 MOST_TIMES, LEAST_TIMES = 2.0, 1e-3
 LOWERED = ("bf16", "bf16-weights")
+WORDS = ("scatter", "clip", "sequence", "unsummed", *LOWERED)
 STEPPED = LEARNING_RATE * sum((1, 1.9, 2.71))
 """How far three steps of SGD with momentum go along one gradient."""
 Gradients = dict[str, torch.Tensor]
@@ -70,6 +76,8 @@ class Case(NamedTuple):
     lowered: str = ""
     again: tuple[str, ...] = ()
     clipped: bool = False
+    sequence: bool = False
+    unsummed: bool = False
 
     @property
     def replicas(self) -> int:
@@ -87,6 +95,7 @@ class Case(NamedTuple):
             recompute=self.again,
             clip_norm=1e6 if self.clipped else None,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
+            sequence_parallel="on" if self.sequence else "off",
         )
 
     def load(self) -> tuple[LoadedModel, ModelGraph]:
@@ -111,12 +120,13 @@ def traced(name: str, kept_in: str) -> ModelGraph:
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    cuts = tuple(word for word in stages if word not in ("scatter", *LOWERED, "clip") and "=" not in word)
+    cuts = tuple(word for word in stages if word not in WORDS and "=" not in word)
     again = tuple(name.replace("-", ":") for word in stages if "=" in word for name in word[6:].split("+"))
     parsed = parse_strategy(strategy)
     lowered = next((word for word in stages if word in LOWERED), "")
     scatter, clipped = "scatter" in stages, "clip" in stages
-    return Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
+    found = Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
+    return found._replace(sequence="sequence" in stages, unsummed="unsummed" in stages)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
@@ -139,6 +149,9 @@ def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessG
     inputs, targets = model.make_batch(case.settings.batch, seed=7)
     for _ in range(3):
         found = proof.iterate(inputs.double() if inputs.is_floating_point() else inputs, targets)
+        if case.unsummed:
+            assert found.differences, "training is serial without the sums"
+            break
         assert not found.differences, found.differences
         assert not (updated := proof.update()).differences, updated.differences
     return proof.groups
@@ -169,9 +182,16 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
             optimizer.zero_grad()
         issued += recorder.issued(when)
     found = differences(issued, planned_collectives(plan, context.rank))
-    assert not found, "; ".join(found)
+    assert bool(found) == case.unsummed, "; ".join(found) or "nothing is missing without the sums"
     assert any(item.when == "iteration" and item.operation == "send_recv" for item in issued)
     return built.groups[1:]
+
+
+def without_sums(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """Inside, no gradients of parameters are summed over parts of the sequence, if the case asks for that."""
+    if not case.unsummed:
+        return contextlib.nullcontext()
+    return mock.patch.object(of_sequence, "sum_gradients", lambda parameters, _: tuple(parameters))
 
 
 def settings_of(case: Case) -> PlanSettings:
@@ -309,7 +329,8 @@ def main(cases: list[str]) -> None:
             try:
                 case = case_of(text)
                 for compare in (compare_lowered,) if case.lowered else (compare_with_serial, compare_with_plan):
-                    groups = compare(case, context)
+                    with without_sums(case):
+                        groups = compare(case, context)
                     context.barrier()
                     # Those of hundreds of cases would leave thousands of threads.
                     end_groups(groups)

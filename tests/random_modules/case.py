@@ -129,7 +129,7 @@ def case_of(number: int) -> Case:
         options["batch_norm"] = "sync"
     if "filter" in kinds and rng.random() < 0.4:
         options["filter_backward"] = "reduce-scatter"
-    if "tensor" in kinds and family == "decoder" and rng.random() < (0.03 if "pipeline" in kinds else 0.6):
+    if "tensor" in kinds and family == "decoder" and rng.random() < 0.6:
         options["sequence_parallel"] = "on"
     if "expert" in kinds and rng.random() < 0.2:
         options["expert_imbalance"] = 1.5

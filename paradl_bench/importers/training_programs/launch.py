@@ -280,13 +280,8 @@ class Found:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option, where there is tensor parallelism; in a pipeline, which has none, a note instead."""
-        if not on or degrees.tensor == 1:
-            return {}
-        if degrees.pipeline > 1:
-            self.notes.append("predictions leave out sequence parallelism in stages of a pipeline")
-            return {}
-        return {"sequence_parallel": "on"}
+        """The option, where there is tensor parallelism."""
+        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 else {}
 
     def truth(self, name: str, default: bool = False) -> bool:
         """Yes or no, as ``true`` or a flag alone.

@@ -10,7 +10,7 @@ from typing import Literal
 from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import Width
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
-from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
+from paradl_bench.plan.compute import INPUT, LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.casts import Casts
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu, with_memory_of
@@ -180,10 +180,11 @@ class RankOperations:
         if of_operation(leading.before_fw, "all_to_all"):
             # What it reads came from other ranks, and goes back to them.
             return True
-        if source < 0 or not of_operation(leading.before_fw, "all_gather"):
+        if not of_operation(leading.before_fw, "all_gather"):
             return False
+        read = INPUT if source < 0 else self._layers[source].name
         shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
-        return any(own == all_of_it for name, own, all_of_it in shapes if name == self._layers[source].name)
+        return any(own == all_of_it for name, own, all_of_it in shapes if name == read)
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]

@@ -257,11 +257,13 @@ class ShardedOperations(RankOperations):
             return self._replaced(gradient, gradient.size, gradient.size)
         if not shard.shard:
             return gradient
-        if self._is_cut(i) and of_operation(shard.before_fw, "all_gather"):
-            if not (self._is_cut(source) and self._reads_whole(i, source)):
+        gathers = of_operation(shard.before_fw, "all_gather")
+        if self._is_cut(i) and gathers:
+            if not ((source < 0 or self._is_cut(source)) and self._reads_whole(i, source)):
                 return gradient
             # What was gathered for this layer alone gets its part of the gradients' sum.
-            return self._replaced(gradient, self._held_bytes(source), gradient.size)
+            size = self._held_bytes(source) if source >= 0 else gradient.size // gathers[0].ranks
+            return self._replaced(gradient, size, gradient.size)
         if self._is_cut(i) and self._copies_input(i):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)

@@ -171,7 +171,7 @@ def _walk(network: ModelGraph, run: RankRun, ledger: Ledger) -> PartedLiveness:
 
 def _likeness(shard: StageShard, run: RankRun) -> bytes:
     """All that a walk over a stage reads. Names do no more than tell things apart, and are numbered as they come."""
-    network, start = shard.network, shard.stage.layers.start
+    network = shard.network
     numbers: dict[str, int] = {}
 
     def number(name: str) -> int | str:
@@ -193,8 +193,7 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
         )
 
     def of_shard(own: LayerShard) -> dict[str, object]:
-        leader = None if own.leader is None else own.leader - start
-        return own._asdict() | {"layer": of_layer(own.layer), "held": of_layer(own.held), "leader": leader}
+        return own._asdict() | {"layer": of_layer(own.layer), "held": of_layer(own.held)}
 
     return msgspec.msgpack.encode(
         (

@@ -236,9 +236,8 @@ class StageModule(torch.nn.Module):
         values = dict(zip(self.stage.receives, views, strict=True))
         receive = self._sharding.receive
         if receive:
-            # What an axis cuts into blocks are layers that return one tensor.
-            whole = {at for at, shape in self.shard.receives.items() if at.output or shape.is_whole}
-            values = {at: value if at in whole else receive(at.layer, value) for at, value in values.items()}
+            whole = {at for at, shape in self.shard.receives.items() if shape.is_whole}
+            values = {at: value if at in whole else receive(*at, value) for at, value in values.items()}
         walk = (self._walk or StageWalk)(self._sharding, self._calls, self.shard, values, received[0].device)
         walk.missing = self._missing
         inputs = walk.first.get(INPUT, self._calls.inputs)
@@ -247,6 +246,8 @@ class StageModule(torch.nn.Module):
             inputs = self._sharding.enter(own) if self._sharding.enter else own
         with all_registered(self._missing), walk, self._entered():
             outputs = self.module(inputs)
+        if self._sharding.forget:
+            self._sharding.forget()
         if walk.index != len(self._calls.operations):
             raise varies(self.stage.network.name, walk.index)
         if not self._ends:

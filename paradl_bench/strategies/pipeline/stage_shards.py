@@ -54,7 +54,7 @@ class StageShard(NamedTuple):
 
     Attributes:
         network: the stage's, with the shapes that its parameters have on this rank.
-        shards: by index in the stage's network; layers that are missing run whole.
+        shards: by index in the stage's network, as their leaders; layers that are missing run whole.
         widths: per layer, how wide the elements are that it works on.
         receives, sends: per tensor that crosses each cut, what it is on this rank.
         recomputed: ranges of its layers, by index in the stage's network, that run forward again in backward.
@@ -85,12 +85,10 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     def dtype_of(value: Crossing) -> str:
         return dtype_made(network.layers[value.layer], widths[value.layer], settings.dtype)
 
-    shards = {index - start: sharded.shards[index] for index in stage.layers if index in sharded.shards}
+    shards = {index - start: shard for index, shard in _led_inside(stage, sharded).items()}
     end = operations_of_forward(network)
     if end - start in shards:
         shards[end - start] = _for_loss_alone(network, end, sharded)
-    for index, led in _led_again(stage, sharded).items():
-        shards[index - start] = shards[index - start]._replace(after_bw=led)
     for index, gathers in _gathered_again(network, stage, sharded).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
@@ -148,15 +146,25 @@ def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> La
     return shard._replace(before_fw=left)
 
 
-def _led_again(stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
-    """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
-    found: dict[int, tuple[Communication, ...]] = {}
-    leaders = set()
+def _led_inside(stage: Stage, sharded: ShardedLayers) -> dict[int, LayerShard]:
+    """Shards of the stage's layers by index in the network, with leaders by index in the stage.
+
+    The first layer that one of an earlier stage leads communicates as that one does, and leads the others.
+    """
+    found: dict[int, LayerShard] = {}
+    first: dict[int, int] = {}
     for index in stage.layers:
-        leader = sharded.shards[index].leader if index in sharded.shards else None
-        if leader is not None and leader < stage.layers.start and leader not in leaders:
-            leaders.add(leader)
-            found[index] = sharded.shards[leader].after_bw
+        shard = sharded.shards.get(index)
+        if shard is None:
+            continue
+        leader = index if shard.leader is None else shard.leader
+        own = first.setdefault(leader, index)
+        if own == index and leader != index:
+            before, after = sharded.shards[leader].before_fw, sharded.shards[leader].after_bw
+            shard = shard._replace(before_fw=before, after_bw=after, leader=None)
+        elif leader != index:
+            shard = shard._replace(leader=own - stage.layers.start)
+        found[index] = shard
     return found
 
 

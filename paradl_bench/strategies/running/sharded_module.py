@@ -103,12 +103,11 @@ class Sharding(NamedTuple):
         whole_shape: the shape that the serial model has in the place of an activation; None where it is the tensor's.
             What the module's own code asks about a tensor's extents is answered of that shape.
         whole: what calls without a rule are given; None where they are given no parts.
-        receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
-            earlier stage of a pipeline made it.
+        receive: what is done first to this rank's part of what an earlier stage of a pipeline made, given with the
+            layer's index and the output's number. forget: lets go of what only later stages would read.
         randomness: of layers that draw other numbers on each rank.
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
-            the tensor's gradient is here; called with this rank's tensor and the serial model's. None where this rank
-            has other rows.
+            the tensor's gradient is here; called with both tensors. None where this rank has other rows.
         run_layer: what runs layers, below all rules; None for torch's own functions.
         loss: what the loss is taken by; None where every rank has all of the output.
         apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
@@ -120,7 +119,8 @@ class Sharding(NamedTuple):
     leave: Callable[[Any], Any] | None = None
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
     whole: Whole | None = None
-    receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+    receive: Callable[[int, int, torch.Tensor], torch.Tensor] | None = None
+    forget: Callable[[], None] | None = None
     randomness: OwnRandomness | None = None
     own_part: OwnPart | None = None
     run_layer: RunLayer | None = None

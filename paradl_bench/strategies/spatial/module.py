@@ -96,7 +96,7 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
         setattr(block, WHOLE, inputs)
         return block
 
-    def receive(index: int, value: torch.Tensor) -> torch.Tensor:
+    def receive(index: int, _: int, value: torch.Tensor) -> torch.Tensor:
         block = region.layers.get(index)
         return (
             value

@@ -85,16 +85,18 @@ class TensorRunner:
             rules[index] = Rule(functions_of(layer), run)
         rules |= sequence.rules(network, frozenset(parts)) if sequence else {}
 
-        def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
-            is_part = index in parts and parts[index].piece.part not in WHOLE_OUTPUT
-            marked: torch.Tensor = parts[index].mark(tensor) if is_part else tensor
-            return marked
+        def receive(index: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
+            if index in parts and parts[index].piece.part not in WHOLE_OUTPUT:
+                marked: torch.Tensor = parts[index].mark(tensor, number)
+                return marked
+            return sequence.received(index, tensor) if sequence else tensor
 
         return Sharding(
             rules,
             with_parameter_shapes(network, shapes),
             whole_shape=_whole_shape,
             receive=receive,
+            forget=partial(_forget, tuple(inputs.values())),
             randomness=random,
             own_part=partial(_own_part, sequence),
         )
@@ -126,15 +128,18 @@ class Part(NamedTuple):
         """Positions that it holds of ``extent`` along the dim that is cut."""
         return extent * self.own.extent // self.piece.atoms
 
-    def mark(self, result: Any) -> Any:
+    def mark(self, result: Any, first: int = 0) -> Any:
         """The result, so that the module's code is told whole shapes of it.
+
+        Args:
+            first: which of the layer's outputs the first tensor is.
 
         Raises:
             WorkError: it is not the part that was planned.
         """
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         dim, shapes = self.piece.cut.dim, self.layer.output_shapes
-        for number, tensor in enumerate(tensors):
+        for number, tensor in enumerate(tensors, first):
             # Parts of a projection may be unequal; networks of older files have the first one's shape alone.
             expected = shapes[min(number, len(shapes) - 1)][dim:]
             # Several samples may share the dim, one after the other.
@@ -188,8 +193,13 @@ class _SharedInput:
         return self._shared
 
     def forget(self) -> None:
-        """Let the activations go; a stage that lacks the last layer that reads them keeps them for one more turn."""
+        """Let the activations go."""
         self._whole = self._shared = None
+
+
+def _forget(inputs: tuple[_SharedInput, ...]) -> None:
+    for shared in inputs:
+        shared.forget()
 
 
 _ARGUMENTS = {

@@ -31,10 +31,11 @@ from predict.costs.cost_model import CostModel
 from predict.workload import Configuration, evaluator_named
 
 CLOSE = 1e-9
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 CASES = (
     ("gpt2_tokens", "t2", {"sequence_parallel": "on"}),
     ("gpt2_tokens", "d2t2", {"sequence_parallel": "on"}),
+    ("gpt2_tokens", "p2t2", {"sequence_parallel": "on", "schedule": "zb", "micro_batches": 4}),
     ("gpt2_tokens", "x2", {}),
     ("gpt2_tokens", "d2x2", {}),
     ("Sorted", "e2", {}),

@@ -210,6 +210,7 @@ OF_VOCABULARY = {
     2: ["t2", "t2 dtype=bf16", "t2 sequence_parallel=on", "t2 sequence_parallel=on dtype=bf16"],
     4: ["t4", "t4 sequence_parallel=on", "d2t2 sequence_parallel=on", "p2t2 schedule=1f1b micro_batches=4"],
 }
+OF_VOCABULARY[4] += [f"p2t2 schedule={name} micro_batches=4 sequence_parallel=on" for name in ("1f1b", "zb")]
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
 OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring"]
 for exchange in ("all-to-all", "ring"):

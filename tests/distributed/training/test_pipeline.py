@@ -78,6 +78,23 @@ MORE_NESTED = {
     + ["Chain:p2f2:zb:2:scatter", "Rereading:p2c2:zb:3", "Normed:s2p2:zb:2", "transformer_networks.Split:p2t2:zb:3:up"],
 }
 
+# Tensor ranks that each hold and send a part of the sequence; cuts between layers that read one gathered tensor, and
+# through tensors that one layer returns; then proof that this would be seen.
+SEQUENCE = {
+    4: [
+        *("gpt2_tokens:t2p2:gpipe:2", "llama_tokens:p2t2:zb:2:model.layers.1.mlp.up_proj"),
+        *("bert_tokens:p2t2:interleaved:2", "Reading:p2t2:1f1b:2:transpose#2", "Tied:p2t2:1f1b:2:clip"),
+        "gpt2_tokens:p2t2:gpipe:2:unsummed",
+    ],
+    8: ["gpt2_tokens:d2p2t2:zb:2", "llama_tokens:p2z1d2t2:1f1b:2:clip"],
+}
+MORE_SEQUENCE = {
+    4: [
+        *(f"gpt2_tokens:p2t2:{schedule}:4" for schedule in ("1f1b", "interleaved", "zb")),
+        *("Tied:p2t2:zb:2", "Reading:p2t2:zb:2:norm", "gpt2_tokens:p2t2:1f1b:2:transformer.h.0.attn.view#2"),
+    ],
+}
+
 # Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.
 ZERO = {
     4: [
@@ -121,7 +138,7 @@ CLIPPED = {
 }
 
 # Tensor and pipeline parallelism by autocast: as far from fp64 as serial training in bf16, and sent as planned.
-LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3")
+LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3", "gpt2_tokens:p2t2:zb:2:sequence")
 MORE_LOWERED = {
     2: (
         *("Own:t2:gpipe:1", "Split:t2:gpipe:1", "gpt2:t2:gpipe:1", "bert:t2:gpipe:1"),
@@ -200,6 +217,17 @@ def test_replicas_that_hold_parts_of_stages_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", NESTED)
 def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, NESTED[ranks])
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_stages_that_hold_parts_of_the_sequence_are_serial(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}:sequence" for case in SEQUENCE[ranks]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MORE_SEQUENCE)
+def test_more_stages_that_hold_parts_are_serial(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}:sequence" for case in MORE_SEQUENCE[ranks]])
 
 
 @pytest.mark.slow

@@ -38,6 +38,13 @@ class SequenceRun:
         marked: torch.Tensor = self.own.mark(part.flatten(-3, -2), SEQUENCE)
         return marked
 
+    def received(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """What an earlier stage of a pipeline made in a layer: this rank's part, or all of it."""
+        layer = self._parts.layers.get(index)
+        along = SEQUENCE if index in self._parts.scattered else layer.output if layer else None
+        marked: torch.Tensor = tensor if along is None else self.own.mark(tensor, along)
+        return marked
+
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
         """What is added to a part."""
         return sum_gradients([bias], self._group)[0] if bias.requires_grad else bias

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.axis_planner import AxisPlace, staging_axis
+from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -156,8 +156,6 @@ def refuse_sequence(strategy: Strategy, ranks: int, settings: PlanSettings, part
         UserError: layers that need all of it, a length that does not part evenly, stages, activations computed again.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
-    if staging_axis(strategy) is not None:
-        raise UserError(f"{what} runs in no stages of a pipeline yet; nest it with data, as d2t2")
     if settings.recompute:
         raise UserError(f"{what} does not go with --recompute yet; leave one of them out")
     if parts.refused:
@@ -206,7 +204,8 @@ def with_messages(
     found = TokenLayer(SEQUENCE, (None,) * len(layer.input_shapes))
     return shard._replace(
         after_fw=(messages.of_part("reduce_scatter", layer.output_shape, width),),
-        before_bw=(*messages.sum_of(index), messages.of_part("all_gather", layer.output_shape, width)),
+        before_bw=(messages.of_part("all_gather", layer.output_shape, width),),
+        sums=messages.sum_of(index),
         held=part_of_tokens(layer, found, messages.ranks),
     )
 

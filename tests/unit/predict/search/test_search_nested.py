@@ -103,10 +103,11 @@ def test_parts_of_the_sequence_are_tried_where_they_run() -> None:
     settings = [space.settings_of(candidate) for candidate in range(len(space))]
     of_parts = [c for c, each in enumerate(settings) if each.of(SequenceOptions).on]
     names = named(space)
-    assert {"d2t2", "z3d2t2"} <= {names[c] for c in of_parts}
+    assert {"d2t2", "z3d2t2", "p2t2"} <= {names[c] for c in of_parts}
     assert {"d2t2", "z3d2t2"} <= {name for c, name in enumerate(names) if c not in of_parts}
-    assert not any(space.is_pipelined(c) or settings[c].recompute for c in of_parts)
-    assert any("--sequence-parallel on runs in no stages" in text for text in space.impossible.counts)
+    assert {space.schedules[space.schedule[c]] for c in of_parts if space.is_pipelined(c)} == set(space.schedules)
+    assert not any(settings[c].recompute for c in of_parts)
+    assert any("--sequence-parallel on does not go with --recompute" in text for text in space.impossible.counts)
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["waits for calls", "on streams"])

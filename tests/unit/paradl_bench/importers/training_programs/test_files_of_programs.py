@@ -46,7 +46,7 @@ def drawn(draw: random.Random) -> Launch:
         options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb")), "micro_batches": "4"}
     else:
         options["accumulate"] = draw.choice(("1", "2", "3"))
-    if "t" in degrees and "p" not in degrees:
+    if "t" in degrees:
         options["sequence_parallel"] = draw.choice(("off", "on"))
     if draw.random() < 0.5:
         options["clip_norm"] = draw.choice(("0.5", "1.0", "2.25"))
@@ -154,7 +154,7 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             16,
             {
                 **{"strategy": "p2d2t4", "batch": "64", "micro_batches": "32", "schedule": "1f1b", "dtype": "bf16"},
-                **{"sequence_parallel": None, "clip_norm": "1.0"},
+                **{"sequence_parallel": "on", "clip_norm": "1.0"},
             },
         ),
         (
@@ -243,16 +243,6 @@ def test_files_of_others_are_read(
         ),
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
         ("a.toml", "[training]\nseq_len = 64", "computes some again"),
-        (
-            "a.toml",
-            "[parallelism]\npipeline_parallel_degree = 2\ntensor_parallel_degree = 2\n[training]\nseq_len = 64",
-            "leave out sequence parallelism in stages",
-        ),
-        (
-            "a.args",
-            "--micro-batch-size 1 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
-            "leave out sequence parallelism in stages",
-        ),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
         ("a.toml", '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"', "gather once"),
         (

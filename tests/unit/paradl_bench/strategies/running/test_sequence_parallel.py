@@ -18,7 +18,7 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective
+from paradl_bench.plan.tasks import Collective, Phase, Plan, Transfer
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import gather
 from paradl_bench.strategies.tensor.sequence import module as running
@@ -102,7 +102,7 @@ def test_messages_are_parts_of_what_was_all_reduced() -> None:
 @pytest.mark.parametrize(
     ("name", "strategy", "options", "reason"),
     [
-        ("gpt2_tokens", "t2p2", {}, "no stages of a pipeline"),
+        ("gpt2_tokens", "t3p2", {"batch": 4, "micro_batches": 2}, "does not split evenly over 3 ranks"),
         ("gpt2_tokens", "t2", {"recompute": ("all",)}, "--recompute"),
         ("gpt2_tokens", "t3", {}, "does not split evenly over 3 ranks"),
         ("gpt2", "t2", {}, "no token ids"),
@@ -121,3 +121,30 @@ def test_what_cannot_run_is_refused(name: str, strategy: str, options: dict[str,
 def test_options_are_checked_before_there_is_a_network() -> None:
     strategy, settings = parse_strategy("t2"), plan_settings(batch=2, sequence_parallel="on")
     planner_for(strategy).check(ModelGraph(name="", input_shape=(), layers=(), parameters=()), strategy, settings)
+
+
+def plan_of(name: str, **options: Any) -> Plan:
+    network, strategy = trace_network(load_model(f"transformer_networks:{name}")), parse_strategy("p2t2")
+    return planner_for(strategy).plan(network, strategy, plan_settings(batch=4, micro_batches=2, **options))
+
+
+def issued(plan: Plan, operation: str) -> list[int]:
+    """Bytes of all collectives of an operation in forward, on one rank of each role."""
+    works = [plan.works[at] for role in plan.roles for at in role.work[role.phase == Phase.FW]]
+    return sorted(work.message_bytes for work in works if isinstance(work, Collective) and work.operation == operation)
+
+
+def test_stages_send_parts_of_the_sequence() -> None:
+    plans = [plan_of("gpt2_tokens", sequence_parallel=on) for on in ("off", "on")]
+    sent = [{work for work in plan.works if isinstance(work, Transfer) and work.phase == "FW"} for plan in plans]
+    whole, parts = ({work.message_bytes for work in works} for works in sent)
+    assert {tuple(size // 2 for size in sizes) for sizes in whole} == parts
+
+
+def test_each_stage_gathers_what_a_cut_parts() -> None:
+    cuts = ("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj")
+    before, between = (plan_of("llama_tokens", sequence_parallel="on", stages=(cut,)) for cut in cuts)
+    gathered = issued(before, "all_gather")
+    # One more for each of two micro-batches, on every role of one of two stages.
+    assert issued(between, "all_gather") == sorted([*gathered, *gathered[:1] * len(between.roles)])
+    assert issued(between, "reduce_scatter") == issued(before, "reduce_scatter")
