@@ -41,11 +41,11 @@ class ZeroMessages:
         """Units that each rank of a pipeline has layers of; stages have as many of their own, or more."""
         key = ranks, tuple(bounds.tolist())
         if key not in self._of_ranks:
-            found = np.zeros(ranks, np.int64)
+            counts = np.zeros(ranks, np.int64)
             for unit in units_of(self._shared.of_all.network)[:-1]:
                 stages = np.searchsorted(bounds, list(unit.layers), side="right") - 1
-                found[np.unique(stages % ranks)] += 1
-            self._of_ranks[key] = np.maximum(found, 1)
+                counts[np.unique(stages % ranks)] += 1
+            self._of_ranks[key] = np.maximum(counts, 1)
         return self._of_ranks[key]
 
     def _copies(self, strategy: Strategy) -> Group:
@@ -74,9 +74,9 @@ class ZeroMessages:
             network = self._shared.of(sharing).network
             updated, units = set(gradient_order(network)), units_of(network)
             parts = [
-                (own, tuple(parameter for parameter in own if parameter.name in updated))
-                for own in (unit.parameters for unit in units)
+                (parameters, tuple(parameter for parameter in parameters if parameter.name in updated))
+                for parameters in (unit.parameters for unit in units)
             ]
-            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
+            sizes = np.array([[shard_bytes(parameters, ranks) for parameters in part] for part in parts], float).T
             self._units[key] = sizes[0], sizes[1]
         return self._units[key]
