@@ -65,7 +65,7 @@ class _Gaps(NamedTuple):
         return float(self.waits_s[work] / max(self.occurrences[work], 1))
 
 
-def dispatch_of(profile: Profile, own: ModelTime | None = None, dtype: str = "") -> Dispatch | None:
+def dispatch_of(profile: Profile, model_time: ModelTime | None = None, dtype: str = "") -> Dispatch | None:
     """What the device's host takes: beside the model's own iterations, else beside others', else as it was fitted.
 
     None where iterations tell, and of devices that are their own host. Layers that were timed inside of iterations tell
@@ -74,8 +74,8 @@ def dispatch_of(profile: Profile, own: ModelTime | None = None, dtype: str = "")
     device = profile.devices[0] if profile.devices else None
     if device is None or device.kind != "cuda" or profile.time_factor is not None:
         return None
-    if own is not None and own.dispatch:
-        return own.dispatch
+    if model_time is not None and model_time.dispatch:
+        return model_time.dispatch
     timed = [time for time in profile.model_times if time.dispatch and time.dtype == dtype]
     if timed:
         return _typical([[time.dispatch or UNMEASURED for time in of_model] for of_model in _by_model(timed)])
@@ -165,13 +165,13 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, ends: Seq
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
-    found = []
+    gaps_of_ends = []
     for times in ends:
         gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
         for role in plan.roles:
             _add_waits(role, device_s, times * host_s, is_overhead, gaps)
-        found.append(gaps)
-    return found
+        gaps_of_ends.append(gaps)
+    return gaps_of_ends
 
 
 def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:
