@@ -17,13 +17,6 @@ _ROUNDING = 1e-12
 """Of the whole weight: far above what sums of weights are rounded by."""
 
 
-def cut_evenly(
-    places: Sequence[int], above: Floats, trained: Ints, sent: Sequence[int], stages: int
-) -> tuple[int, ...] | None:
-    """Cuts at some of the places; None where there are too few (see :class:`EvenCuts`)."""
-    return EvenCuts(places, above, trained, sent).into(stages)
-
-
 class EvenCuts:
     """Cuts at some of the places, into any number of stages.
 
