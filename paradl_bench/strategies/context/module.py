@@ -96,9 +96,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         randomness=random,
         own_part=own_part,
     )
-    (output,) = (
-        token_layer.output for index, token_layer in tokens.layers.items() if layers[index].name in network.outputs
-    )
+    (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
     assert output is not None
     return sharding._replace(loss=_LossOfTokens(sharding, own_tokens, output, counted))
 
