@@ -183,9 +183,7 @@ class RankOperations:
         if source < 0 or not of_operation(leading.before_fw, "all_gather"):
             return False
         shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
-        return any(
-            part_shape == all_of_it for name, part_shape, all_of_it in shapes if name == self._layers[source].name
-        )
+        return any(own == all_of_it for name, own, all_of_it in shapes if name == self._layers[source].name)
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]

@@ -194,9 +194,9 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
             | {field: number(name) for field, name in single.items()}
         )
 
-    def of_shard(part: LayerShard) -> dict[str, object]:
-        leader = None if part.leader is None else part.leader - start
-        return part._asdict() | {"layer": of_layer(part.layer), "held": of_layer(part.held), "leader": leader}
+    def of_shard(own: LayerShard) -> dict[str, object]:
+        leader = None if own.leader is None else own.leader - start
+        return own._asdict() | {"layer": of_layer(own.layer), "held": of_layer(own.held), "leader": leader}
 
     return msgspec.msgpack.encode(
         (
@@ -205,7 +205,7 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
             [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.buffers],
             [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
             (network.input_shape, network.input_dtype, network.frozen),
-            [(index, of_shard(part)) for index, part in sorted(run.shards.items())],
+            [(index, of_shard(own)) for index, own in sorted(run.shards.items())],
             (run.widths, run.outputs, run.kept_outputs, run.input_has_gradient),
             [(part.start, part.stop) for part in run.recomputed],
         )

@@ -150,14 +150,14 @@ def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> La
 
 def _led_again(stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
     """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
-    led: dict[int, tuple[Communication, ...]] = {}
+    found: dict[int, tuple[Communication, ...]] = {}
     leaders = set()
     for index in stage.layers:
         leader = sharded.shards[index].leader if index in sharded.shards else None
         if leader is not None and leader < stage.layers.start and leader not in leaders:
             leaders.add(leader)
-            led[index] = sharded.shards[leader].after_bw
-    return led
+            found[index] = sharded.shards[leader].after_bw
+    return found
 
 
 def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:

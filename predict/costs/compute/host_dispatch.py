@@ -165,13 +165,13 @@ def _gaps(plan: Plan, parts: Mapping[int, Priced], dispatch: Dispatch, ends: Seq
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
-    gaps_of_ends = []
+    found = []
     for times in ends:
         gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
         for role in plan.roles:
             _add_waits(role, device_s, times * host_s, is_overhead, gaps)
-        gaps_of_ends.append(gaps)
-    return gaps_of_ends
+        found.append(gaps)
+    return found
 
 
 def _add_waits(role: Role, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps) -> None:

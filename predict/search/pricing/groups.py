@@ -76,13 +76,13 @@ class GroupCosts:
         """Of messages that each go over a link of their own; both are broadcast against each other."""
         links, sizes = np.broadcast_arrays(links, message_bytes)
         fit, ranks, per_node = np.array(list(self._links), np.int64).T
-        seconds = np.zeros(sizes.shape)
+        found = np.zeros(sizes.shape)
         for at in np.unique(fit[links]).tolist():
-            of_fit = fit[links] == at
+            own = fit[links] == at
             if at >= 0:
-                over = links[of_fit]
-                seconds[of_fit] = self._times[at].seconds(ranks[over], sizes[of_fit].reshape(1, -1), per_node[over])[0]
-        return seconds
+                over = links[own]
+                found[own] = self._times[at].seconds(ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
+        return found
 
     def _fit(self, operation: str, group: Group) -> int:
         levels = self._communication.cluster.levels

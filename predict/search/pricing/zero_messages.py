@@ -74,9 +74,9 @@ class ZeroMessages:
             network = self._shared.of(sharing).network
             updated, units = set(gradient_order(network)), units_of(network)
             parts = [
-                (parameters, tuple(parameter for parameter in parameters if parameter.name in updated))
-                for parameters in (unit.parameters for unit in units)
+                (own, tuple(parameter for parameter in own if parameter.name in updated))
+                for own in (unit.parameters for unit in units)
             ]
-            sizes = np.array([[shard_bytes(parameters, ranks) for parameters in part] for part in parts], float).T
+            sizes = np.array([[shard_bytes(own, ranks) for own in part] for part in parts], float).T
             self._units[key] = sizes[0], sizes[1]
         return self._units[key]
