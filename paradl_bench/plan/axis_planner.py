@@ -56,7 +56,7 @@ class ReplicaShards(NamedTuple):
 
 def sharded_layers(shards: ReplicaShards) -> tuple[tuple[Layer, int], ...]:
     """Layers with the shapes of their shards, each operation once, and bytes of what a rank holds of parameters."""
-    found: dict[str, tuple[Layer, int]] = {}
+    layer_by_operation: dict[str, tuple[Layer, int]] = {}
     seen: set[tuple[int, int]] = set()
     for sharded in shards.distinct:
         size = {parameter.name: parameter.bytes for parameter in sharded.network.parameters}
@@ -65,8 +65,8 @@ def sharded_layers(shards: ReplicaShards) -> tuple[tuple[Layer, int], ...]:
             if (id(layer), id(sharded.network)) in seen:
                 continue
             seen.add((id(layer), id(sharded.network)))
-            found[layer.operation] = (layer, sum(size.get(name, 0) for name in layer.parameters))
-    return tuple(found.values())
+            layer_by_operation[layer.operation] = (layer, sum(size.get(name, 0) for name in layer.parameters))
+    return tuple(layer_by_operation.values())
 
 
 @runtime_checkable
@@ -168,8 +168,8 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given
         words = settings.of(options).words
         used = [shown for shown in options.shown if shown.name in words or shown.name in given]
         if used and not present.intersection(of_kinds):
-            found = ",".join(map(str, strategies)) or "no strategy"
-            raise UserError(f"{used[0].flag} is for {', '.join(of_kinds)} parallelism, not for {found}")
+            strategy_names = ",".join(map(str, strategies)) or "no strategy"
+            raise UserError(f"{used[0].flag} is for {', '.join(of_kinds)} parallelism, not for {strategy_names}")
 
 
 @runtime_checkable
@@ -304,6 +304,6 @@ class Latest(Generic[T]):
         for of, known, answer in self._known:
             if of is network and known == key:
                 return answer
-        found = find()
-        self._known = [(network, key, found), *self._known[: _MOST_ANSWERS - 1]]
-        return found
+        new_answer = find()
+        self._known = [(network, key, new_answer), *self._known[: _MOST_ANSWERS - 1]]
+        return new_answer

@@ -81,12 +81,12 @@ def layers_with_gradient(network: ModelGraph, *, input_has_gradient: bool = Fals
 def _with_gradient(same: Same[ModelGraph], input_has_gradient: bool) -> tuple[bool, ...]:
     network = same.thing
     trained = {parameter.name for parameter in network.parameters}
-    found: dict[str, bool] = {INPUT: input_has_gradient}
+    has_gradient: dict[str, bool] = {INPUT: input_has_gradient}
     layers = {layer.name: layer for layer in network.layers}
     for layer in network.layers:
-        reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, found)
-        found[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
-    return tuple(found[layer.name] for layer in network.layers)
+        reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, has_gradient)
+        has_gradient[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
+    return tuple(has_gradient[layer.name] for layer in network.layers)
 
 
 def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str, bool]) -> bool:
@@ -107,9 +107,12 @@ def input_needs_gradient(network: ModelGraph) -> list[bool]:
 @functools.lru_cache(maxsize=64)
 def _needing_gradient(same: Same[ModelGraph]) -> tuple[bool, ...]:
     network, made = same.thing, _with_gradient(same, False)
-    found = dict(zip((layer.name for layer in network.layers), made, strict=True))
+    has_gradient = dict(zip((layer.name for layer in network.layers), made, strict=True))
     layers = {layer.name: layer for layer in network.layers}
-    return tuple(own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True))
+    return tuple(
+        with_gradient and _reads_gradient(layer, layers, has_gradient)
+        for layer, with_gradient in zip(network.layers, made, strict=True)
+    )
 
 
 def operations_of_forward(network: ModelGraph) -> int:
@@ -142,10 +145,12 @@ def backward_layers(
 def layers_behind_input(network: ModelGraph) -> list[bool]:
     """Per layer, whether it reads what the network reads, or what such a layer wrote: backward of the input runs it."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
-    found: list[bool] = []
+    behind_input: list[bool] = []
     for layer in network.layers:
-        found.append("input" in layer.inputs or any(found[index[name]] for name in layer.inputs if name in index))
-    return found
+        behind_input.append(
+            "input" in layer.inputs or any(behind_input[index[name]] for name in layer.inputs if name in index)
+        )
+    return behind_input
 
 
 class BackwardPart(NamedTuple):

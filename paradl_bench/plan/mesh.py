@@ -21,10 +21,10 @@ def rank_at(strategy: Strategy, position: Sequence[int]) -> int:
 
 def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """The ranks that share all of a rank's coordinates but those along ``axes``, itself included, ascending."""
-    own = strategy.coordinates(rank)
+    coordinates = strategy.coordinates(rank)
     members = [0]
     for index, axis in enumerate(strategy.axes):
-        choices = range(axis.degree) if index in axes else (own[index],)
+        choices = range(axis.degree) if index in axes else (coordinates[index],)
         members = [member * axis.degree + choice for member in members for choice in choices]
     return tuple(members)
 

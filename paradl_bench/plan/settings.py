@@ -118,10 +118,10 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
         """
         default = ChosenSettings(batch=self.batch, optimizer=self.optimizer).chosen
         changed = {name: value for name, value in self.chosen.items() if value != default[name]}
-        found = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+        words = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
         for kind in option_types():
-            found |= self.of(kind).words
-        return found
+            words |= self.of(kind).words
+        return words
 
     @property
     def simulated_alone(self) -> dict[str, str]:
@@ -138,8 +138,8 @@ def part_options(given: Mapping[str, Any]) -> tuple[tuple[AxisOptions, ...], dic
     axes: list[AxisOptions] = []
     rest = dict(given)
     for kind in option_types():
-        own = {name: rest.pop(name) for name in kind.__struct_fields__ if name in rest}
-        axes += [kind(**own)] if own else []
+        fields = {name: rest.pop(name) for name in kind.__struct_fields__ if name in rest}
+        axes += [kind(**fields)] if fields else []
     return tuple(axes), rest
 
 
@@ -149,12 +149,12 @@ def typed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a value of another type, or out of its bounds.
     """
-    found = dict(given)
+    typed = dict(given)
     for kind in option_types():
-        own = {name: given[name] for name in kind.__struct_fields__ if name in given}
-        read = msgspec.convert(own, kind)
-        found |= {name: getattr(read, name) for name in own}
-    return found
+        fields = {name: given[name] for name in kind.__struct_fields__ if name in given}
+        read = msgspec.convert(fields, kind)
+        typed |= {name: getattr(read, name) for name in fields}
+    return typed
 
 
 def from_words(options: Mapping[str, str]) -> dict[str, Any]:

@@ -94,11 +94,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Where a rank stands along each axis; neighbours along the innermost axis have neighbouring ranks."""
-        found = []
+        coordinates = []
         for axis in reversed(self.axes):
             rank, coordinate = divmod(rank, axis.degree)
-            found.append(coordinate)
-        return tuple(reversed(found))
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
 
     @property
     def name(self) -> str:
@@ -164,11 +164,11 @@ def parse_strategy(text: str) -> Strategy:
         degrees = {"D": data, "P": pipeline, "M": tensor}
         known = {kind.distsim: kind.name for kind in axis_kinds().values()}
         return _build([(known[mark], (degree,), 0) for mark, degree in degrees.items() if degree != 1], text)
-    found = _axes_of(text)
-    if not found:
+    axes = _axes_of(text)
+    if not axes:
         raise UserError(f"strategy {text!r} does not parse: {_meant(text)}{_expected()}")
     parts = []
-    for front, axis in found:
+    for front, axis in axes:
         kind = _kinds_by_letter()[axis[0]]
         if front and kind.prefix and front[0] != kind.prefix.letter:
             raise UserError(f"strategy {text!r}: {front} has to stand directly before a {kind.name} axis")

@@ -205,8 +205,8 @@ class Plan:
 
     def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
         """Collectives and messages that a rank of a role issues in one iteration, in the plan's order."""
-        own = self.roles[role]
-        works = (self.works[index] for index, phase in zip(own.work, own.phase, strict=True) if phase in phases)
+        tasks = self.roles[role]
+        works = (self.works[index] for index, phase in zip(tasks.work, tasks.phase, strict=True) if phase in phases)
         return [work for work in works if isinstance(work, Communication)]
 
 

@@ -41,12 +41,12 @@ def shortage(error: BaseException, rank: int, phase: str, device: torch.device) 
     )
 
 
-def describe_shortage(found: MemoryShortage) -> str:
+def describe_shortage(lacked: MemoryShortage) -> str:
     """One line."""
-    asked = f", asked for {format_bytes(found.requested_bytes)} in" if found.requested_bytes else ", in"
+    asked = f", asked for {format_bytes(lacked.requested_bytes)} in" if lacked.requested_bytes else ", in"
     return (
-        f"{DOES_NOT_FIT}: needed {format_bytes(found.needed_bytes)}, had {format_bytes(found.had_bytes)}"
-        f" (rank {found.rank}{asked} {found.phase}); run.json keeps that"
+        f"{DOES_NOT_FIT}: needed {format_bytes(lacked.needed_bytes)}, had {format_bytes(lacked.had_bytes)}"
+        f" (rank {lacked.rank}{asked} {lacked.phase}); run.json keeps that"
     )
 
 

@@ -167,8 +167,8 @@ class WhatIf(Drawn):
 
     _columns = ("varied", *_SHORT, "speedup_over_base", "bound_by", "memory_bytes", "fits")
 
-    def __init__(self, found: WhatIfs, command: str) -> None:
-        self.rows, self.left_out, self.command = found.rows, found.left_out, command
+    def __init__(self, what_ifs: WhatIfs, command: str) -> None:
+        self.rows, self.left_out, self.command = what_ifs.rows, what_ifs.left_out, command
 
     def to_frame(self) -> DataFrame:
         """A row a prediction."""
@@ -199,8 +199,8 @@ class ReplacedLayers(Drawn):
 
     _columns = ("replaced", *_SHORT, "speedup_over_base", "scaling_factor", "parameters", "memory_bytes", "fits")
 
-    def __init__(self, found: Replacings, command: str, *, strong_scaling: bool) -> None:
-        self.rows, self.left_out, self.command = found.rows, found.left_out, command
+    def __init__(self, replacings: Replacings, command: str, *, strong_scaling: bool) -> None:
+        self.rows, self.left_out, self.command = replacings.rows, replacings.left_out, command
         self._strong_scaling = strong_scaling
 
     def to_frame(self) -> DataFrame:

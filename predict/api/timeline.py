@@ -32,9 +32,9 @@ class Timeline(Drawn):
         command: that prints the same.
     """
 
-    def __init__(self, found: PredictedTimeline, command: str, profile: str) -> None:
-        self._found, self.command, self._profile = found, command, profile
-        self.summary: TimelineSummary = summarise(found.timeline, found.prediction, None)
+    def __init__(self, predicted: PredictedTimeline, command: str, profile: str) -> None:
+        self._found, self.command, self._profile = predicted, command, profile
+        self.summary: TimelineSummary = summarise(predicted.timeline, predicted.prediction, None)
 
     def to_frame(self) -> DataFrame:
         """A row a task of each role, in the order in which the plan has them."""

@@ -75,8 +75,8 @@ class Plans:
             self._findings[key] = find()
             if len(self._findings) > _MOST_FINDINGS:
                 del self._findings[next(iter(self._findings))]
-        found: T = self._findings[key]  # type: ignore[assignment]
-        return found
+        finding: T = self._findings[key]  # type: ignore[assignment]
+        return finding
 
 
 class EstimatedMemory(NamedTuple):

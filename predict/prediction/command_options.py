@@ -260,16 +260,16 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.output:
             refuse_overwrite(self.output, force=self.force)
 
-    def write(self, found: object, frame: Callable[[], DataFrame] | None = None) -> bool:
+    def write(self, result: object, frame: Callable[[], DataFrame] | None = None) -> bool:
         """Write what was asked for; whether a person is to be shown tables beside it.
 
         Args:
-            found: what JSON holds. frame: makes what CSV and Parquet hold; None of a command that has neither.
+            result: what JSON holds. frame: makes what CSV and Parquet hold; None of a command that has neither.
         """
         of_person = self.form in (TABLE, MARKDOWN)
         if self.output or not of_person:
             form = form_of(self.output, self.form)
-            content = encode_pretty(found) if frame is None or form == JSON else frame_bytes(frame(), form)
+            content = encode_pretty(result) if frame is None or form == JSON else frame_bytes(frame(), form)
             write_output(self.output or "-", content, force=self.force)
         return of_person and self.output != "-"
 

@@ -31,20 +31,20 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Float
         layers: of each, what it runs: equal ones share the errors of their layers.
     """
     generator = np.random.default_rng(_SEED)
-    modes = sorted({name for each in timed for name in each.bounds.moved_s})
+    modes = sorted({name for candidate in timed for name in candidate.bounds.moved_s})
     of_modes = {name: generator.standard_normal(DRAWS) for name in modes}
     of_layers = {name: generator.standard_normal(DRAWS) for name in dict.fromkeys(layers)}
     unexplained = generator.random(DRAWS)
     drawn = np.empty((len(timed), DRAWS))
-    for row, each, name in zip(drawn, timed, layers, strict=True):
-        bounds = each.bounds
-        row[:] = of_layers[name] * bounds.own_s / each.iteration_s
+    for row, candidate, name in zip(drawn, timed, layers, strict=True):
+        bounds = candidate.bounds
+        row[:] = of_layers[name] * bounds.own_s / candidate.iteration_s
         for mode, ends in bounds.moved_s.items():
-            upper, lower = (math.log(max(end / each.iteration_s, _LEAST_RATIO)) for end in ends)
+            upper, lower = (math.log(max(end / candidate.iteration_s, _LEAST_RATIO)) for end in ends)
             row += of_modes[mode] * np.where(of_modes[mode] >= 0, upper, -lower)
         missing = min(0.0, *bounds.unexplained_s, 0.0) + max(0.0, *bounds.unexplained_s, 0.0)
-        row[:] = each.iteration_s * np.exp(row / Z90)
-        row *= np.maximum(1 + unexplained * missing / each.iteration_s, _LEAST_RATIO)
+        row[:] = candidate.iteration_s * np.exp(row / Z90)
+        row *= np.maximum(1 + unexplained * missing / candidate.iteration_s, _LEAST_RATIO)
     shortest = drawn <= drawn.min(axis=0) * (1 + _TIE)
     return np.asarray((shortest / shortest.sum(axis=0)).mean(axis=1))
 
@@ -52,7 +52,7 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Float
 def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
     """Which points no other one is at least as small as in everything, and smaller in something."""
     values = np.array(points, float)
-    return [not bool(((values <= own).all(axis=1) & (values < own).any(axis=1)).any()) for own in values]
+    return [not bool(((values <= point).all(axis=1) & (values < point).any(axis=1)).any()) for point in values]
 
 
 def steps(seconds: Floats, sizes: Floats, below: float) -> Ints:

@@ -58,11 +58,11 @@ def print_answer(answer: Answer, *, why: bool = False) -> None:
 
 def _not_compared(searched: Sequence[Searched]) -> list[str]:
     """What "best" leaves out, and what would mend it."""
-    kinds = {kind: operation for each in searched for kind, operation in each.not_compared.items()}
+    kinds = {kind: operation for result in searched for kind, operation in result.not_compared.items()}
     if not kinds:
         return []
     named = ", ".join(f"{kind} ({operation})" for kind, operation in kinds.items())
-    command = next(each.measure_command for each in searched if each.measure_command)
+    command = next(result.measure_command for result in searched if result.measure_command)
     return [
         f"Not compared, since the profile lacks their collectives: {named}. The best below is the others' best.",
         f"To compare them: {command}, then calibrate fit with the other directories.",
@@ -112,22 +112,23 @@ def _contrasted(one: Contrasted) -> str:
 
 def _cells(row: Row, *, several: bool) -> Mapping[str, str]:
     """By column; ``several`` numbers of ranks are told apart by their rank-hours."""
-    found = row.prediction
-    settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
-    if (count := found.options.get("micro_batches")) is not None:
+    prediction = row.prediction
+    settings = [f"{prediction.options['schedule']}"] if "schedule" in prediction.options else []
+    if (count := prediction.options.get("micro_batches")) is not None:
         settings.append("1 micro-batch" if count == "1" else f"{count} micro-batches")
-    settings += [f"{name} {found.options[name]}" for name in SIMULATED_ALONE if name in found.options]
-    cap = found.bucket_cap_bytes
+    settings += [f"{name} {prediction.options[name]}" for name in SIMULATED_ALONE if name in prediction.options]
+    cap = prediction.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
     return {
         "": f"{row.place}{'*' if row.pareto else ''}",
-        "strategy": found.strategy,
+        "strategy": prediction.strategy,
         "settings": ", ".join(settings),
-        "iteration": format_seconds(found.iteration_s),
-        "90%": interval_cell(found),
+        "iteration": format_seconds(prediction.iteration_s),
+        "90%": interval_cell(prediction),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
-        "memory": format_bytes(found.memory.memory_bytes) + (" too much" if found.memory.fits is False else ""),
-        **_worth(found.use, several=several),
+        "memory": format_bytes(prediction.memory.memory_bytes)
+        + (" too much" if prediction.memory.fits is False else ""),
+        **_worth(prediction.use, several=several),
     }
 
 

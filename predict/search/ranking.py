@@ -128,7 +128,7 @@ class Ranker:
             advance()
         while len(self._done) < tried and (self._refine(predictor) or self._next(predictor, self._may_be_best())):
             advance()
-        self._done.sort(key=lambda each: each.timed.iteration_s)
+        self._done.sort(key=lambda exact: exact.timed.iteration_s)
         while len(self._done) < self._most and len(self._strategies()) < self._rows:
             if not self._next(predictor, self._waiting & ~np.isin(self._space.strategy, list(self._strategies()))):
                 break
@@ -139,37 +139,37 @@ class Ranker:
         for candidate in self._leaner():
             self._predict(predictor, candidate)
             advance()
-        return sorted(self._done, key=lambda each: each.timed.iteration_s)
+        return sorted(self._done, key=lambda exact: exact.timed.iteration_s)
 
     def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
         self._too_large += int((too_large & self._waiting).sum())
         self._waiting &= ~too_large
 
     def _may_be_best(self) -> NDArray[np.bool_]:
-        best = min((each.timed.iteration_s for each in self._done), default=np.inf)
+        best = min((exact.timed.iteration_s for exact in self._done), default=np.inf)
         return np.asarray(self._waiting & (self._estimates < best))
 
     def _strategies(self) -> set[int]:
         """Those of the candidates that were predicted."""
-        return {int(self._space.strategy[each.candidate]) for each in self._done}
+        return {int(self._space.strategy[exact.candidate]) for exact in self._done}
 
     def _unlike_any(self) -> NDArray[np.bool_]:
         """Those that may be the best and differ from all predictions in more than the size of buckets."""
         known = np.zeros(int(self._row.max(initial=0)) + 1, bool)
-        known[self._row[[each.candidate for each in self._done]]] = True
+        known[self._row[[exact.candidate for exact in self._done]]] = True
         return np.asarray(self._may_be_best() & ~known[self._row])
 
     def _refine(self, predictor: Predictor) -> bool:
         """Predict what differs in one setting from the best of a strategy, the best strategy first; false if none."""
         may_be_best = self._may_be_best()
         seen: set[int] = set()
-        for each in sorted(self._done, key=lambda done: done.timed.iteration_s):
-            strategy = int(self._space.strategy[each.candidate])
+        for exact in sorted(self._done, key=lambda done: done.timed.iteration_s):
+            strategy = int(self._space.strategy[exact.candidate])
             if strategy in seen:
                 continue
             seen.add(strategy)
             chosen = np.zeros(len(may_be_best), bool)
-            chosen[next_to(self._space, each.candidate)] = True
+            chosen[next_to(self._space, exact.candidate)] = True
             if self._next(predictor, chosen & may_be_best):
                 return True
         return False
@@ -230,9 +230,9 @@ class Ranker:
         space, communication = self._space, self._costs.communication
         still = self._may_be_best()
         left_open = int(still.sum())
-        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in self._done]
+        ratios = [exact.timed.iteration_s / exact.estimate_s - 1 for exact in self._done]
         sweep = sweep_command(communication.measured_operations, communication.backend)
-        best = min(self._done, key=lambda each: each.timed.iteration_s)
+        best = min(self._done, key=lambda exact: exact.timed.iteration_s)
         return Searched(
             ranks=space.strategies[0].ranks,
             candidates=self._estimated,
@@ -254,28 +254,30 @@ class Ranker:
 
     def _contrasts(self, best_s: float) -> dict[str, Contrast]:
         """Of what was predicted, and of all candidates that are not too large."""
-        predicted = np.array([each.candidate for each in self._done])
+        predicted = np.array([exact.candidate for exact in self._done])
         seconds = self._estimates.copy()
-        seconds[predicted] = [each.timed.iteration_s for each in self._done]
+        seconds[predicted] = [exact.timed.iteration_s for exact in self._done]
         left = self._waiting.copy()
         left[predicted] = True
 
-        def contrast(own: NDArray[np.integer]) -> Contrast:
-            return contrast_of(seconds[own], best_s, lambda place: _described(self._point(int(own[place]))))
+        def contrast(candidates: NDArray[np.integer]) -> Contrast:
+            return contrast_of(
+                seconds[candidates], best_s, lambda place: _described(self._point(int(candidates[place])))
+            )
 
         return {"of_predicted": contrast(predicted), "of_all": contrast(np.flatnonzero(left))}
 
     def _leaner(self) -> list[int]:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
-        least = min(each.prediction.memory.memory_bytes for each in self._done)
+        least = min(exact.prediction.memory.memory_bytes for exact in self._done)
         below = tensors_within(self._costs.profile, least)
         stages = np.array([mesh.stages for mesh in self._space.meshes])[self._mesh_of]
         quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
         seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
         walked = np.zeros(len(seconds), bool)
         while int(np.unique(self._plan_of[walked]).size) < _LEAN_WALKS:
-            found = steps(seconds, sizes, below)
-            unknown = found[~walked[found]].tolist()
+            on_frontier = steps(seconds, sizes, below)
+            unknown = on_frontier[~walked[on_frontier]].tolist()
             if not unknown:
                 break
             for candidate in _spread_out(unknown, _LEAN):

@@ -163,22 +163,22 @@ def _evaluator_of(name: str) -> tuple[Evaluator, Callable[[CostModel], CostModel
     """The evaluator of a name, and the costs by which candidates are estimated from below for it."""
     evaluator = evaluator_named(name)
     if evaluator.estimated_by is None:
-        known = " or ".join(sorted(name for name, each in evaluators().items() if each.estimated_by is not None))
+        known = " or ".join(sorted(name for name, other in evaluators().items() if other.estimated_by is not None))
         raise UserError(f"--evaluator {name}: predict search estimates candidates from below for {known} alone")
     return evaluator, evaluator.estimated_by
 
 
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
     """The rows, and the probability of strategies that are in none."""
-    exact = sorted(exact, key=lambda each: each.timed.iteration_s)
-    compared = [_compared(each.prediction) for each in exact]
+    exact = sorted(exact, key=lambda candidate: candidate.timed.iteration_s)
+    compared = [_compared(candidate.prediction) for candidate in exact]
     frontier = pareto(compared)
     first: dict[str, int] = {}
-    for index, each in enumerate(exact):
-        first.setdefault(each.prediction.strategy, index)
+    for index, candidate in enumerate(exact):
+        first.setdefault(candidate.prediction.strategy, index)
     # Each strategy with its fastest settings alone: how many others were tried says nothing of how fast it is.
     fastest = [exact[index] for index in first.values()]
-    chances = chances_of_best([each.timed for each in fastest], [each.layers for each in fastest])
+    chances = chances_of_best([candidate.timed for candidate in fastest], [candidate.layers for candidate in fastest])
     of_strategy = dict(zip(first, chances.tolist(), strict=True))
     shown = list(first.values())[: options["top"]]
     # Settings that come to the same, as bucket sizes that all hold the whole model, are one row.

@@ -76,16 +76,18 @@ def read_timeline(options: Mapping[str, Any]) -> PredictedTimeline:
     )
 
 
-def trace_pieces(found: PredictedTimeline, command: str, profile: str, *, every_rank: bool = False) -> Iterator[bytes]:
+def trace_pieces(
+    predicted: PredictedTimeline, command: str, profile: str, *, every_rank: bool = False
+) -> Iterator[bytes]:
     """The trace of a timeline, with the command that made it and the profile's file; as :func:`trace_json`."""
     other = {
         "command": command,
         "profile": profile,
-        "model": found.prediction.model,
-        "strategy": found.prediction.strategy,
-        "prediction": found.prediction.record(),
+        "model": predicted.prediction.model,
+        "strategy": predicted.prediction.strategy,
+        "prediction": predicted.prediction.record(),
     }
-    return trace_json(found.timeline, other, every_rank=every_rank)
+    return trace_json(predicted.timeline, other, every_rank=every_rank)
 
 
 def show_timeline(options: Mapping[str, Any]) -> None:

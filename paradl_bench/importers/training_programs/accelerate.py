@@ -43,19 +43,19 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         wanted.refuse("nests tensor parallelism in shards of FSDP alone", "export to megatron or torchtitan")
     micro = wanted.micro_batches(degrees)
     script = [f"batches of {micro.samples}"]
-    found: Settings = {"compute_environment": "LOCAL_MACHINE"}
+    settings: Settings = {"compute_environment": "LOCAL_MACHINE"}
     recomputes, norm = wanted.recomputes(), wanted.norm()
     clipping: Settings = {_CLIPPING: norm} if norm else {}
     script += [] if norm is None or degrees.stage == 1 else [f"accelerator.clip_grad_norm_(parameters, {norm:g})"]
     if degrees.stage == 1:
-        found |= clipping
-        found |= {_TYPE: "DEEPSPEED", f"{_DEEPSPEED}zero_stage": 1, _ACCUMULATE: micro.number}
-        found[_OFFLOAD] = "cpu" if wanted.take("offload", "none") == "optimizer" else "none"
+        settings |= clipping
+        settings |= {_TYPE: "DEEPSPEED", f"{_DEEPSPEED}zero_stage": 1, _ACCUMULATE: micro.number}
+        settings[_OFFLOAD] = "cpu" if wanted.take("offload", "none") == "optimizer" else "none"
     elif degrees.stage > 1 or degrees.tensor > 1:
-        found |= _fsdp(degrees, recomputes)
+        settings |= _fsdp(degrees, recomputes)
     else:
-        found[_TYPE] = "MULTI_GPU" if degrees.data > 1 else "NO"
-    if recomputes and found[_TYPE] != "FSDP":
+        settings[_TYPE] = "MULTI_GPU" if degrees.data > 1 else "NO"
+    if recomputes and settings[_TYPE] != "FSDP":
         wanted.refuse("computes activations again under FSDP alone", "predict z2d or z3d, or without --recompute")
     if micro.number > 1 and degrees.stage != 1:
         script.append(f"gradient_accumulation_steps={micro.number}")
@@ -68,16 +68,16 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         script.append(f"DistributedDataParallelKwargs(bucket_cap_mb={cap / 1024**2:.12g})")
     wanted.notes.append(f"predicted with what a script gives: {', '.join(script)}")
     if wanted.take_kernel("compile"):
-        found["dynamo_config.dynamo_backend"] = "INDUCTOR"
+        settings["dynamo_config.dynamo_backend"] = "INDUCTOR"
     wanted.refuse_copies()
     bf16 = launch.dtype == "bf16"
-    if bf16 and found[_TYPE] != "MULTI_GPU" and degrees.ranks > 1:
+    if bf16 and settings[_TYPE] != "MULTI_GPU" and degrees.ranks > 1:
         wanted.notes.append("accelerate gathers and sends in bf16 here; predicted with autocast and fp32 parameters")
-    return {**found, "mixed_precision": "bf16" if bf16 else "no", _RANKS: degrees.ranks, "num_machines": 1}
+    return {**settings, "mixed_precision": "bf16" if bf16 else "no", _RANKS: degrees.ranks, "num_machines": 1}
 
 
 def _fsdp(degrees: Degrees, recomputes: bool) -> Settings:
-    found: Settings = {
+    settings: Settings = {
         _TYPE: "FSDP",
         f"{_FSDP}version": 2,
         _RESHARD: degrees.stage != 2,
@@ -87,36 +87,36 @@ def _fsdp(degrees: Degrees, recomputes: bool) -> Settings:
     }
     if degrees.tensor > 1:
         sizes = {"dp_replicate": 1, "dp_shard": degrees.data, "tp": degrees.tensor, "cp": 1}
-        found |= {f"{_SIZES}{name}_size": size for name, size in sizes.items()}
-    return found
+        settings |= {f"{_SIZES}{name}_size": size for name, size in sizes.items()}
+    return settings
 
 
-def _read(found: Found) -> Launch:
-    found.refuse_set(_OTHERS)
+def _read(settings: Found) -> Launch:
+    settings.refuse_set(_OTHERS)
     kinds = {name: name for name in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")}
-    kind = found.choice(_TYPE, kinds, "NO")
-    tensor = found.whole(f"{_SIZES}tp_size", 1)
-    ranks = 1 if kind == "NO" else found.ranks(_RANKS)
-    data = found.replicas(ranks, tensor)
+    kind = settings.choice(_TYPE, kinds, "NO")
+    tensor = settings.whole(f"{_SIZES}tp_size", 1)
+    ranks = 1 if kind == "NO" else settings.ranks(_RANKS)
+    data = settings.replicas(ranks, tensor)
     options: dict[str, str] = {}
     stage = 0
     if kind == "FSDP":
-        replicas = found.whole(f"{_SIZES}dp_replicate_size", 1)
+        replicas = settings.whole(f"{_SIZES}dp_replicate_size", 1)
         if replicas > 1:
-            raise found.wrong(f"replicas of shards are read from no file: write their strategy, as d{replicas}z3d4")
-        name = _RESHARD if found.has(_RESHARD) else f"{_FSDP}sharding_strategy"
-        stage = int(found.choice(name, _STAGES, "true"))
-        options["recompute"] = "all" if found.truth(f"{_FSDP}activation_checkpointing") else "none"
+            raise settings.wrong(f"replicas of shards are read from no file: write their strategy, as d{replicas}z3d4")
+        name = _RESHARD if settings.has(_RESHARD) else f"{_FSDP}sharding_strategy"
+        stage = int(settings.choice(name, _STAGES, "true"))
+        options["recompute"] = "all" if settings.truth(f"{_FSDP}activation_checkpointing") else "none"
     elif kind == "DEEPSPEED":
-        if found.has(f"{_DEEPSPEED}deepspeed_config_file"):
-            raise found.wrong(f"{_DEEPSPEED}deepspeed_config_file: give that file, as --strategy @FILE")
-        stage = found.whole(f"{_DEEPSPEED}zero_stage", 2, least=0, most=3)
-        options |= {"accumulate": str(found.whole(_ACCUMULATE, 1)), **found.norm(_CLIPPING, "0")}
-        options["offload"] = "none" if found.text(_OFFLOAD, "none").lower() == "none" else "optimizer"
+        if settings.has(f"{_DEEPSPEED}deepspeed_config_file"):
+            raise settings.wrong(f"{_DEEPSPEED}deepspeed_config_file: give that file, as --strategy @FILE")
+        stage = settings.whole(f"{_DEEPSPEED}zero_stage", 2, least=0, most=3)
+        options |= {"accumulate": str(settings.whole(_ACCUMULATE, 1)), **settings.norm(_CLIPPING, "0")}
+        options["offload"] = "none" if settings.text(_OFFLOAD, "none").lower() == "none" else "optimizer"
     return Launch(
         strategy=Degrees(1, data, tensor, stage if data > 1 else 0).strategy(_ORDER),
-        dtype=found.choice("mixed_precision", {"no": "fp32", "bf16": "bf16"}, "no"),
-        kernels=("compile",) if found.text("dynamo_config.dynamo_backend").upper() == "INDUCTOR" else (),
+        dtype=settings.choice("mixed_precision", {"no": "fp32", "bf16": "bf16"}, "no"),
+        kernels=("compile",) if settings.text("dynamo_config.dynamo_backend").upper() == "INDUCTOR" else (),
         options=options,
     )
 

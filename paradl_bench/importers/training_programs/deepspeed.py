@@ -40,58 +40,58 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         )
     degrees = wanted.degrees(_ORDER)
     micro = wanted.micro_batches(degrees)
-    found: Settings = {
+    settings: Settings = {
         _BATCH: launch.batch or 1,
         _SAMPLES: micro.samples,
         _ACCUMULATE: micro.number,
         _STAGE: degrees.stage,
     }
     if degrees.stage == 1 and launch.bucket_cap_bytes:
-        found[_BUCKET] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
+        settings[_BUCKET] = max(1, launch.bucket_cap_bytes // FP32_BYTES)
     elif degrees.data > 1 and launch.bucket_cap_bytes:
         wanted.notes.append("the buckets of gradients are DeepSpeed's own")
     if wanted.take("offload", "none") == "optimizer":
         if not degrees.stage:
             wanted.refuse("offloads an optimizer under ZeRO alone", "predict with z1d, z2d or z3d")
-        found[_OFFLOAD] = "cpu"
+        settings[_OFFLOAD] = "cpu"
     if degrees.tensor > 1:
-        found[_TENSOR] = degrees.tensor
+        settings[_TENSOR] = degrees.tensor
     if norm := wanted.norm():
-        found[_CLIPPING] = norm
-    found |= _precision(launch.dtype)
+        settings[_CLIPPING] = norm
+    settings |= _precision(launch.dtype)
     if wanted.recomputes():
         wanted.refuse("has no setting to compute activations again: a model's code does", "predict without --recompute")
     if launch.optimizer:
-        found["optimizer.type"] = _OPTIMIZERS[launch.optimizer]
+        settings["optimizer.type"] = _OPTIMIZERS[launch.optimizer]
         wanted.notes.append("learning rate and momentum are not predicted: add optimizer.params")
     if launch.sequence:
         wanted.notes.append(f"predicted with samples of {launch.sequence} tokens, which the script gives")
-    return found
+    return settings
 
 
-def _read(found: Found) -> Launch:
-    found.refuse_set(_OTHERS)
-    tensor = found.whole(_TENSOR, 1, least=0) or 1
-    batch = found.whole(_BATCH, most=1 << 40)
-    if found.knows_ranks:
-        data = found.replicas(found.ranks(), tensor)
-        samples = found.whole(_SAMPLES, max(1, batch // data // found.whole(_ACCUMULATE, 1)))
+def _read(settings: Found) -> Launch:
+    settings.refuse_set(_OTHERS)
+    tensor = settings.whole(_TENSOR, 1, least=0) or 1
+    batch = settings.whole(_BATCH, most=1 << 40)
+    if settings.knows_ranks:
+        data = settings.replicas(settings.ranks(), tensor)
+        samples = settings.whole(_SAMPLES, max(1, batch // data // settings.whole(_ACCUMULATE, 1)))
     else:
-        samples, count = found.whole(_SAMPLES), found.whole(_ACCUMULATE)
+        samples, count = settings.whole(_SAMPLES), settings.whole(_ACCUMULATE)
         data = max(1, batch // (samples * count))
-    stage = found.whole(_STAGE, 0, least=0, most=3) if data > 1 else 0
+    stage = settings.whole(_STAGE, 0, least=0, most=3) if data > 1 else 0
     degrees = Degrees(1, data, tensor, stage)
-    autocast = found.choice(_AUTOCAST_DTYPE, _DTYPES, "bfloat16") if found.truth(_AUTOCAST) else "fp32"
-    options = found.micro_batches(degrees, batch, samples) | found.norm(_CLIPPING, "0")
-    if found.text(_OFFLOAD, "none") != "none":
+    autocast = settings.choice(_AUTOCAST_DTYPE, _DTYPES, "bfloat16") if settings.truth(_AUTOCAST) else "fp32"
+    options = settings.micro_batches(degrees, batch, samples) | settings.norm(_CLIPPING, "0")
+    if settings.text(_OFFLOAD, "none") != "none":
         options["offload"] = "optimizer"
-    named = found.text("optimizer.type").lower()
+    named = settings.text("optimizer.type").lower()
     return Launch(
         strategy=degrees.strategy(_ORDER),
         batch=batch,
-        dtype=_low_dtype(found, stage) or autocast,
+        dtype=_low_dtype(settings, stage) or autocast,
         optimizer="adamw" if named == "adamw" else "adam" if "adam" in named else "sgd" if named == "sgd" else None,
-        bucket_cap_bytes=(found.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
+        bucket_cap_bytes=(settings.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
         options=options,
     )
 
@@ -102,13 +102,13 @@ def _precision(dtype: str | None) -> Settings:
     return {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"} if dtype == "bf16" else {}
 
 
-def _low_dtype(found: Found, stage: int) -> str:
+def _low_dtype(settings: Found, stage: int) -> str:
     """What bf16 parameters are predicted as; empty where there are none."""
-    if not found.truth(_BF16):
+    if not settings.truth(_BF16):
         return ""
-    if stage < 2 and _DTYPES.get(found.text(_GRADIENTS)):
+    if stage < 2 and _DTYPES.get(settings.text(_GRADIENTS)):
         return WEIGHTS_DTYPE
-    found.note_set({_BF16: "that parameters are bf16: they are fp32, with autocast"})
+    settings.note_set({_BF16: "that parameters are bf16: they are fp32, with autocast"})
     return computed_in(WEIGHTS_DTYPE)
 
 

@@ -62,7 +62,7 @@ def _decoder(kind: str) -> Callable[[str], Any]:
 def _flat(document: object, path: Path) -> dict[str, object]:
     if not isinstance(document, dict):
         raise UserError(f"{_WHAT} {path} holds no settings by name")
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     pending: list[tuple[str, int, object]] = [(str(name), 1, value) for name, value in document.items()]
     for name, depth, value in pending:
         if len(pending) > _MOST:
@@ -73,30 +73,30 @@ def _flat(document: object, path: Path) -> dict[str, object]:
             pending += [(f"{name}.{key}", depth + 1, part) for key, part in value.items()]
         else:
             # Aliases make short files of lists that are too long to be written out; no degree is a list.
-            found[name] = "[...]" if isinstance(value, list) else value
-    return found
+            settings[name] = "[...]" if isinstance(value, list) else value
+    return settings
 
 
 def _arguments(text: str) -> dict[str, object]:
     """Options of a command line, with the word behind each; a flag alone is true, and the last of several holds."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for line in text.splitlines():
         if line.startswith(_RANKS):
-            found["ranks"] = line.removeprefix(_RANKS).strip()
+            options["ranks"] = line.removeprefix(_RANKS).strip()
     name = None
     for word in shlex.split(text, comments=True):
         head, _, behind = word.partition(":")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = value if equals else True
+            options[name] = value if equals else True
             name = None if equals else name
         elif head.replace("_", "-") == SUBCOMMAND and behind:
-            found[SUBCOMMAND] = behind
+            options[SUBCOMMAND] = behind
             name = None
         elif name is not None:
-            found[name], name = word, None
-    return found
+            options[name], name = word, None
+    return options
 
 
 def encode_settings(settings: Settings, kind: str, comments: Sequence[str], ranks: int) -> bytes:
@@ -119,14 +119,14 @@ def _argument(name: str, value: str | int | float | bool) -> str:
 
 
 def _nested(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, last = name.split(".")
-        inside = found
+        inside = nested
         for section in sections:
             inside = inside.setdefault(section, {})
         inside[last] = value
-    return found
+    return nested
 
 
 def _yaml(nested: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def as_options(self) -> dict[str, str]:
         """Options of ``predict``, by their names, in the words in which they are typed; what is not said left out."""
         cap = self.bucket_cap_bytes
-        found = {
+        values = {
             "strategy": str(self.strategy),
             "batch": self.batch,
             "sequence": self.sequence,
@@ -65,7 +65,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             **dict.fromkeys(self.kernels, "true"),
             **self.options,
         }
-        return {name: str(value) for name, value in found.items() if value is not None}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 class Degrees(NamedTuple):
@@ -163,12 +163,12 @@ class Wanted:
             self.refuse(f"has no setting for {unknown[0]} parallelism", f"it takes {known}")
         if len(set(kinds)) < len(kinds):
             self.refuse(f"is told of no two data axes as {self.launch.strategy} has them", "predict one data axis")
-        degrees = {kind: axis.degree for kind, axis in zip(kinds, axes, strict=True)}
-        found = Degrees(**degrees, stage=max(stages, default=0))
+        degree_by_kind = {kind: axis.degree for kind, axis in zip(kinds, axes, strict=True)}
+        degrees = Degrees(**degree_by_kind, stage=max(stages, default=0))
         if all(kinds != [kind for kind in order if kind in kinds] for order in orders):
-            nested = " or ".join(str(found.strategy(order)) for order in orders)
+            nested = " or ".join(str(degrees.strategy(order)) for order in orders)
             self.refuse(f"does not nest axes as {self.launch.strategy} does", f"predict {nested}")
-        return found
+        return degrees
 
     def micro_batches(self, degrees: Degrees) -> MicroBatches:
         """Those of a pipeline, or those that gradients are accumulated over.

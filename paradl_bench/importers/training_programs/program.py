@@ -125,7 +125,7 @@ def read_launch(path: Path, ranks: int | None = None) -> Read:
     settings = read_settings(path)
     for program in programs().values():
         if format_of(path) in program.formats and program.knows(settings):
-            found = Found(settings, str(path), ranks)
-            return Read(launch=program.read(found), program=program, notes=tuple(found.notes))
-    known = ", ".join(f"{each.title} ({', '.join(each.formats)})" for each in programs().values())
+            file_settings = Found(settings, str(path), ranks)
+            return Read(launch=program.read(file_settings), program=program, notes=tuple(file_settings.notes))
+    known = ", ".join(f"{program.title} ({', '.join(program.formats)})" for program in programs().values())
     raise UserError(f"--strategy @{path}: no configuration of a program that is known: {known}")

@@ -54,16 +54,16 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         wanted.refuse("has no ZeRO stage 1", f"predict d{degrees.data}, z2d{degrees.data} or z3d{degrees.data}")
     micro = wanted.micro_batches(degrees)
     sharded, batch = degrees.stage > 1, launch.batch or 1
-    found: Settings = {
+    settings: Settings = {
         f"{_TRAINING}local_batch_size": batch // degrees.reading if degrees.pipeline > 1 else micro.samples,
         f"{_TRAINING}global_batch_size": batch,
     }
     if launch.sequence:
-        found[f"{_TRAINING}seq_len"] = launch.sequence
+        settings[f"{_TRAINING}seq_len"] = launch.sequence
     wanted.refuse_copies()
     if launch.dtype:
-        found[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
-    found |= {
+        settings[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
+    settings |= {
         # It clips always; no norm is larger than this one.
         _MAX_NORM: wanted.norm() or math.inf,
         _REPLICATE: degrees.replicas if sharded else degrees.data,
@@ -73,12 +73,12 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     }
     if sharded:
         # In a pipeline what is predicted is its default: parameters stay gathered through the micro-batches.
-        found[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
+        settings[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
     if degrees.pipeline > 1:
         schedule = schedules()[wanted.take("schedule", "gpipe")]
-        found |= {_SCHEDULE: schedule.torch_name, _MICRO_BATCH: micro.samples}
+        settings |= {_SCHEDULE: schedule.torch_name, _MICRO_BATCH: micro.samples}
     _note(wanted, degrees)
-    return {**found, **_of_format(wanted, kind, degrees)}
+    return {**settings, **_of_format(wanted, kind, degrees)}
 
 
 def _note(wanted: Wanted, degrees: Degrees) -> None:
@@ -94,113 +94,113 @@ def _note(wanted: Wanted, degrees: Degrees) -> None:
 def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     """What the two versions call otherwise."""
     recomputes, optimizer = wanted.recomputes(), wanted.launch.optimizer
-    found: Settings = {"compile.enable": True} if wanted.take_kernel("compile") else {}
+    settings: Settings = {"compile.enable": True} if wanted.take_kernel("compile") else {}
     whole = degrees.tensor > 1 and wanted.take("sequence_parallel", "off") == "off"
     if kind == ARGUMENTS:
         if degrees.pipeline > 1:
             # Its CUDA graphs know no pipelines, and are on by default.
-            found[f"{_TRAINING}disable_cuda_graphs"] = True
+            settings[f"{_TRAINING}disable_cuda_graphs"] = True
         if whole:
-            found[f"{_PARALLELISM}no-enable-sequence-parallel"] = True
+            settings[f"{_PARALLELISM}no-enable-sequence-parallel"] = True
         if optimizer:
             wanted.notes.append(f"predicted with {optimizer}; torchtitan's optimizer is that of --config")
         # A subcommand of its parser, which has to be the last word.
-        return {**found, f"{SUBCOMMAND}:{'full' if recomputes else 'none'}": True}
+        return {**settings, f"{SUBCOMMAND}:{'full' if recomputes else 'none'}": True}
     if optimizer == "sgd":
         wanted.refuse("has no optimizer sgd in a TOML file", "predict with --optimizer adam")
     if optimizer:
         family, _, fused = optimizer.partition("-")
-        found["optimizer.name"] = {"adam": "Adam", "adamw": "AdamW"}[family]
-        found |= {"optimizer.implementation": "fused"} if fused else {}
+        settings["optimizer.name"] = {"adam": "Adam", "adamw": "AdamW"}[family]
+        settings |= {"optimizer.implementation": "fused"} if fused else {}
     if whole:
         wanted.notes.append("torchtitan 0.2 has sequence parallelism beside tensor parallelism; predicted without it")
-    return {**found, "activation_checkpoint.mode": "full" if recomputes else "none"}
+    return {**settings, "activation_checkpoint.mode": "full" if recomputes else "none"}
 
 
-def _data(found: Found, others: int) -> tuple[int, int, int]:
+def _data(settings: Found, others: int) -> tuple[int, int, int]:
     """Replicas of shards, ranks of data parallelism beside them, and the stage of ZeRO."""
-    replicate, shard = found.whole(_REPLICATE, 1), found.whole(_SHARD, -1, least=-1)
+    replicate, shard = settings.whole(_REPLICATE, 1), settings.whole(_SHARD, -1, least=-1)
     if shard < 1:
-        shard = found.replicas(found.ranks("ranks"), replicate * others)
+        shard = settings.replicas(settings.ranks("ranks"), replicate * others)
     if shard == 1:
         return 1, replicate, 0
     # By default parameters are kept after forward where there is a pipeline.
-    pipelined = found.whole(_PIPELINE, 1) > 1
+    pipelined = settings.whole(_PIPELINE, 1) > 1
     kept = "2" if pipelined else "3"
-    stage = int(found.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
+    stage = int(settings.choice(_RESHARD, {"default": kept, "always": "3", "never": "2"}, "default"))
     if pipelined and stage == 3:
-        found.notes.append(
+        settings.notes.append(
             f"torchtitan gathers for every micro-batch ({_RESHARD}); predictions gather once an iteration"
         )
     return replicate, shard, stage
 
 
-def _recompute(found: Found) -> str:
-    name = SUBCOMMAND if found.has(SUBCOMMAND) else "activation_checkpoint.mode"
+def _recompute(settings: Found) -> str:
+    name = SUBCOMMAND if settings.has(SUBCOMMAND) else "activation_checkpoint.mode"
     choices = {"full": "all", "none": "none", "selective": "", "memory_budget": "", "memory-budget": ""}
-    meant = found.choice(name, choices, "selective")
+    meant = settings.choice(name, choices, "selective")
     if not meant:
-        found.notes.append(f"predictions leave out that torchtitan computes some again ({name}): see --recompute")
+        settings.notes.append(f"predictions leave out that torchtitan computes some again ({name}): see --recompute")
     return meant or "none"
 
 
-def _dtype(found: Found) -> str:
-    if found.text(f"{_TRAINING}dtype", "float32") != "float32":
-        raise found.wrong(
-            f"{_TRAINING}dtype is {found.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32"
+def _dtype(settings: Found) -> str:
+    if settings.text(f"{_TRAINING}dtype", "float32") != "float32":
+        raise settings.wrong(
+            f"{_TRAINING}dtype is {settings.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32"
         )
     words = {word: dtype for dtype, word in _DTYPES.items()}
-    return found.choice(f"{_TRAINING}mixed_precision_param", words, "bfloat16")
+    return settings.choice(f"{_TRAINING}mixed_precision_param", words, "bfloat16")
 
 
-def _read(found: Found) -> Launch:
-    found.refuse_set(_OTHERS)
-    found.note_set(_LEFT_OUT)
-    tensor, pipeline = found.whole(_TENSOR, 1), found.whole(_PIPELINE, 1)
-    replicas, data, stage = _data(found, tensor * pipeline)
-    _refuse_experts(found, replicas * data)
+def _read(settings: Found) -> Launch:
+    settings.refuse_set(_OTHERS)
+    settings.note_set(_LEFT_OUT)
+    tensor, pipeline = settings.whole(_TENSOR, 1), settings.whole(_PIPELINE, 1)
+    replicas, data, stage = _data(settings, tensor * pipeline)
+    _refuse_experts(settings, replicas * data)
     degrees = Degrees(pipeline, data, tensor, stage, replicas)
-    local = found.whole(f"{_TRAINING}local_batch_size", 8)
-    batch = found.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
+    local = settings.whole(f"{_TRAINING}local_batch_size", 8)
+    batch = settings.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
     batch = local * degrees.reading if batch < 1 else batch
-    options = {"recompute": _recompute(found), **found.norm(_MAX_NORM, "1.0", off="inf")}
-    on = not found.truth(_NO_SEQUENCE_PARALLEL) and found.truth(_SEQUENCE_PARALLEL, True)
-    options |= found.sequence_parallel(degrees, on)
+    options = {"recompute": _recompute(settings), **settings.norm(_MAX_NORM, "1.0", off="inf")}
+    on = not settings.truth(_NO_SEQUENCE_PARALLEL) and settings.truth(_SEQUENCE_PARALLEL, True)
+    options |= settings.sequence_parallel(degrees, on)
     if pipeline > 1:
         if batch != local * degrees.reading:
-            raise found.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
-        options |= found.micro_batches(degrees, batch, found.whole(_MICRO_BATCH, 1))
-        names = {each.torch_name: each.name for each in schedules().values()}
-        options["schedule"] = found.choice(_SCHEDULE, names, "1F1B")
+            raise settings.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
+        options |= settings.micro_batches(degrees, batch, settings.whole(_MICRO_BATCH, 1))
+        names = {schedule.torch_name: schedule.name for schedule in schedules().values()}
+        options["schedule"] = settings.choice(_SCHEDULE, names, "1F1B")
     else:
-        options |= found.micro_batches(degrees, batch, local)
+        options |= settings.micro_batches(degrees, batch, local)
     return Launch(
         strategy=degrees.strategy(_ORDER),
         batch=batch,
-        sequence=found.whole(f"{_TRAINING}seq_len", 2048, least=2),
-        dtype=_dtype(found),
-        optimizer=_optimizer(found),
+        sequence=settings.whole(f"{_TRAINING}seq_len", 2048, least=2),
+        dtype=_dtype(settings),
+        optimizer=_optimizer(settings),
         bucket_cap_bytes=_BUCKET_CAP_BYTES if degrees.data > 1 and not degrees.stage else None,
-        kernels=("compile",) if found.truth("compile.enable") else (),
+        kernels=("compile",) if settings.truth("compile.enable") else (),
         options=options,
     )
 
 
-def _refuse_experts(found: Found, data: int) -> None:
+def _refuse_experts(settings: Found, data: int) -> None:
     """Experts are parted among ranks that FSDP2 shards all else over, which no strategy does."""
-    experts = found.whole(_EXPERT, 1)
+    experts = settings.whole(_EXPERT, 1)
     if experts > 1:
         rest = data // experts if data % experts == 0 else 1
-        raise found.wrong(
+        raise settings.wrong(
             f"{_EXPERT} is {experts}: predict has no strategy of experts beside shards (FSDP2); with whole parameters"
             f" it is {Degrees(data=rest, expert=experts).strategy(('data', 'expert'))}"
         )
 
 
-def _optimizer(found: Found) -> str | None:
-    name = found.text("optimizer.name").lower()
+def _optimizer(settings: Found) -> str | None:
+    name = settings.text("optimizer.name").lower()
     if name == "adamw":
-        return "adamw-fused" if found.text("optimizer.implementation") == "fused" else name
+        return "adamw-fused" if settings.text("optimizer.implementation") == "fused" else name
     return "adam" if name == "adam" else None
 
 

@@ -38,30 +38,33 @@ class MasterWeights(torch.optim.Optimizer):
         self._adopt()
         if self._inner is None:
             return
-        stepped = {own: master for own, master in self._masters.items() if own.grad is not None}
-        lowered = {own: master for own, master in stepped.items() if master is not own}
-        for own, master in lowered.items():
-            assert own.grad is not None
-            master.grad = own.grad.float()
+        stepped = {parameter: master for parameter, master in self._masters.items() if parameter.grad is not None}
+        lowered = {parameter: master for parameter, master in stepped.items() if master is not parameter}
+        for parameter, master in lowered.items():
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
         self._inner.step()
-        for own, master in lowered.items():
+        for parameter, master in lowered.items():
             master.grad = None
-            own.copy_(master)
-        for own, master in stepped.items():
-            kept = {} if master is own else {"master": master}
-            self.state[own] = kept | self._inner.state[master]
+            parameter.copy_(master)
+        for parameter, master in stepped.items():
+            kept = {} if master is parameter else {"master": master}
+            self.state[parameter] = kept | self._inner.state[master]
 
     def _adopt(self) -> None:
         """Copy the parameters whose first gradient has arrived."""
-        found = [
-            own
+        new = [
+            parameter
             for group in self.param_groups
-            for own in group["params"]
-            if own.grad is not None and own not in self._masters
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter not in self._masters
         ]
-        if not found:
+        if not new:
             return
-        made = {own: own.detach().float() if own.dtype == torch.bfloat16 else own for own in found}
+        made = {
+            parameter: parameter.detach().float() if parameter.dtype == torch.bfloat16 else parameter
+            for parameter in new
+        }
         self._masters |= made
         if self._inner is None:
             self._inner = self._of(list(made.values()), **self._arguments)

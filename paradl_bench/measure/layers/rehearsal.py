@@ -26,14 +26,14 @@ from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_plan
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.ranks.clocks import Clock, clock_for
+from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.group_functions import Group, Messages, Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharded_loss, sharding_runner
 
 
-class _PausingClock:
+class _PausingClock(CpuClock):
     """A CPU clock that can be stopped."""
 
     def __init__(self) -> None:
@@ -43,18 +43,6 @@ class _PausingClock:
         return time.perf_counter() - self._paused_s
 
     start = stamp
-
-    def hold(self) -> None:
-        pass
-
-    def take_held(self) -> Sequence[tuple[float, float]]:
-        return ()
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-    def synchronise(self) -> None:
-        pass
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

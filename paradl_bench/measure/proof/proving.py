@@ -172,7 +172,7 @@ class StrategyProof:
         if self._built.clipper is None:
             return
         parameters = list(self._reference.module.parameters())
-        norm = torch.nn.utils.get_total_norm([own.grad for own in parameters if own.grad is not None])
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         # A limit that nothing exceeds would hide a wrong norm.
         most = min(self._built.clipper.max_norm, float(norm) / 2) or 1.0
         torch.nn.utils.clip_grad_norm_(parameters, most)
@@ -273,7 +273,7 @@ class StrategyProof:
         if self._built.loss is not None:
             loss = self._built.loss.mean(loss)
         if self._averages:
-            whole_ones = (own for name, own in self._module.named_parameters() if name not in self._parts)
+            whole_ones = (parameter for name, parameter in self._module.named_parameters() if name not in self._parts)
             self._ranks.mean([parameter.grad for parameter in whole_ones if parameter.grad is not None])
         return loss, leaf.grad
 
@@ -284,8 +284,8 @@ class StrategyProof:
         if exact is None:
             return None
         own_part = self._built.own_part
-        found = (exact, 1.0) if own_part is None else own_part(parallel if marks is None else marks, exact)
-        return None if found is None else (self._reference.own_rows(found[0], parallel.shape, step), found[1])
+        scaled = (exact, 1.0) if own_part is None else own_part(parallel if marks is None else marks, exact)
+        return None if scaled is None else (self._reference.own_rows(scaled[0], parallel.shape, step), scaled[1])
 
     def _compare_outputs(self, comparison: _Comparison, exact: SerialStep) -> None:
         # Where stages run in turns, only the last one's output is real.

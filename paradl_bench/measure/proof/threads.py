@@ -66,9 +66,9 @@ class ThreadGroup(Group):
         self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
     ) -> None:
         """Parts by rank."""
-        own = sent.detach().clone()
-        sent_sizes = [len(own) // self.size] * self.size if sizes is None else list(sizes[1])
-        parts = self.meeting.exchange(self.rank, torch.split(own, sent_sizes))
+        sent_copy = sent.detach().clone()
+        sent_sizes = [len(sent_copy) // self.size] * self.size if sizes is None else list(sizes[1])
+        parts = self.meeting.exchange(self.rank, torch.split(sent_copy, sent_sizes))
         received.copy_(torch.cat([of_rank[self.rank] for of_rank in parts]))
 
     def begin_exchange(self, sent: Messages, received: Messages) -> Callable[[], None]:

@@ -58,8 +58,6 @@ def check_limits(request: TrainingRequest, network: ModelGraph | None = None) ->
     """
     model = load_model(request.model, request.input_shape, device="meta")
     network = network or trace_network(model)
-    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
-    refuse_changed_input(network)
     request = _settled(request, model, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     if samples_at_once(request.strategy, request.settings) == 1:
@@ -73,7 +71,9 @@ def check_limits(request: TrainingRequest, network: ModelGraph | None = None) ->
 
 
 def _settled(request: TrainingRequest, model: LoadedModel, network: ModelGraph) -> TrainingRequest:
-    """The request with what follows from its network; a UserError of images that the model can't be fed with."""
+    """The request with what follows from its network; a UserError of inputs that the model can't be fed with."""
+    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
     if request.input is not None:
         check_images(request.input, model)
     return with_messages(with_measured_stages(request, network), network)
@@ -103,8 +103,6 @@ def measure_training(
     # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
     network = network or trace_network(model)
-    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
-    refuse_changed_input(network)
     request = _settled(request, model, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)

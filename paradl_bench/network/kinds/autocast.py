@@ -115,9 +115,9 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...
     widths = []
     for layer in network.layers:
         reads = tuple(made.get(name, given) for name in layer.inputs)
-        own = tuple(of_parameters.get(name, given) for name in layer.parameters)
+        parameter_bytes = tuple(of_parameters.get(name, given) for name in layer.parameters)
         if is_autocast(dtype):
-            width = _width(layer, kinds.get(layer.kind), reads, own, lower, kept, device)
+            width = _width(layer, kinds.get(layer.kind), reads, parameter_bytes, lower, kept, device)
         else:
             width = Width(reads, kept if layer.dtype == KEPT_DTYPE else DTYPE_BYTES[layer.dtype])
         made[layer.name] = width.runs
@@ -129,27 +129,27 @@ def _width(
     layer: Layer,
     kind: LayerKind | None,
     reads: tuple[int, ...],
-    own: tuple[int, ...],
+    parameter_bytes: tuple[int, ...],
     lower: int,
     kept: int,
     device: str,
 ) -> Width:
-    """Of a layer under autocast; ``own`` are the bytes of an element of each of its parameters."""
+    """Of a layer under autocast; ``parameter_bytes`` are those of an element of each parameter."""
     cast = "widest" if kind is None else kind.autocast(layer.attributes, device)
     if layer.dtype == "fp64":
         # Autocast leaves it alone.
         return Width(reads, DTYPE_BYTES[layer.dtype])
     if cast == "lower":
-        return Width(reads, lower, True, any(size > lower for size in own))
+        return Width(reads, lower, True, any(size > lower for size in parameter_bytes))
     if cast == "fp32":
         return Width(reads, kept, True)
-    if cast == "parameters" and own:
-        return Width(reads, max(own))
+    if cast == "parameters" and parameter_bytes:
+        return Width(reads, max(parameter_bytes))
     if reads and (cast == "input" or layer.attributes.get("in_place", False)):
         return Width(reads, reads[0])
     if layer.dtype != KEPT_DTYPE:
         return Width(reads, DTYPE_BYTES[layer.dtype])
-    return Width(reads, max((*reads, *own), default=kept))
+    return Width(reads, max((*reads, *parameter_bytes), default=kept))
 
 
 def dtype_made(layer: Layer, width: Width, dtype: str) -> str:

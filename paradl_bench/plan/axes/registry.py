@@ -27,11 +27,11 @@ def axis_kinds() -> Mapping[str, AxisKind]:
     Raises:
         UserError: two have the same name or letter.
     """
-    found = sorted(discover(_STRATEGIES, "AXIS", AxisKind, submodule="axis").values(), key=lambda kind: kind.order)
-    letters = [letter for kind in found for letter in (kind.letter, *((kind.prefix.letter,) if kind.prefix else ()))]
+    kinds = sorted(discover(_STRATEGIES, "AXIS", AxisKind, submodule="axis").values(), key=lambda kind: kind.order)
+    letters = [letter for kind in kinds for letter in (kind.letter, *((kind.prefix.letter,) if kind.prefix else ()))]
     if len(set(letters)) != len(letters):
         raise UserError(f"{_STRATEGIES}: two axes have the same letter, of {' '.join(letters)}")
-    return MappingProxyType({kind.name: kind for kind in found})
+    return MappingProxyType({kind.name: kind for kind in kinds})
 
 
 @cache
@@ -41,14 +41,14 @@ def option_types() -> Mapping[type[AxisOptions], tuple[AxisKind, ...]]:
     Raises:
         UserError: two have a field of the same name, which commands and files could not tell apart.
     """
-    found: dict[type[AxisOptions], tuple[AxisKind, ...]] = {}
+    kinds_by_type: dict[type[AxisOptions], tuple[AxisKind, ...]] = {}
     for kind in axis_kinds().values():
         for options in kind.options:
-            found[options] = (*found.get(options, ()), kind)
-    fields = Counter(name for options in found for name in options.__struct_fields__)
+            kinds_by_type[options] = (*kinds_by_type.get(options, ()), kind)
+    fields = Counter(name for options in kinds_by_type for name in options.__struct_fields__)
     if several := [name for name, count in fields.items() if count > 1]:
         raise UserError(f"{_STRATEGIES}: two structs of options have a field {several[0]!r}; names have to differ")
-    return MappingProxyType(found)
+    return MappingProxyType(kinds_by_type)
 
 
 def read_options(given: Mapping[str, Any]) -> tuple[tuple[AxisOptions, ...], dict[str, Any]]:
@@ -57,14 +57,14 @@ def read_options(given: Mapping[str, Any]) -> tuple[tuple[AxisOptions, ...], dic
     Raises:
         UserError: a value that there is none of.
     """
-    found, rest = [], dict(given)
+    options, rest = [], dict(given)
     for kind in option_types():
         fields: dict[str, Any] = {}
         for shown in kind.shown:
             value = rest.pop(shown.name, None)
             fields |= {} if value is None else shown.fields(value)
-        found.append(kind(**fields))
-    return tuple(found), rest
+        options.append(kind(**fields))
+    return tuple(options), rest
 
 
 def axis_kind(name: str) -> AxisKind:

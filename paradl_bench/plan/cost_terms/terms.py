@@ -102,13 +102,14 @@ class Algorithm:
         """
         p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
         if self._level_terms is not None:
-            found = self._level_terms(p, m, np.minimum(g, p))
+            level_terms = self._level_terms(p, m, np.minimum(g, p))
         else:
             assert self._terms is not None
-            found = LevelTerms(CostTerms(0 * m, 0 * m, 0 * m), self._terms(p, m))
+            level_terms = LevelTerms(CostTerms(0 * m, 0 * m, 0 * m), self._terms(p, m))
         alone = p <= 1
         inside, between = (
-            CostTerms(*(np.where(alone, 0.0, np.broadcast_to(part, p.shape)) for part in terms)) for terms in found
+            CostTerms(*(np.where(alone, 0.0, np.broadcast_to(part, p.shape)) for part in terms))
+            for terms in level_terms
         )
         return LevelTerms(inside, between)
 

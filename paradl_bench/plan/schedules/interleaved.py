@@ -22,9 +22,9 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     operations = _STAGES_PER_RANK * micro_batches
     # Two forwards more for each rank between this one and the last: the way there and back.
     ahead = min((_STAGES_PER_RANK - 1) * group + 2 * (ranks - 1 - rank), operations)
-    own = [local * ranks + rank for local in range(_STAGES_PER_RANK)]
-    forward = _in_turn("FW", own, group, micro_batches)
-    backward = _in_turn("BW", own[::-1], group, micro_batches)
+    stages = [local * ranks + rank for local in range(_STAGES_PER_RANK)]
+    forward = _in_turn("FW", stages, group, micro_batches)
+    backward = _in_turn("BW", stages[::-1], group, micro_batches)
     alternating = itertools.chain.from_iterable(zip(forward[ahead:], backward, strict=False))
     return (*forward[:ahead], *alternating, *backward[operations - ahead :])
 

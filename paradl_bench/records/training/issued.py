@@ -27,7 +27,7 @@ def as_planned(issued: Sequence[IssuedCollective], planned: Sequence[IssuedColle
     left: Counter[_Key] = Counter()
     for item in planned:
         left[key_of(item)] += item.count
-    found, either = [], []
+    matched, either = [], []
     for item in issued:
         known = {key_of(side): side for side in (item, _other_side(item)) if key_of(side) in left}
         if len(known) > 1:
@@ -35,15 +35,15 @@ def as_planned(issued: Sequence[IssuedCollective], planned: Sequence[IssuedColle
             continue
         key, side = next(iter(known.items()), (key_of(item), item))
         left[key] -= item.count
-        found.append(side)
+        matched.append(side)
     while either:
         # First what has one side left that is planned and not issued yet.
         known = min(either, key=lambda sides: sum(left[key] > 0 for key in sides))
         either.remove(known)
         key = max(known, key=lambda key: left[key])
         left[key] -= 1
-        found.append(msgspec.structs.replace(known[key], count=1))
-    return found
+        matched.append(msgspec.structs.replace(known[key], count=1))
+    return matched
 
 
 def _other_side(item: IssuedCollective) -> IssuedCollective:

@@ -37,9 +37,11 @@ class _ChannelLayer:
             given["groups"] = self._own.groups
         partial = function(**given)
         behind = partial.dim() - dim - 1
-        own = self._own.filters
-        if own.extent < self._filters:
-            partial = beside(function, F.pad)(partial, (0, 0) * behind + (own.start, self._filters - own.stop))
+        own_filters = self._own.filters
+        if own_filters.extent < self._filters:
+            partial = beside(function, F.pad)(
+                partial, (0, 0) * behind + (own_filters.start, self._filters - own_filters.stop)
+            )
         whole = reduce(partial, self._group)
         return whole if bias is None else beside(function, torch.add)(whole, bias.view(-1, *(1,) * behind))
 

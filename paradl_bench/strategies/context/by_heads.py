@@ -20,8 +20,8 @@ _HEADS, _TOKENS = -3, -2
 class AttentionByHeads:
     """All tokens of this rank's heads; its own tokens of all heads before and behind."""
 
-    def __init__(self, layer: Layer, own: OwnTokens, random: OwnRandomness) -> None:
-        self._heads, self._own, self._random = layer.input_shapes[0][_HEADS], own, random
+    def __init__(self, layer: Layer, own_tokens: OwnTokens, random: OwnRandomness) -> None:
+        self._heads, self._own, self._random = layer.input_shapes[0][_HEADS], own_tokens, random
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As torch's ``scaled_dot_product_attention``."""

@@ -39,8 +39,8 @@ class MirroredTokens(OwnTokens):
 class AttentionByRing:
     """This rank's queries with the keys and values of all ranks, a block of them at a time."""
 
-    def __init__(self, own: OwnTokens, random: OwnRandomness) -> None:
-        self._own, self._random = own, random
+    def __init__(self, own_tokens: OwnTokens, random: OwnRandomness) -> None:
+        self._own, self._random = own_tokens, random
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As torch's ``scaled_dot_product_attention``."""

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 def attentions(network: ModelGraph, tokens: Tokens) -> Iterator[Layer]:
     """Layers that read keys and values of all tokens."""
-    return (network.layers[index] for index, found in tokens.layers.items() if found.gathered)
+    return (network.layers[index] for index, token_layer in tokens.layers.items() if token_layer.gathered)
 
 
 def heads_of(shape: Shape) -> int:
@@ -37,8 +37,8 @@ def heads_of(shape: Shape) -> int:
 
 def fewest_heads(network: ModelGraph, tokens: Tokens) -> tuple[int, str] | None:
     """The fewest heads of keys that an attention has, and its name; None without one."""
-    found = [(heads_of(layer.input_shapes[1]), layer.name) for layer in attentions(network, tokens)]
-    return min(found, key=lambda each: each[0], default=None)
+    heads = [(heads_of(layer.input_shapes[1]), layer.name) for layer in attentions(network, tokens)]
+    return min(heads, key=lambda pair: pair[0], default=None)
 
 
 def check_heads(network: ModelGraph, tokens: Tokens, strategy: Strategy, ranks: int) -> None:

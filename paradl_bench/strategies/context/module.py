@@ -56,37 +56,37 @@ RUNNER = ContextRunner()
 def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
     options, random = settings.of(ContextOptions), OwnRandomness(group)
     mirrored = options.by_ring and is_mirrored(network, tokens)
-    own = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
-    layers, masks, counted = network.layers, _Masks(own), _Counted()
+    own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
+    layers, masks, counted = network.layers, _Masks(own_tokens), _Counted()
     rules = {}
-    for index, found in tokens.layers.items():
+    for index, token_layer in tokens.layers.items():
         run: Any = None
-        if found.gathered and options.by_heads:
-            run = AttentionByHeads(layers[index], own, random)
-        elif found.gathered and options.by_ring:
-            run = AttentionByRing(own, random)
-        elif found.gathered:
-            run = _Attention(layers[index], own, random, masks)
-        elif found.output is None:
+        if token_layer.gathered and options.by_heads:
+            run = AttentionByHeads(layers[index], own_tokens, random)
+        elif token_layer.gathered and options.by_ring:
+            run = AttentionByRing(own_tokens, random)
+        elif token_layer.gathered:
+            run = _Attention(layers[index], own_tokens, random, masks)
+        elif token_layer.output is None:
             run = _CrossEntropy(layers[index], group.size, counted)
         else:
-            run = OnTokens(layers[index], found.output, own, random)
+            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
         rules[index] = Rule(functions_of(layers[index]), run)
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
         if inputs.requires_grad:
             # Gradients here are as many times larger as there are parts; the input's shall not be.
-            whole = own.in_order(inputs, along.dim)
-            part = take(whole, own.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
+            whole = own_tokens.in_order(inputs, along.dim)
+            part = take(whole, own_tokens.slices(inputs.dim(), along.dim), group, scale=1 / group.size)
         else:
-            part = own.part(inputs, along.dim).contiguous()
-        own.mark(part, along)
+            part = own_tokens.part(inputs, along.dim).contiguous()
+        own_tokens.mark(part, along)
         return part
 
     def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
         mark: tuple[int, int] | None = getattr(tensor, MARK, None)
-        return (whole, 1.0) if mark is None else (own.part(whole, mark[0]), float(group.size))
+        return (whole, 1.0) if mark is None else (own_tokens.part(whole, mark[0]), float(group.size))
 
     sharding = Sharding(
         rules,
@@ -96,25 +96,25 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         randomness=random,
         own_part=own_part,
     )
-    (output,) = (found.output for index, found in tokens.layers.items() if layers[index].name in network.outputs)
+    (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
     assert output is not None
-    return sharding._replace(loss=_LossOfTokens(sharding, own, output, counted))
+    return sharding._replace(loss=_LossOfTokens(sharding, own_tokens, output, counted))
 
 
 class _Masks:
     """What keeps this rank's queries from later tokens, to be added to scores; made once a dtype."""
 
-    def __init__(self, own: OwnTokens) -> None:
-        self._own = own
+    def __init__(self, own_tokens: OwnTokens) -> None:
+        self._own = own_tokens
         self._made: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
     def like(self, queries: torch.Tensor) -> torch.Tensor:
         """(own tokens, all tokens): 0 up to a query's own place, minus infinity behind it."""
         key = queries.dtype, queries.device
         if key not in self._made:
-            own, length = self._own, self._own.length
-            mask = queries.new_full((length // own.group.size, length), float("-inf"))
-            self._made[key] = mask.triu(1 + own.group.rank * (length // own.group.size))
+            own_tokens, length = self._own, self._own.length
+            mask = queries.new_full((length // own_tokens.group.size, length), float("-inf"))
+            self._made[key] = mask.triu(1 + own_tokens.group.rank * (length // own_tokens.group.size))
         return self._made[key]
 
 
@@ -124,8 +124,8 @@ _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 class _Attention:
     """This rank's queries with the keys and values of all ranks."""
 
-    def __init__(self, layer: Layer, own: OwnTokens, random: OwnRandomness, masks: _Masks) -> None:
-        self._layer, self._own, self._random, self._masks = layer, own, random, masks
+    def __init__(self, layer: Layer, own_tokens: OwnTokens, random: OwnRandomness, masks: _Masks) -> None:
+        self._layer, self._own, self._random, self._masks = layer, own_tokens, random, masks
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(_ATTENTION, args, strict=False)) | kwargs
@@ -177,8 +177,8 @@ class _CrossEntropy:
 class _LossOfTokens:
     """See :class:`~paradl_bench.strategies.running.sharded_module.LossOfParts`."""
 
-    def __init__(self, sharding: Sharding, own: OwnTokens, output: Cut, counted: _Counted) -> None:
-        self._sharding, self._own, self._output, self._counted = sharding, own, output, counted
+    def __init__(self, sharding: Sharding, own_tokens: OwnTokens, output: Cut, counted: _Counted) -> None:
+        self._sharding, self._own, self._output, self._counted = sharding, own_tokens, output, counted
 
     def share(self, loss: Loss, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """See above; targets are (samples, tokens)."""

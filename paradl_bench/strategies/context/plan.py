@@ -61,10 +61,10 @@ class ContextPlanner:
         chunks = _chunks_a_rank(network, tokens, options)
         if tokens.length % (chunks * ranks):
             lower = tokens.length - tokens.length % (chunks * ranks)
-            each = f", {chunks} chunks each" if chunks > 1 else ""
+            chunks_text = f", {chunks} chunks each" if chunks > 1 else ""
             raise UserError(
                 f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks"
-                f"{each}; the nearest that do are {lower} and {lower + chunks * ranks}"
+                f"{chunks_text}; the nearest that do are {lower} and {lower + chunks * ranks}"
             )
         if options.by_heads:
             check_heads(network, tokens, strategy, ranks)
@@ -81,9 +81,9 @@ class ContextPlanner:
         if fewest is not None and fewest[0] < tokens.length:
             return Limit(axis="context", ranks=fewest[0], reason=f"{fewest[0]} heads of keys, layer {fewest[1]}")
         chunks = _chunks_a_rank(network, tokens, options)
-        each = f", {chunks} chunks a rank" if chunks > 1 else ""
+        chunks_text = f", {chunks} chunks a rank" if chunks > 1 else ""
         most = tokens.length // chunks
-        return Limit(axis="context", ranks=most, reason=f"a sequence of {tokens.length} tokens{each}")
+        return Limit(axis="context", ranks=most, reason=f"a sequence of {tokens.length} tokens{chunks_text}")
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
         """Every parameter is whole on every rank."""
@@ -108,7 +108,7 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
     names = (layer.name for layer in network.layers)
     differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
     shards = {}
-    for index, found in tokens_of(network).layers.items():
+    for index, token_layer in tokens_of(network).layers.items():
         layer = network.layers[index]
 
         def message(operation: str, shape: tuple[int, ...], width: int = widths[index].runs) -> Collective:
@@ -117,19 +117,19 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
         # Keys and values of one tensor have one name.
         named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
         made = [at < len(named) and differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
-        own = part_of_tokens(layer, found, ranks)
-        if found.gathered and options.by_heads:
-            shards[index] = on_own_heads(layer, own, ranks, made, message)._replace(shard=label)
+        part = part_of_tokens(layer, token_layer, ranks)
+        if token_layer.gathered and options.by_heads:
+            shards[index] = on_own_heads(layer, part, ranks, made, message)._replace(shard=label)
             continue
-        if found.gathered and options.by_ring:
-            shards[index] = in_rounds(layer, found, place, widths[index].runs, made)._replace(shard=label)
+        if token_layer.gathered and options.by_ring:
+            shards[index] = in_rounds(layer, token_layer, place, widths[index].runs, made)._replace(shard=label)
             continue
         shards[index] = LayerShard(
-            own,
+            part,
             label,
-            before_fw=tuple(message("all_gather", layer.input_shapes[at]) for at in found.gathered),
+            before_fw=tuple(message("all_gather", layer.input_shapes[at]) for at in token_layer.gathered),
             after_bw=tuple(
-                message("reduce_scatter", layer.input_shapes[at]) for at in reversed(found.gathered) if made[at]
+                message("reduce_scatter", layer.input_shapes[at]) for at in reversed(token_layer.gathered) if made[at]
             ),
         )
     return ShardedLayers(shards, network)

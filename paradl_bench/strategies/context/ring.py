@@ -65,7 +65,7 @@ def _why_not(layer: Layer, learned: set[str]) -> str:
 
 
 def in_rounds(
-    layer: Layer, found: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool]
+    layer: Layer, token_layer: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool]
 ) -> LayerShard:
     """An attention with one block, as often as there are ranks, and what travels beside each time.
 
@@ -83,18 +83,18 @@ def in_rounds(
     rounds_bw = [messages(*[block] * (turn < ranks - 1), *[sums] * (summed and turn > 1)) for turn in range(ranks)]
     home = messages(sums) if summed else None
     return LayerShard(
-        _with_one_block(layer, found, ranks),
+        _with_one_block(layer, token_layer, ranks),
         after_bw=() if home is None else (home,),
         rounds_fw=(*[messages(block)] * (ranks - 1), None),
         rounds_bw=tuple(rounds_bw),
     )
 
 
-def _with_one_block(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
+def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
     """The rank's queries with as many keys: of the pairs of all rounds, those of one."""
     inputs = [(*shape[:-2], shape[-2] // ranks, shape[-1]) for shape in layer.input_shapes[:_OPERANDS]]
     length = layer.input_shapes[1][-2]
-    for shape, cut in zip(layer.input_shapes[_OPERANDS:], found.inputs[_OPERANDS:], strict=True):
+    for shape, cut in zip(layer.input_shapes[_OPERANDS:], token_layer.inputs[_OPERANDS:], strict=True):
         rows = shape if cut is None else (*shape[:-2], shape[-2] // ranks, shape[-1])
         inputs.append((*rows[:-1], rows[-1] // ranks) if rows and rows[-1] == length else rows)
     output = (*layer.output_shape[:-2], layer.output_shape[-2] // ranks, layer.output_shape[-1])

@@ -71,7 +71,7 @@ def join(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: tor
     """Make of an output and its log-sum-exp those with a further block, in place."""
     total = torch.logaddexp(lse, part_lse.to(lse.dtype))
     # Rows that see nothing so far weigh nothing.
-    before, now = ((each - total).exp_().nan_to_num_(0.0).unsqueeze(-1) for each in (lse, part_lse))
+    before, now = ((log_sum - total).exp_().nan_to_num_(0.0).unsqueeze(-1) for log_sum in (lse, part_lse))
     out.mul_(before).addcmul_(part.to(out.dtype), now.to(out.dtype))
     lse.copy_(total)
 

@@ -70,8 +70,8 @@ def _gradients_by_layer(network: ModelGraph) -> list[list[Tensor]]:
     """Per layer of backward that completes gradients, their parameters; without those that hold nothing."""
     order = backward_layers(network, layers_with_gradient(network))
     parameters = {parameter.name: parameter for parameter in network.parameters}
-    found: dict[int, list[Tensor]] = {}
+    tensors_by_layer: dict[int, list[Tensor]] = {}
     for name, layer in gradient_layers(network, order).items():
         if parameters[name].bytes:
-            found.setdefault(layer, []).append(parameters[name])
-    return [found[layer] for layer in order if layer in found]
+            tensors_by_layer.setdefault(layer, []).append(parameters[name])
+    return [tensors_by_layer[layer] for layer in order if layer in tensors_by_layer]

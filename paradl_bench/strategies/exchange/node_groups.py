@@ -143,13 +143,13 @@ def node_groups(strategy: Strategy, settings: PlanSettings) -> NodeGroups | None
             f"strategy {strategy}: nodes of {on_node} ranks hold unlike numbers of ranks that exchange gradients;"
             " give another --ranks-per-node, or --exchange flat"
         )
-    found = NodeGroups(axes, nodes.pop(), counts.pop(), _leaders(options.exchange))
-    if found.leaders > found.per_node:
+    grouped = NodeGroups(axes, nodes.pop(), counts.pop(), _leaders(options.exchange))
+    if grouped.leaders > grouped.per_node:
         raise UserError(
-            f"strategy {strategy}: {what} is more leaders than the {found.per_node} ranks that exchange gradients on a"
-            f" node; give at most leaders:{found.per_node}"
+            f"strategy {strategy}: {what} is more leaders than the {grouped.per_node} ranks that exchange gradients on"
+            f" a node; give at most leaders:{grouped.per_node}"
         )
-    return found
+    return grouped
 
 
 def _leaders(exchange: str) -> int:
@@ -182,14 +182,14 @@ def place_roles(strategy: Strategy, shards: Sequence[int], groups: NodeGroups | 
         replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
         counts = {(index, 0): shards.count(index) * replicas for index in sorted(set(shards))}
         return Placed(counts, tuple(shards), 1)
-    found: Counter[tuple[int, int]] = Counter()
+    rank_counts: Counter[tuple[int, int]] = Counter()
     at: dict[tuple[int, int], tuple[int, int]] = {}
     for members in all_groups(strategy, groups.axes):
         for index, rank in enumerate(members):
             local, place = index % groups.per_node, place_of(strategy, rank)
             at[local, place] = shards[place], groups.leader_index(local)
-            found[at[local, place]] += 1
-    roles = {role: found[role] for role in sorted(found)}
+            rank_counts[at[local, place]] += 1
+    roles = {role: rank_counts[role] for role in sorted(rank_counts)}
     number = {role: index for index, role in enumerate(roles)}
     # Along a spatial axis some places of a node stand at some positions only; no rank asks for the others.
     positions = tuple(

@@ -61,7 +61,7 @@ def _rules(network: ModelGraph, routes: Routes, group: Group) -> dict[int, Rule]
     # The last product that reads rows lets go of them.
     last = {(product.rows, product.ends): index for index, product in routes.products.items()}
     ends_of: dict[str, str] = {}
-    found = {}
+    rules = {}
     for index in sorted(routes.routed):
         layer, product, takes = network.layers[index], routes.products.get(index), None
         ends = product.ends if product else ends_of[layer.inputs[0]]
@@ -71,8 +71,8 @@ def _rules(network: ModelGraph, routes: Routes, group: Group) -> dict[int, Rule]
         ends_of[layer.name] = ends
         if layer.attributes.get(RETURNS_INPUT):
             continue
-        found[index] = Rule(functions_of(layer), _Routed(layer, counted[ends], takes, index in back))
-    return found
+        rules[index] = Rule(functions_of(layer), _Routed(layer, counted[ends], takes, index in back))
+    return rules
 
 
 class _Sizes(NamedTuple):
@@ -90,9 +90,9 @@ class _Sizes(NamedTuple):
     @property
     def by_rank(self) -> tuple[list[int], list[int]]:
         """Rows from each rank, and to each."""
-        own = len(self.received[0])
+        experts = len(self.received[0])
         return [sum(row) for row in self.received], [
-            sum(self.sent[start : start + own]) for start in range(0, len(self.sent), own)
+            sum(self.sent[start : start + experts]) for start in range(0, len(self.sent), experts)
         ]
 
 
@@ -111,8 +111,8 @@ class _Counts:
         self.group.all_to_all(received, sent)
         by_rank = received.view(self.group.size, -1)
         numbers = torch.cat([sent, received]).tolist()
-        own, size = len(sent) // self.group.size, len(sent)
-        rows = [numbers[start : start + own] for start in range(size, 2 * size, own)]
+        experts, size = len(sent) // self.group.size, len(sent)
+        rows = [numbers[start : start + experts] for start in range(size, 2 * size, experts)]
         self.sizes = _Sizes(numbers[:size], rows, by_rank.sum(0).cumsum(0).to(ends.dtype))
         self._there.clear()
 
@@ -148,8 +148,8 @@ def _there(rows: torch.Tensor, sizes: _Sizes, group: Group, scale: float = 1.0) 
     received, sent = sizes.by_rank
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     group.all_to_all(arrived, rows.contiguous(), (received, sent))
-    found = _transposed(arrived, sizes.received)
-    return found if scale == 1 else found.mul_(scale)
+    by_expert = _transposed(arrived, sizes.received)
+    return by_expert if scale == 1 else by_expert.mul_(scale)
 
 
 def _back(rows: torch.Tensor, sizes: _Sizes, group: Group, scale: float = 1.0) -> torch.Tensor:
@@ -191,11 +191,11 @@ class _Takes(NamedTuple):
         if self.sends:
             rows = self.of.send(self.product.rows, rows, again=self.again)
         assert self.of.sizes is not None
-        own = self.of.sizes.ends
-        changed: dict[str, Any] = {name: own for name in ("offs", "offsets") if name in kwargs}
+        own_ends = self.of.sizes.ends
+        changed: dict[str, Any] = {name: own_ends for name in ("offs", "offsets") if name in kwargs}
         changed |= {} if named is None else {named: rows}
         given = (rows, *args[1:]) if named is None else args
-        return (*given[:2], own, *given[3:]) if len(args) > 2 else given, kwargs | changed
+        return (*given[:2], own_ends, *given[3:]) if len(args) > 2 else given, kwargs | changed
 
 
 class _Routed:

@@ -68,11 +68,11 @@ class Casts:
         )
         if not places:
             return read, []
-        found = list(read)
+        as_read = list(read)
         for place in places:
-            found[place] = self._ledger.allocate(self.in_run_width(i, place, size_of(place)))
+            as_read[place] = self._ledger.allocate(self.in_run_width(i, place, size_of(place)))
         self._ledger.mark()
-        return found, [found[place] for place in places]
+        return as_read, [as_read[place] for place in places]
 
     def parameters(self, i: int) -> list[Storage]:
         """Copies of a layer's parameters that its backward needs, each held for it."""

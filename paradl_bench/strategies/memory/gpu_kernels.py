@@ -20,7 +20,7 @@ _HEADS_BEHIND_POSITIONS = (-3, -2)
 
 def layers_on_gpu(layers: Sequence[Layer], kinds: Sequence[LayerKind | None]) -> tuple[Layer, ...]:
     """Layers with the memory of a GPU's kernels, where these are others than a CPU's."""
-    found: list[Layer] = []
+    on_gpu: list[Layer] = []
     # By name, what lies as attention left it, and what lies side by side behind a transpose of that.
     left, transposed = set[str](), set[str]()
     for layer, kind in zip(layers, kinds, strict=True):
@@ -32,8 +32,8 @@ def layers_on_gpu(layers: Sequence[Layer], kinds: Sequence[LayerKind | None]) ->
                 transposed.add(layer.name)
         elif layer.attributes.get("function") == "contiguous" and transposed & set(layer.inputs):
             memory = _AS_IT_LIES
-        found.append(layer if memory is None else msgspec.structs.replace(layer, memory=memory))
-    return tuple(found)
+        on_gpu.append(layer if memory is None else msgspec.structs.replace(layer, memory=memory))
+    return tuple(on_gpu)
 
 
 def with_memory_of(shard: LayerShard, layer: Layer, traced: Layer) -> LayerShard:

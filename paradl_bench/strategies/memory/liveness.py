@@ -101,8 +101,8 @@ class Liveness(ShardedOperations):
         self._gather_inputs(i, made, wholes)
         sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
         gathered = {source: wholes[source] for source in sources if source in wholes and self._reads_whole(i, source)}
-        found = (gathered.get(source) or made.get(source, received) for source in sources)
-        return self._run(i, [storage for storage in found if storage is not None], saved)
+        storages = (gathered.get(source) or made.get(source, received) for source in sources)
+        return self._run(i, [storage for storage in storages if storage is not None], saved)
 
     def _release_all(self, storages: list[Storage]) -> None:
         for storage in storages:
@@ -140,8 +140,8 @@ class Liveness(ShardedOperations):
             left.handed[which].append(hold(made[layers[-1]]))
         # Autocast is entered anew, and converts parameters anew.
         self._casts.end_forward()
-        own = [storage for i, storage in made.items() if i not in given]
-        self._release_all(own + [storage for i, storage in wholes.items() if i not in gathered])
+        made_again = [storage for i, storage in made.items() if i not in given]
+        self._release_all(made_again + [storage for i, storage in wholes.items() if i not in gathered])
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
         """Run one operation on storages; ``saved`` takes what autograd keeps."""
@@ -153,7 +153,7 @@ class Liveness(ShardedOperations):
         parameters = self._casts.parameters(i)
         kept = self._watched(i, "kept")
         with_output = 0 if self._differentiated[i] else kept
-        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + kept - with_output)
+        beside = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + kept - with_output)
         if shares_input(layer, kind):
             # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
             output = hold(read[0]) if read else ledger.allocate(0)
@@ -161,10 +161,10 @@ class Liveness(ShardedOperations):
             output = ledger.allocate(self._output_bytes(shard.layer) + with_output)
         ledger.mark(self._watched(i, "forward") + self._held_in_rounds(i))
         if self._differentiated[i]:
-            saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]
+            saved += [hold(beside), *map(hold, self._kept_inputs(i, keeps, read))]
             saved += [hold(output)] if keeps.output else []
             saved += map(hold, parameters)
-        self._release_all([own, *parameters, *converted])
+        self._release_all([beside, *parameters, *converted])
         if copied is not None:
             ledger.release(copied)
         return self._combine(i, output)
@@ -174,8 +174,8 @@ class Liveness(ShardedOperations):
         # What was gathered gets gradients of the whole, and takes its block.
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}
-        due = {own[0]: which for which, own in enumerate(self._keeping) if own}
-        done = {own[-1]: which for which, own in enumerate(self._keeping) if own}
+        due = {layers[0]: which for which, layers in enumerate(self._keeping) if layers}
+        done = {layers[-1]: which for which, layers in enumerate(self._keeping) if layers}
         for i in self._order:
             if i in due:
                 handed = [hold(gradient.storage) for gradient in pending.get(i, ()) if self._is_reentrant(i)]

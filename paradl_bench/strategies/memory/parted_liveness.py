@@ -31,7 +31,9 @@ class PartedLiveness(Liveness):
             for arrived in self._run_apart(i, pending.pop(i, [])):
                 upstream = self._part_of_gradient(i, arrived)
                 made = self._input_gradients(i, upstream, self._behind)
-                for source, gradient in [handed for own in made for handed in self._hand_on(i, *own)]:
+                for source, gradient in [
+                    handed for input_gradient in made for handed in self._hand_on(i, *input_gradient)
+                ]:
                     gathered = self._is_cut(source) and not self._is_cut(i)
                     self._push(of_wholes if gathered else pending, source, gradient)
                 self._ledger.mark(self._inside_norm(i))
@@ -91,11 +93,11 @@ class PartedLiveness(Liveness):
 
     def _read_by(self, layers: Sequence[int]) -> frozenset[int]:
         """The layers and all that they were made of."""
-        found = set(layers)
+        read = set(layers)
         for i in range(len(self._layers) - 1, -1, -1):
-            if i in found:
-                found.update(self._index[name] for name in self._layers[i].inputs if name in self._index)
-        return frozenset(found)
+            if i in read:
+                read.update(self._index[name] for name in self._layers[i].inputs if name in self._index)
+        return frozenset(read)
 
     def _let_go(self, rows: Iterable[list[Storage]]) -> None:
         for saved in rows:

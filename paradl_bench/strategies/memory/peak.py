@@ -162,12 +162,12 @@ def optimizer_state(
         return [p.elements * DTYPE_BYTES[KEPT_DTYPE] if masters else p.bytes for p in parameters]
 
     sizes = sizes_of(updated_parameters(network))
-    own = sum(sizes if updated is None else sizes_of(updated))
-    kept = kept_copies(settings) * own
+    updated_bytes = sum(sizes if updated is None else sizes_of(updated))
+    kept = kept_copies(settings) * updated_bytes
     # What lies in host memory is on the device for the update.
-    update = copies_of_state(settings) * own - kept
+    update = copies_of_state(settings) * updated_bytes - kept
     # Each gradient is converted before any is let go of.
-    update += own if masters else 0
+    update += updated_bytes if masters else 0
     if optimizer_named(settings.optimizer).own_tensors:
         update += 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
     return OptimizerState(kept, update)

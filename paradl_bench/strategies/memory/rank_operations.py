@@ -97,10 +97,10 @@ class RankOperations:
             if layer.held_until and layer.held_until != NEXT_FORWARD:
                 # A layer that is not there is one of a later stage.
                 last[i] = max(last[i], self._index.get(layer.held_until, len(self._layers) - 1))
-        found: list[list[int]] = [[] for _ in self._layers]
+        read_last: list[list[int]] = [[] for _ in self._layers]
         for source, reader in last.items():
-            found[reader].append(source)
-        return found
+            read_last[reader].append(source)
+        return read_last
 
     def _find_forgotten(self) -> list[list[int]]:
         """Per layer, the layers that autograd forgets then: backward reaches none, nobody holds what they lead to."""
@@ -112,22 +112,22 @@ class RankOperations:
             if self._differentiated[i] and i not in self._reached:
                 for source in set(self._reads[i]) - {RECEIVED}:
                     ends[source] = max(ends[source], ends[i])
-        found: list[list[int]] = [[] for _ in self._layers]
+        forgotten: list[list[int]] = [[] for _ in self._layers]
         for i, end in enumerate(ends):
             if i not in self._reached:
-                found[end].append(i)
-        return found
+                forgotten[end].append(i)
+        return forgotten
 
     def _tensors_read(self, layer: Layer) -> list[tuple[int, int]]:
         """(index of the layer that made it, which of its outputs) for what a layer reads and gets a gradient."""
-        found = []
+        read = []
         for name in layer.inputs:
             source = self._index.get(name, RECEIVED)
             none = self._layers[source].without_gradient if source >= 0 else ()
             outputs = [output for of, output in layer.values_read if of == name and output not in none]
             # What crosses a pipeline's cut has one name, however many values it is.
-            found += [(source, output if source >= 0 else 0) for output in outputs or (0,)]
-        return found
+            read += [(source, output if source >= 0 else 0) for output in outputs or (0,)]
+        return read
 
     def _input_bytes(self, layer: Layer) -> int:
         return layer.input_elements_of(self._samples) * self._casts.runs[layer.name]
@@ -203,12 +203,12 @@ class RankOperations:
         layer, run = self._layers[i], self._shards[i].layer
         if run.memory is None or not layer.output_elements:
             return 0
-        each, fixed = getattr(run.memory, when)
+        per_sample, fixed = getattr(run.memory, when)
         part, whole = run.output_elements, layer.output_elements
         if not layer.output_shape and layer.input_elements and run.memory is layer.memory:
             # One number, of a part of what it is made of: a loss.
             part, whole = run.input_elements, layer.input_elements
-        held = each * self._samples * part // whole + fixed
+        held = per_sample * self._samples * part // whole + fixed
         return int(held * self._casts.run_width(i) // DTYPE_BYTES[layer.dtype])
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:

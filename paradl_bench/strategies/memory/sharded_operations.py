@@ -95,11 +95,11 @@ class ShardedOperations(RankOperations):
         if place is None:
             return self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
         if place.first not in self._converted:
-            found, made = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+            as_read, made = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
             if not made or place.last == i:
-                return found, made
+                return as_read, made
             self._converted[place.first] = made[0]
-            return found, []
+            return as_read, []
         shared = self._converted[place.first]
         return [shared], [self._converted.pop(place.first)] if place.last == i else []
 
@@ -129,7 +129,7 @@ class ShardedOperations(RankOperations):
         for i, shard in enumerate(self._shards):
             if shard.leader is not None or (self._sums_input(shard) and not shard.after_fw):
                 groups.setdefault(self._layers[i].inputs[0], []).append(i)
-        return {i: _Readers(own[0], own[-1]) for own in groups.values() for i in own}
+        return {i: _Readers(readers[0], readers[-1]) for readers in groups.values() for i in readers}
 
     def _sums_input(self, shard: LayerShard) -> bool:
         scatters = of_operation(shard.after_bw, "reduce_scatter") and shard.layer.parameters
@@ -204,7 +204,8 @@ class ShardedOperations(RankOperations):
         joined = (wide if more else 0) + 4 * rows
         first = _messages(rounds[:1]) + more + 4 * scores
         return max(
-            first, *(max(_messages([each]), block) + more + out + max(joined, 4 * scores) for each in rounds[1:])
+            first,
+            *(max(_messages([one_round]), block) + more + out + max(joined, 4 * scores) for one_round in rounds[1:]),
         )
 
     def _held_in_rounds_back(self, i: int) -> int:
@@ -221,7 +222,8 @@ class ShardedOperations(RankOperations):
         made = (query + block, seen + sums, *(seen,) * (len(rounds) - 2))
         last = len(rounds) - 1
         held = [
-            _messages([each]) + (block if turn == last else 0) + made[turn] + kept for turn, each in enumerate(rounds)
+            _messages([one_round]) + (block if turn == last else 0) + made[turn] + kept
+            for turn, one_round in enumerate(rounds)
         ]
         return max(*held, (query if wider else 0) + 2 * sums + kept) + 6 * self._scores_bytes(i)
 

@@ -150,9 +150,9 @@ class NestedPlanner:
                 sharded = self._shard(network, strategy, position, local_batch, settings)
                 if settings.batch_norm == "sync":
                     sharded = synchronise_norms(sharded, network, strategy, settings)
-                found = next((i for i, other in enumerate(distinct) if other == sharded), len(distinct))
-                distinct += [sharded] * (found == len(distinct))
-                of_coordinate[coordinate] = found
+                number = next((i for i, other in enumerate(distinct) if other == sharded), len(distinct))
+                distinct += [sharded] * (number == len(distinct))
+                of_coordinate[coordinate] = number
             of_positions.append(of_coordinate[coordinate])
         return ReplicaShards(tuple(distinct), tuple(of_positions))
 
@@ -226,10 +226,10 @@ class NestedPlanner:
         before = sums_before(network, strategy, settings) + (exchanged_over_nodes(buckets, *nodes) if nodes else ())
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:
-            found = once.exchanged(sharded, of_apart=True)
+            apart = once.exchanged(sharded, of_apart=True)
             alike = ranks_along(strategy, of_apart)
-            exchanges.append(GradientExchange(builder, network, found.buckets, steps.backward_layers, alike, of_apart))
-            before += exchanged_along(found.setup, alike, of_apart)
+            exchanges.append(GradientExchange(builder, network, apart.buckets, steps.backward_layers, alike, of_apart))
+            before += exchanged_along(apart.setup, alike, of_apart)
         last_task = -1
         for layer, last_task in steps.add_last(received):
             for exchange in exchanges:

@@ -199,8 +199,8 @@ def _shard_parameters(
             replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
             group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
             axis = strategy.axes[index]
-            own = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages)
-            reduce = own or reduce
+            reduce_shards = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages)
+            reduce = reduce_shards or reduce
     return reduce
 
 

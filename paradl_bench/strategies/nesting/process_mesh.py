@@ -53,11 +53,11 @@ class ProcessMesh:
         leading = range(groups.leaders or size)
         between = [members[local::size] for members in everywhere for local in leading]
         # Groups of their own: a thread issues on them beside what this one issues on the others.
-        own = next(ranks for ranks in nodes if rank in ranks)
+        node_ranks = next(ranks for ranks in nodes if rank in ranks)
         node, leaders = (_make_groups(ranks, groups_are_silent()) for ranks in (nodes, between))
         assert node is not None
         self._of_nodes += [node] if leaders is None else [node, leaders]
-        return NodeExchange(groups, own, node, leaders, device)
+        return NodeExchange(groups, node_ranks, node, leaders, device)
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
@@ -76,12 +76,12 @@ class ProcessMesh:
 
 def _make_groups(groups: Sequence[tuple[int, ...]], silent: bool) -> dist.ProcessGroup | None:
     """The one of these groups that this rank is in, if any; every rank makes all of them."""
-    found = None
+    own_group = None
     for ranks in groups:
         made = make_group(ranks, silent=silent)
         if dist.get_rank() in ranks:
-            found = made
-    return found
+            own_group = made
+    return own_group
 
 
 def _world() -> dist.ProcessGroup:

@@ -97,4 +97,7 @@ def added_with(network: ModelGraph, backward_layers: tuple[int, ...]) -> dict[in
     sizes: dict[int, list[int]] = {}
     for name, layer in last.items():
         sizes.setdefault(layer, []).append(trained[name].bytes)
-    return {layer: BucketCopy(direction="add", bytes=sum(own), tensors=len(own)) for layer, own in sizes.items()}
+    return {
+        layer: BucketCopy(direction="add", bytes=sum(layer_sizes), tensors=len(layer_sizes))
+        for layer, layer_sizes in sizes.items()
+    }

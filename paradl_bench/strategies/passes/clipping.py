@@ -46,7 +46,7 @@ def ranks_alike(
         network: the whole model's.
         holders: per parameter that several ranks along a pipeline hold, how many do.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     shared = sharing_axes(strategy) if zero_stage(strategy) > 1 else ()
     place = strategy.coordinates(rank)
     for index in axes_of_norm(strategy):
@@ -55,12 +55,12 @@ def ranks_alike(
             continue  # each holds rows of its own, of whatever it holds
         if isinstance(planner, ShardingPlanner):
             everywhere = [planner.parts_held(network, axis, at, settings) for at in range(axis.degree)]
-            own = everywhere[place[index]]
-            alike = {name: sum(parts.get(name) == own.get(name) for parts in everywhere) for name in _names(network)}
+            here = everywhere[place[index]]
+            alike = {name: sum(parts.get(name) == here.get(name) for parts in everywhere) for name in _names(network)}
         else:
             alike = dict(holders)
-        found = {name: found.get(name, 1) * alike.get(name, 1) for name in _names(network)}
-    return found
+        counts = {name: counts.get(name, 1) * alike.get(name, 1) for name in _names(network)}
+    return counts
 
 
 def _names(network: ModelGraph) -> tuple[str, ...]:

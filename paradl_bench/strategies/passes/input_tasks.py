@@ -77,7 +77,7 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
     lengths = np.diff(role.dependency_start)
     held = first[lengths[first] == 0] if blocking is not None else first[:0]
     lengths[held] += 1
-    own = np.insert(role.dependencies + before, role.dependency_start[held], blocking or 0)
+    dependencies = np.insert(role.dependencies + before, role.dependency_start[held], blocking or 0)
     lengths = np.concatenate([[0, int(in_turn)][:before], lengths])
     works, phases, streams = zip(*added, strict=True)
     return dataclasses.replace(
@@ -86,7 +86,7 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
         stream=_joined(streams, role.stream),
         work=_joined(works, role.work),
         dependency_start=_joined([0], np.cumsum(lengths)),
-        dependencies=_joined([0] if in_turn else [], own),
+        dependencies=_joined([0] if in_turn else [], dependencies),
         action=None if role.action is None else _joined([-1] * before, role.action),
     )
 
@@ -94,8 +94,8 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
 _PLACES = ((Phase.IO, Stream.INPUT), (Phase.H2D, Stream.COPY_ENGINE))
 
 
-def _joined(before: Sequence[int], own: NDArray[np.integer]) -> NDArray[np.int32]:
-    return np.concatenate([np.array(before, np.int32), own]).astype(np.int32)
+def _joined(before: Sequence[int], rest: NDArray[np.integer]) -> NDArray[np.int32]:
+    return np.concatenate([np.array(before, np.int32), rest]).astype(np.int32)
 
 
 def _reading_roles(plan: Plan) -> list[bool]:

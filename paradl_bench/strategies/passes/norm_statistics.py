@@ -31,12 +31,12 @@ def statistics_axes(network: ModelGraph, strategy: Strategy, settings: PlanSetti
     everywhere = group_axes(strategy, Trait.DIVIDES_BATCH)
     inside = group_axes(strategy, Trait.REPLICATES)
     cut = _cut_layers(network, strategy, settings)
-    found = {}
+    axes_by_layer = {}
     for index, layer in enumerate(network.layers):
         axes = inside if index in cut else everywhere
         if layer.kind == "batch_norm" and layer.attributes["training"] and _ranks(strategy, axes) > 1:
-            found[index] = axes
-    return found
+            axes_by_layer[index] = axes
+    return axes_by_layer
 
 
 def _cut_layers(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> set[int]:

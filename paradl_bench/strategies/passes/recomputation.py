@@ -88,17 +88,17 @@ def parts_within(network: ModelGraph, settings: PlanSettings, layers: range) -> 
         UserError: what :func:`segments_of` refuses.
     """
     of_segments = (segment.layers for segment in segments_of(network, settings))
-    parts = (range(max(own.start, layers.start), min(own.stop, layers.stop)) for own in of_segments)
+    parts = (range(max(segment.start, layers.start), min(segment.stop, layers.stop)) for segment in of_segments)
     return tuple(part for part in parts if part)
 
 
 def repeated_by_model(network: ModelGraph) -> tuple[range, ...]:
     """Indices of the layers that the model's own ``torch.utils.checkpoint`` runs again, those of each call together."""
-    found: dict[str, list[int]] = {}
+    layers_by_call: dict[str, list[int]] = {}
     for i, layer in enumerate(network.layers):
         if layer.repeats:
-            found.setdefault(layer.repeats_with, []).append(i)
-    return tuple(range(layers[0], layers[-1] + 1) for layers in found.values())
+            layers_by_call.setdefault(layer.repeats_with, []).append(i)
+    return tuple(range(layers[0], layers[-1] + 1) for layers in layers_by_call.values())
 
 
 def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
@@ -162,20 +162,20 @@ def _check_reentrant(network: ModelGraph, strategy: Strategy, where: str) -> Non
 def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
     modules = _Modules(network)
     if tuple(chosen) == RECOMPUTE_ALL:
-        found = list(modules.blocks())
-        if not found:
+        segments = list(modules.blocks())
+        if not segments:
             raise UserError(
                 f"model {network.name} has no blocks that can be computed again; name modules, as layer1,head"
             )
     elif tuple(chosen) == ATTENTION and not modules.has(*ATTENTION):
         found = list(modules.attentions())
     else:
-        found = [segment for text in chosen for segment in modules.named(text)]
-    found = sorted(dict.fromkeys(found), key=lambda segment: segment.layers.start)
-    for one, other in itertools.pairwise(found):
+        segments = [segment for text in chosen for segment in modules.named(text)]
+    segments = sorted(dict.fromkeys(segments), key=lambda segment: segment.layers.start)
+    for one, other in itertools.pairwise(segments):
         if other.layers.start < one.layers.stop:
             raise UserError(f"--recompute: {one.name} and {other.name} share operations; name one of them")
-    return tuple(found)
+    return tuple(segments)
 
 
 class _Modules:
@@ -202,14 +202,14 @@ class _Modules:
         # The loss is no module of the model's.
         self._forward = operations_of_forward(network)
         paths = (_paths(layer.name) for layer in network.layers[: self._forward])
-        found = tuple(dict.fromkeys(path for own in paths for path in own))
+        all_paths = tuple(dict.fromkeys(path for layer_paths in paths for path in layer_paths))
         # A path may be a function's, or a buffer's: modules hold something.
         within = (*(layer.name for layer in network.layers), *(parameter.name for parameter in network.parameters))
         holding = {above for name in within for above in _paths(name)[:-1]} - {
             buffer.name for buffer in network.buffers
         }
-        self._paths = tuple(path for path in found if path in holding)
-        parts: dict[str, list[int]] = {path: [] for path in found}
+        self._paths = tuple(path for path in all_paths if path in holding)
+        parts: dict[str, list[int]] = {path: [] for path in all_paths}
         for i, layer in enumerate(network.layers[: self._forward]):
             for path in _paths(layer.name):
                 parts[path].append(i)
@@ -229,14 +229,14 @@ class _Modules:
         if colon:
             if not (is_whole(first) and is_whole(last) and int(first) < int(last) <= _MOST_CHILDREN):
                 raise UserError(f"--recompute {text}: write a run of a sequence's children as features.3:8")
-            found = [self._run(module, range(int(first), int(last)))]
+            segments = [self._run(module, range(int(first), int(last)))]
         else:
             fitting = [path for path in self._paths if fnmatchcase(path, text)]
-            found = [self._module(path) for path in fitting if not set(_paths(path)[:-1]) & set(fitting)]
-        if not found or not all(segment.layers for segment in found):
+            segments = [self._module(path) for path in fitting if not set(_paths(path)[:-1]) & set(fitting)]
+        if not segments or not all(segment.layers for segment in segments):
             known = ", ".join([path for path in self._paths if self._operations(self._inside[path]) > 1][:5])
             raise UserError(f"--recompute {text}: {self._network.name} has no such module; it has {known}, ...")
-        for segment in found:
+        for segment in segments:
             why = self._obstacle(segment)
             if why:
                 raise UserError(f"--recompute {segment.name}: it cannot be computed again, since {why}")
@@ -312,8 +312,8 @@ class _Modules:
     def _obstacle(self, segment: Segment) -> str:
         """Why a segment cannot be computed again; empty where it can."""
         layers, names = segment.layers, self._network.layers
-        own = [segment.module] if segment.children is None else [f"{segment.module}.{n}" for n in segment.children]
-        inside = {i for path in own for i in self._inside.get(path, ())}
+        modules = [segment.module] if segment.children is None else [f"{segment.module}.{n}" for n in segment.children]
+        inside = {i for path in modules for i in self._inside.get(path, ())}
         other = next((i for i in layers if i not in inside), None)
         if other is not None:
             return f"{names[other].name} runs in between"

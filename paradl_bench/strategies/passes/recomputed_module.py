@@ -71,12 +71,12 @@ class _Recomputed:
             for value, notes in zip(given, noted, strict=True):
                 if isinstance(value, torch.Tensor):
                     vars(value).update(notes)
-            values = (own if away is None else away for own, away in zip(given, elsewhere, strict=True))
+            values = (value if away is None else away for value, away in zip(given, elsewhere, strict=True))
             return forward(*values, **named)
 
         contexts = contextlib.nullcontext(), _again([mode.again() for mode in repeated], model)
-        own = (value if away is None else None for value, away in zip(args, elsewhere, strict=True))
-        return checkpoint(run, *own, use_reentrant=False, early_stop=False, context_fn=lambda: contexts, **kwargs)
+        kept = (value if away is None else None for value, away in zip(args, elsewhere, strict=True))
+        return checkpoint(run, *kept, use_reentrant=False, early_stop=False, context_fn=lambda: contexts, **kwargs)
 
 
 @contextlib.contextmanager

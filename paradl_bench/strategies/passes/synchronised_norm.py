@@ -71,10 +71,10 @@ def _reduced_dims(inputs: torch.Tensor) -> list[int]:
 def _statistics(inputs: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean and biased variance of each channel over the group, in fp64, and over how many elements."""
     channels = inputs.shape[1]
-    own = inputs.numel() // channels
+    elements = inputs.numel() // channels
     variance, mean = torch.var_mean(inputs.detach(), _reduced_dims(inputs), correction=0)
     variance, mean = variance.double(), mean.double()
-    sums = torch.cat([mean * own, (variance + mean * mean) * own, mean.new_tensor([own])])
+    sums = torch.cat([mean * elements, (variance + mean * mean) * elements, mean.new_tensor([elements])])
     group.all_reduce(sums)
     count = sums[-1]
     mean, squares = (sums[:-1] / count).view(SUMS, channels)

@@ -58,23 +58,23 @@ def constants(network: ModelGraph) -> frozenset[int]:
     written = [(i, {name for name, _ in layer.values_written}) for i, layer in layers]
     other: set[str] = set()
     while True:
-        found = _made_from_nothing(network, other)
-        names = {network.layers[i].name for i in found}
+        indices = _made_from_nothing(network, other)
+        names = {network.layers[i].name for i in indices}
         # Whoever makes a constant again must not find in it what only another stage has written there.
-        changed = names.intersection(name for i, values in written if i not in found for name in values)
+        changed = names.intersection(name for i, values in written if i not in indices for name in values)
         if not changed:
-            return frozenset(found)
+            return frozenset(indices)
         other |= changed
 
 
 def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
-    found: set[str] = set()
+    made_names: set[str] = set()
     indices = []
     for i, layer in enumerate(network.layers):
-        own = layer.parameters or layer.state or str(layer.attributes.get("function")) in _RANDOM
-        made_of = layer.inputs and not own and layer.kind != "dropout" and found.issuperset(layer.inputs)
+        reads_more = layer.parameters or layer.state or str(layer.attributes.get("function")) in _RANDOM
+        made_of = layer.inputs and not reads_more and layer.kind != "dropout" and made_names.issuperset(layer.inputs)
         if layer.name not in other and (made_of or (layer.kind == "constant" and not layer.inputs)):
-            found.add(layer.name)
+            made_names.add(layer.name)
             indices.append(i)
     return indices
 
@@ -110,12 +110,12 @@ class DataFlow:
             if value.layer not in self.made_again:
                 ends.setdefault(value.layer, []).append(value)
         alive: list[Crossing] = []
-        found: list[tuple[Crossing, ...]] = []
+        crossing: list[tuple[Crossing, ...]] = []
         for cut in range(len(self.network.layers) + 1):
             alive = [value for value in alive if self.last_read[value] >= cut]
-            found.append(tuple(alive))
+            crossing.append(tuple(alive))
             alive += sorted(ends.get(cut, ()))
-        return found
+        return crossing
 
     def made_by(self, value: Crossing, cut: int) -> int:
         """The layer before the cut that changed a tensor last, or returned it."""
@@ -151,8 +151,8 @@ def refusals(network: ModelGraph) -> dict[int, str]:
     writer_at = _first_across(flow.overwritten())
     using = users_of_parameters(network)
     # Its gradient would be waited for in a stage where it never comes.
-    half_used = {name: own for name, own in using.items() if 0 < len(passed_back.intersection(own)) < len(own)}
-    half_used_at = _first_across((own[0], own[-1], name) for name, own in half_used.items())
+    half_used = {name: uses for name, uses in using.items() if 0 < len(passed_back.intersection(uses)) < len(uses)}
+    half_used_at = _first_across((uses[0], uses[-1], name) for name, uses in half_used.items())
     crossed = flow.crossing
 
     def has_gradient(value: Crossing, made_by: int) -> bool:
@@ -160,31 +160,31 @@ def refusals(network: ModelGraph) -> dict[int, str]:
         returned = made_by != value.layer or value.output not in layers[made_by].without_gradient
         return made_by in passed_back and returned
 
-    found = {}
+    refusals = {}
     for cut in range(1, operations_of_forward(network)):
         shared, writer = shared_at.get(cut), writer_at.get(cut)
         value = next((v for v in crossed[cut] if not has_gradient(v, flow.made_by(v, cut))), None)
         if shared is not None:
-            found[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
+            refusals[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
         elif (name := half_used_at.get(cut)) is not None:
             by = " and ".join(layers[i].name for i in half_used[name])
-            found[cut] = f"{name} is used on both sides, by {by}, and not all of these have a gradient"
+            refusals[cut] = f"{name} is used on both sides, by {by}, and not all of these have a gradient"
         elif cut <= reads_input:
-            found[cut] = "the model's own input is read behind it"
+            refusals[cut] = "the model's own input is read behind it"
         elif writer is not None:
-            found[cut] = f"{network.layers[writer].name} works in place on what crosses"
+            refusals[cut] = f"{network.layers[writer].name} works in place on what crosses"
         elif value is not None:
-            found[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
-    return found
+            refusals[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
+    return refusals
 
 
 def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:
     """Per cut that parts a span of layers (first, last, what it is of), the first such span's."""
-    found: dict[int, _Named] = {}
+    first_across: dict[int, _Named] = {}
     for first, last, name in spans:
         for cut in range(first + 1, last + 1):
-            found.setdefault(cut, name)
-    return found
+            first_across.setdefault(cut, name)
+    return first_across
 
 
 def users(network: ModelGraph, span: tuple[int, int]) -> str:
@@ -198,19 +198,19 @@ def buffer_spans(network: ModelGraph) -> Mapping[str, tuple[int, int]]:
     buffers = {buffer.name for buffer in network.buffers}
     with_buffers = {name.rpartition(".")[0] for name in buffers}
     for i, layer in enumerate(network.layers):
-        own = buffers.intersection(layer.parameters)
-        for name in (*own, *layer.state, *_modules_of(layer, with_buffers)):
+        layer_buffers = buffers.intersection(layer.parameters)
+        for name in (*layer_buffers, *layer.state, *_modules_of(layer, with_buffers)):
             spans[name] = (spans.get(name, (i, i))[0], i)
     return spans
 
 
 def users_of_parameters(network: ModelGraph) -> Mapping[str, tuple[int, ...]]:
     """Indices of the layers that use each parameter, ascending."""
-    found: dict[str, list[int]] = {}
+    users_by_name: dict[str, list[int]] = {}
     for i, layer in enumerate(network.layers):
         for name in dict.fromkeys(layer.parameters):
-            found.setdefault(name, []).append(i)
-    return {name: tuple(own) for name, own in found.items()}
+            users_by_name.setdefault(name, []).append(i)
+    return {name: tuple(layers_using) for name, layers_using in users_by_name.items()}
 
 
 def _modules_of(layer: Layer, modules: set[str]) -> set[str]:

@@ -17,13 +17,6 @@ _ROUNDING = 1e-12
 """Of the whole weight: far above what sums of weights are rounded by."""
 
 
-def cut_evenly(
-    places: Sequence[int], above: Floats, trained: Ints, sent: Sequence[int], stages: int
-) -> tuple[int, ...] | None:
-    """Cuts at some of the places; None where there are too few (see :class:`EvenCuts`)."""
-    return EvenCuts(places, above, trained, sent).into(stages)
-
-
 class EvenCuts:
     """Cuts at some of the places, into any number of stages.
 
@@ -94,21 +87,21 @@ class EvenCuts:
         start = np.clip(np.searchsorted(self._above, lightest), known[0], stop - 1)
         widths = stop - start
         part = np.cumsum(widths) // _AT_ONCE
-        for own in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(part)) + 1):
-            if len(own):
-                width = widths[own]
+        for places in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(part)) + 1):
+            if len(places):
+                width = widths[places]
                 rows = np.cumsum(width) - width
                 offset = np.arange(int(width.sum())) - np.repeat(rows, width)
-                yield _Spans(np.repeat(start[own], width) + offset, np.repeat(ends[own], width), rows)
+                yield _Spans(np.repeat(start[places], width) + offset, np.repeat(ends[places], width), rows)
 
     def _bound(self, ends: Ints, first: int, stop: Ints) -> Floats:
         """The largest stage of some cut up to each place: the best one where larger parts never have smaller stages."""
         behind = np.searchsorted(np.maximum.accumulate(self._largest[first:] + self._above[first:]), self._above[ends])
-        found = np.full(len(ends), np.inf)
+        bounds = np.full(len(ends), np.inf)
         for start in (first + behind - 1, first + behind):
             start = np.clip(start, first, stop - 1)
-            found = np.minimum(found, np.maximum(self._largest[start], self._above[ends] - self._above[start]))
-        return found
+            bounds = np.minimum(bounds, np.maximum(self._largest[start], self._above[ends] - self._above[start]))
+        return bounds
 
 
 class _Spans(NamedTuple):

@@ -69,14 +69,16 @@ def pipelined_memory(
     shared = places_of_shared(network, stages, ranks)
     uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device)
     for rank, sharded in itertools.product(range(ranks), shards.distinct):
-        own = [shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank]
-        parts = _parts(own, rank, shared, network, strategy, settings, dtype, device, walks)
+        rank_shards = [
+            shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank
+        ]
+        parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks)
         uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
 
 def _parts(
-    own: Sequence[StageShard],
+    rank_shards: Sequence[StageShard],
     rank: int,
     shared: dict[str, tuple[int, ...]],
     network: ModelGraph,
@@ -89,17 +91,17 @@ def _parts(
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    parted, whole = parted_state(strategy), _held(network, own, with_layers=zero_stage(strategy) > 1)
+    parted, whole = parted_state(strategy), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
-    received = [message_bytes(cut, micro_batch) for shard in own for cut in (shard.receives, shard.sends)]
+    received = [message_bytes(cut, micro_batch) for shard in rank_shards for cut in (shard.receives, shard.sends)]
     ledger = Ledger()
     samples = count * micro_batch
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[given_dtype(dtype)]
     passes = {
         # Forward of the first stage copies the rank's block of a micro-batch.
         shard.stage.index: RepeatedPasses(ledger, walks.of(shard, 0 if shard.stage.index else block))
-        for shard in own
+        for shard in rank_shards
     }
     if parted:
         parted.gather(ledger, whole)
@@ -118,16 +120,16 @@ def _parts(
     }
 
 
-def _held(network: ModelGraph, own: Sequence[StageShard], *, with_layers: bool) -> ModelGraph:
+def _held(network: ModelGraph, rank_shards: Sequence[StageShard], *, with_layers: bool) -> ModelGraph:
     """What a rank holds of its stages."""
     return msgspec.structs.replace(
         network,
         # Making a network checks all of its layers, which units of parameters alone are found by.
-        layers=tuple(layer for shard in own for layer in shard.network.layers) if with_layers else (),
+        layers=tuple(layer for shard in rank_shards for layer in shard.network.layers) if with_layers else (),
         # Two stages of a rank may use one parameter, which it holds once.
-        parameters=tuple({p.name: p for shard in own for p in shard.network.parameters}.values()),
-        buffers=tuple(buffer for shard in own for buffer in shard.network.buffers),
-        gradient_order=tuple(dict.fromkeys(name for shard in own for name in shard.network.gradient_order)),
+        parameters=tuple({p.name: p for shard in rank_shards for p in shard.network.parameters}.values()),
+        buffers=tuple(buffer for shard in rank_shards for buffer in shard.network.buffers),
+        gradient_order=tuple(dict.fromkeys(name for shard in rank_shards for name in shard.network.gradient_order)),
         outputs=() if with_layers else network.outputs,
     )
 

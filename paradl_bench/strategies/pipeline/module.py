@@ -88,7 +88,7 @@ class RankPipeline:
         made = functools.partial(
             StageModule, module, detachable=schedule.splits_backward, entered=entered, missing=missing
         )
-        parts = [made(own, sharding, calls, last=own.stage is everywhere[-1]) for own in shards]
+        parts = [made(stage_shard, sharding, calls, last=stage_shard.stage is everywhere[-1]) for stage_shard in shards]
         self.module = torch.nn.ModuleList(parts)
         exchanging = group_along(replicating) if replicating and self._reduce is None else None
         exchanged = [part if exchanging is None else _exchanging(part, settings, device, exchanging) for part in parts]
@@ -188,16 +188,16 @@ class StageModule(torch.nn.Module):
         self.module = module
         self.shard = shard
         self.stage = shard.stage
-        own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
-        self._sharding = sharding._replace(rules=own)
+        stage_rules = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
+        self._sharding = sharding._replace(rules=stage_rules)
         self._calls, self._walk, self._entered = calls, walk, entered
         self._ends, self._detachable, self._missing = last, detachable, missing
 
     def hide_from_exchange(self) -> None:
         """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
-        own = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
+        stage_names = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
         names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
-        hidden = [name for name in names if name.removeprefix("module.") not in own]
+        hidden = [name for name in names if name.removeprefix("module.") not in stage_names]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             self, hidden
         )
@@ -242,8 +242,8 @@ class StageModule(torch.nn.Module):
         walk.missing = self._missing
         inputs = walk.first.get(INPUT, self._calls.inputs)
         if not self.stage.receives:
-            own = _with_own_version(received[0])
-            inputs = self._sharding.enter(own) if self._sharding.enter else own
+            versioned = _with_own_version(received[0])
+            inputs = self._sharding.enter(versioned) if self._sharding.enter else versioned
         with all_registered(self._missing), walk, self._entered():
             outputs = self.module(inputs)
         if self._sharding.forget:

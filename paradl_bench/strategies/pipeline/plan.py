@@ -128,7 +128,7 @@ class PipelinePlanner:
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
         exchanging = stages if exchange_axes and zero_stage(strategy) < 2 else ()
-        exchanged = [note for own in exchanging for note in GradientBuckets(own.network, settings).notes]
+        exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -185,9 +185,9 @@ class _RankPlan:
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage, self._works = len(stages) - 1, works
         self._shared = places_of_shared(network, stages, self._ranks)
-        own = [stage for stage in stages if stage.index % self._ranks == rank]
-        self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in own}
-        self._parts = parts_of_rank(network, own, sharded, strategy, settings)
+        rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
+        self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
+        self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
         self._exchange_axes = () if self._parts else group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
@@ -239,8 +239,8 @@ class _RankPlan:
 
     def _add_update(self, builder: RoleBuilder) -> Before:
         """The weight update of the rank's stages, which replicas may share out; returns what is issued before."""
-        own, strategy, settings = list(self._own.values()), self._strategy, self._settings
-        held = hold_parameters(own[0].network, [shard.stage for shard in own], self._sharded)
+        rank_shards, strategy, settings = list(self._own.values()), self._strategy, self._settings
+        held = hold_parameters(rank_shards[0].network, [shard.stage for shard in rank_shards], self._sharded)
         after = add_clipping(builder, held, strategy, settings, self._add_sums_of_shared(builder, held))
         summed = sums_before(self._network, strategy, settings)
         for planner in updating_planners(strategy):
@@ -370,8 +370,8 @@ class _RankPlan:
         builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
 
     def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
-        own = self._own[action.stage]
-        sizes = message_bytes(own.sends if cut == action.stage else own.receives, self._micro_batch)
+        stage_shard = self._own[action.stage]
+        sizes = message_bytes(stage_shard.sends if cut == action.stage else stage_shard.receives, self._micro_batch)
         return Transfer(
             direction=direction,
             phase=action.way,

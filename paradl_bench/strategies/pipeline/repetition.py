@@ -47,15 +47,15 @@ class ActionTasks:
         """The tasks from ``start`` on of a builder that begins with the forward of the same micro-batch."""
         bounds = np.array(builder.dependency_start[start:], np.int32)
         blocking = np.array(builder.dependencies[bounds[0] :], np.int32)
-        before, own = blocking == BEFORE, blocking >= start
-        base = np.where(before, np.int32(_BEFORE), np.where(own, np.int32(_OWN), np.int32(_FORWARD)))
+        before, inside = blocking == BEFORE, blocking >= start
+        base = np.where(before, np.int32(_BEFORE), np.where(inside, np.int32(_OWN), np.int32(_FORWARD)))
         return cls(
             phase=np.array(builder.phase[start:], np.int32),
             stream=np.array(builder.stream[start:], np.int32),
             work=np.array(builder.work[start:], np.int32),
             waits=np.diff(bounds),
             base=base,
-            offset=np.where(before, np.int32(0), np.where(own, blocking - np.int32(start), blocking)),
+            offset=np.where(before, np.int32(0), np.where(inside, blocking - np.int32(start), blocking)),
             computed=computed - start,
             done=np.array(done, np.int32) - np.int32(start),
         )

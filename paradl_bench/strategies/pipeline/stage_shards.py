@@ -102,8 +102,8 @@ def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, setti
     again = tuple(
         range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)
     )
-    own = hold_parameters(stage.network, (stage,), sharded)
-    return StageShard(stage, own, shards, widths_inside(network, stage, widths), receives, sends, again)
+    held = hold_parameters(stage.network, (stage,), sharded)
+    return StageShard(stage, held, shards, widths_inside(network, stage, widths), receives, sends, again)
 
 
 def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) -> tuple[Width, ...]:
@@ -124,17 +124,17 @@ def _shape(network: ModelGraph, value: Crossing, made_by: int, sharded: ShardedL
     changed_as = sharded.shards.get(made_by)
     if made_by != value.layer and not (changed_as and changed_as.shard):
         # Who changes a part of it that no block is has gathered it, and changed that.
-        own = layer.output_shapes[value.output]
-        return CrossingShape(own, own, layer.batchless)
+        shape = layer.output_shapes[value.output]
+        return CrossingShape(shape, shape, layer.batchless)
     held, whole = held_layer(layer, sharded.shards.get(value.layer)).output_shape, layer.output_shape
-    own = layer.output_shapes[value.output]
+    shape = layer.output_shapes[value.output]
     if value.output == 0:
         return CrossingShape(held, whole, layer.batchless)
-    if len(own) != len(whole):
-        return CrossingShape(own, own, layer.batchless)
+    if len(shape) != len(whole):
+        return CrossingShape(shape, shape, layer.batchless)
     # All tensors that a layer returns are cut alike.
-    cut = tuple(extent * part // full for extent, part, full in zip(own, held, whole, strict=True))
-    return CrossingShape(cut, own, layer.batchless)
+    cut = tuple(extent * part // full for extent, part, full in zip(shape, held, whole, strict=True))
+    return CrossingShape(cut, shape, layer.batchless)
 
 
 def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> LayerShard:
@@ -182,33 +182,33 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
 def network_of_rank(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:
     """A rank's stages, one behind the other, with the parameters that it holds of them, in its shapes."""
     layers = tuple(layer for stage in stages for layer in stage.network.layers)
-    own = msgspec.structs.replace(stages[0].network, layers=layers, outputs=(), parameters=(), gradient_order=())
+    stacked = msgspec.structs.replace(stages[0].network, layers=layers, outputs=(), parameters=(), gradient_order=())
     held = hold_parameters(network, stages, sharded)
-    return msgspec.structs.replace(own, parameters=held.parameters, gradient_order=held.gradient_order)
+    return msgspec.structs.replace(stacked, parameters=held.parameters, gradient_order=held.gradient_order)
 
 
 def parts_of_rank(
-    network: ModelGraph, own: Sequence[Stage], sharded: ShardedLayers, strategy: Strategy, settings: PlanSettings
+    network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers, strategy: Strategy, settings: PlanSettings
 ) -> StageParts | None:
     """How replicas hold parts of a rank's own stages; None where each holds all of them."""
     if zero_stage(strategy) < 2:
         return None
-    held = network_of_rank(network, own, sharded)
+    held = network_of_rank(network, stages, sharded)
     parts = (planner.stage_parts(held, strategy, settings) for planner in updating_planners(strategy))
-    return next((found for found in parts if found is not None), None)
+    return next((part for part in parts if part is not None), None)
 
 
 def _arriving(stages: Sequence[Stage], of_network: Sequence[str]) -> tuple[str, ...]:
     """Parameters in the order in which their gradients arrive on a rank; what other stages use too, as in the stage."""
     shared = frozenset(name for stage in stages for name in stage.shared)
-    found = [name for name in of_network if name not in shared]
+    arriving = [name for name in of_network if name not in shared]
     for stage in stages:
         order = stage.network.gradient_order
         for at, name in enumerate(order):
-            if name in shared and name not in found:
+            if name in shared and name not in arriving:
                 behind = next((other for other in order[at:] if other not in shared), None)
-                found.insert(len(found) if behind is None else found.index(behind), name)
-    return tuple(found)
+                arriving.insert(len(arriving) if behind is None else arriving.index(behind), name)
+    return tuple(arriving)
 
 
 def _gathered_again(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
@@ -222,10 +222,10 @@ def _gathered_again(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -
         return [] if on_parts else [name for name in network.layers[index].inputs if name in sharded.gathers]
 
     missing = {name for index in range(stage.layers.start) for name in reads_whole(index)}
-    found: dict[int, tuple[Communication, ...]] = {}
+    gathers: dict[int, tuple[Communication, ...]] = {}
     for index in stage.layers:
         again = missing.intersection(reads_whole(index))
         if again:
-            found[index] = tuple(sharded.gathers[name] for name in network.layers[index].inputs if name in again)
+            gathers[index] = tuple(sharded.gathers[name] for name in network.layers[index].inputs if name in again)
             missing -= again
-    return found
+    return gathers

@@ -67,8 +67,8 @@ class Stage:
 
         What is passed on from an earlier stage is made by no layer of this one.
         """
-        own = tuple(dict.fromkeys(index - self.layers.start for index in self.made if index in self.layers))
-        return own if self.sends else (len(self.layers) - 1,)
+        made = tuple(dict.fromkeys(index - self.layers.start for index in self.made if index in self.layers))
+        return made if self.sends else (len(self.layers) - 1,)
 
 
 def cut_into_stages(network: ModelGraph, ranks: int, settings: PlanSettings) -> tuple[Stage, ...]:
@@ -116,7 +116,7 @@ def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> t
             sends=sends[stage],
             made=tuple(flow.made_by(value, bounds[stage + 1]) for value in sends[stage]),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
-            shared=frozenset(name for name, own in owners.items() if stage in own and len(own) > 1),
+            shared=frozenset(name for name, holders in owners.items() if stage in holders and len(holders) > 1),
         )
         for stage in chosen
     )
@@ -149,7 +149,7 @@ def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, frozenset[i
     """The stages that hold every parameter and buffer: those that use it; the last one what no layer uses."""
     stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
     first = {name: frozenset({stage_of[span[0]]}) for name, span in buffer_spans(network).items()}
-    using = {name: frozenset(stage_of[i] for i in own) for name, own in users_of_parameters(network).items()}
+    using = {name: frozenset(stage_of[i] for i in layers) for name, layers in users_of_parameters(network).items()}
     last = frozenset({len(bounds) - 2})
     owners = {parameter.name: using.get(parameter.name, last) for parameter in network.parameters}
     of_modules = {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
@@ -192,11 +192,11 @@ def _arriving_in(
     for i in (i for i in layers if i in reached):
         for name in network.layers[i].parameters:
             first.setdefault(name, i)
-    found = [name for name in network.gradient_order if owners[name] == {stage}]
+    arriving = [name for name in network.gradient_order if owners[name] == {stage}]
     for name in (name for name in network.gradient_order if stage in owners[name] and len(owners[name]) > 1):
-        behind = (at for at, other in enumerate(found) if first.get(other, layers.start) < first[name])
-        found.insert(next(behind, len(found)), name)
-    return tuple(found)
+        behind = (at for at, other in enumerate(arriving) if first.get(other, layers.start) < first[name])
+        arriving.insert(next(behind, len(arriving)), name)
+    return tuple(arriving)
 
 
 @functools.lru_cache(maxsize=4)
@@ -238,10 +238,10 @@ def _find(network: ModelGraph, name: str) -> int:
     exact = [i for i, layer in enumerate(inside) if i and layer.name == name]
     of_module = [i for i, layer in enumerate(inside) if i and layer.name.startswith(f"{name}.")]
     # A layer may have the name of a module that calls others before it, as batch norm does to count.
-    found = [*exact, *of_module[:1]]
-    if found:
+    cuts = [*exact, *of_module[:1]]
+    if cuts:
         allowed = set(allowed_cuts(network))
-        return next((i for i in found if i in allowed), min(found))
+        return next((i for i in cuts if i in allowed), min(cuts))
     examples = ", ".join(network.layers[i].name for i in allowed_cuts(network)[:6])
     raise UserError(
         f"--stages {name}: {network.name} has no such layer behind its first; it can be cut at {examples}, ..."
@@ -317,17 +317,17 @@ def places_of_shared(network: ModelGraph, stages: Sequence[Stage], ranks: int) -
         for parameter in stage.network.parameters:
             places.setdefault(parameter.name, set()).add(stage.index % ranks)
     arriving = set(gradient_order(network))
-    return {name: tuple(sorted(own)) for name, own in places.items() if len(own) > 1 and name in arriving}
+    return {name: tuple(sorted(holders)) for name, holders in places.items() if len(holders) > 1 and name in arriving}
 
 
-def sent_to_places(shared: Mapping[str, tuple[int, ...]], own: int) -> dict[int, tuple[str, ...]]:
+def sent_to_places(shared: Mapping[str, tuple[int, ...]], own_place: int) -> dict[int, tuple[str, ...]]:
     """Per other place, ascending, the parameters whose gradients go both ways between it and the own one."""
-    found: dict[int, list[str]] = {}
+    names_by_place: dict[int, list[str]] = {}
     for name, places in shared.items():
-        for place in places if own in places else ():
-            if place != own:
-                found.setdefault(place, []).append(name)
-    return {place: tuple(found[place]) for place in sorted(found)}
+        for place in places if own_place in places else ():
+            if place != own_place:
+                names_by_place.setdefault(place, []).append(name)
+    return {place: tuple(names_by_place[place]) for place in sorted(names_by_place)}
 
 
 def check_shared(network: ModelGraph, stages: Sequence[Stage], strategy: Strategy) -> None:

@@ -40,11 +40,15 @@ class GradientClipper:
 
     def clip(self) -> torch.Tensor:
         """Scale the gradients where their norm is too large; returns the norm that they had. A collective."""
-        held = {name: local_part(own) for name, own in self._module.named_parameters() if own.grad is not None}
+        held = {
+            name: local_part(parameter)
+            for name, parameter in self._module.named_parameters()
+            if parameter.grad is not None
+        }
         by_count: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-        for name, own in held.items():
-            assert own.grad is not None
-            by_count[self._alike.get(name, 1)].append(own.grad)
+        for name, part in held.items():
+            assert part.grad is not None
+            by_count[self._alike.get(name, 1)].append(part.grad)
         squares = self._zero()
         for count, gradients in by_count.items():
             squares += self._norm(gradients) ** 2 / count

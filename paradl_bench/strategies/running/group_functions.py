@@ -189,15 +189,15 @@ def reduce_scatter_slices(whole: torch.Tensor, slices: Sequence[Slices], group: 
     sent = whole.new_zeros(group.size, longest)
     for row, part in zip(sent, parts, strict=True):
         row[: part.numel()].view(part.shape).copy_(part)
-    own = parts[group.rank]
-    if own.numel() == longest:
+    own_part = parts[group.rank]
+    if own_part.numel() == longest:
         # No view of what was received: a module may change it in place.
-        result = whole.new_empty(own.shape)
+        result = whole.new_empty(own_part.shape)
         group.reduce_scatter(result.view(-1), sent.view(-1))
         return result
     received = whole.new_empty(longest)
     group.reduce_scatter(received, sent.view(-1))
-    return received[: own.numel()].view(own.shape)
+    return received[: own_part.numel()].view(own_part.shape)
 
 
 class _Conjugate(torch.autograd.Function):
@@ -306,8 +306,8 @@ class _SummedGradients(torch.autograd.Function):
 
 def sum_gradients(parameters: Sequence[torch.Tensor], group: Group) -> tuple[torch.Tensor, ...]:
     """The parameters of a layer that ranks each ran on a part: their gradients are summed over the group."""
-    found: tuple[torch.Tensor, ...] = _SummedGradients.apply(group, *parameters)  # type: ignore[no-untyped-call]
-    return found
+    summed: tuple[torch.Tensor, ...] = _SummedGradients.apply(group, *parameters)  # type: ignore[no-untyped-call]
+    return summed
 
 
 def gather(
@@ -316,8 +316,8 @@ def gather(
     """The whole from every rank's part; the gradient of this rank's part is taken times ``scale``."""
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
-        own = gradient[slices[group.rank]]
-        return own.contiguous() if scale == 1 else own * scale
+        own_part = gradient[slices[group.rank]]
+        return own_part.contiguous() if scale == 1 else own_part * scale
 
     return _conjugate(part, lambda tensor: all_gather_slices(tensor, slices, shape, group), back)
 

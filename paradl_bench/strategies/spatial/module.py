@@ -216,9 +216,11 @@ class _BlockOperation:
             _window_counts(window, interval, extent, include=include)
             for window, interval, extent in zip(windows, box, self._layer.input_shapes[0][1:], strict=True)
         ]
-        if all(count == window.kernel for window, own in zip(windows, counts, strict=True) for count in own):
+        if all(
+            count == window.kernel for window, dim_counts in zip(windows, counts, strict=True) for count in dim_counts
+        ):
             return None
-        return _outer([torch.tensor(own, dtype=like.dtype, device=like.device) for own in counts])
+        return _outer([torch.tensor(dim_counts, dtype=like.dtype, device=like.device) for dim_counts in counts])
 
 
 def _kernel(layer: Layer) -> tuple[int, ...]:

@@ -195,14 +195,14 @@ def most_parts(network: ModelGraph, *, until: str | None = None) -> tuple[tuple[
     except UserError:
         return None
     parts = {INPUT: network.input_shape[1:]}
-    found: list[tuple[int, str]] = []
+    possible: list[tuple[int, str]] = []
     for index, block in region.layers.items():
         layer = network.layers[index]
         limits = [layer.output_shape[1:], *(parts[source] for source in layer.inputs)]
         parts[layer.name] = tuple(map(min, *limits))
         if block.halos is not None:
-            found.append((-math.prod(parts[layer.name]), layer.name))
-    name = min(found, key=lambda pair: pair[0])[1]
+            possible.append((-math.prod(parts[layer.name]), layer.name))
+    name = min(possible, key=lambda pair: pair[0])[1]
     return parts[name], name
 
 
@@ -213,7 +213,7 @@ def _gathers(network: ModelGraph, layers: Mapping[int, BlockLayer]) -> dict[int,
     """
     cut_names = {network.layers[index].name for index in layers}
     seen: set[str] = set()
-    found: dict[int, tuple[str, ...]] = {}
+    gathers: dict[int, tuple[str, ...]] = {}
     end = operations_of_forward(network)
     for index, layer in enumerate(network.layers):
         if index in layers:
@@ -221,9 +221,9 @@ def _gathers(network: ModelGraph, layers: Mapping[int, BlockLayer]) -> dict[int,
         read = (*network.outputs, *layer.inputs) if index == end else layer.inputs
         needed = tuple(name for name in dict.fromkeys(read) if name in cut_names and name not in seen)
         if needed:
-            found[index] = needed
+            gathers[index] = needed
             seen.update(needed)
-    return found
+    return gathers
 
 
 def gathered_bytes(network: ModelGraph, index: int, boxes: Sequence[Box], element_bytes: int) -> int:

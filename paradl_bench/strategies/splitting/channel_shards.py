@@ -113,13 +113,13 @@ def split_layers(network: ModelGraph, parts: int, cut: Cut, patterns: Sequence[s
             whole[layer.name] = NOT_CHOSEN
         elif reason is not None:
             whole[layer.name] = reason
-        elif (found := cut(filters, channels, groups, parts)) is None:
+        elif (layer_shards := cut(filters, channels, groups, parts)) is None:
             why = f"{filters} filters, {channels} channels and {groups} groups do not split in {parts}"
             if layer.name in patterns:
                 raise UserError(f"split layers: {layer.name} of {network.name} can't be: {why}")
             whole[layer.name] = why
         else:
-            shards[index] = found
+            shards[index] = layer_shards
     return SplitLayers(shards, whole)
 
 
@@ -138,37 +138,37 @@ def choose_layers(network: ModelGraph, patterns: Sequence[str]) -> frozenset[int
         return frozenset(possible.values())
     refused = {network.layers[index].name: reason for index, reason in reasons.items() if reason is not None}
     names = {layer.name for layer in network.layers}
-    found: set[int] = set()
+    chosen: set[int] = set()
     for pattern in patterns:
         if pattern in possible:
-            found.add(possible[pattern])
+            chosen.add(possible[pattern])
         elif pattern in names:
             why = refused.get(pattern, "it is neither a convolution nor a fully connected layer")
             raise UserError(f"split layers: {pattern} of {network.name} can't be: {why}")
         elif matching := [name for name in possible if fnmatchcase(name, pattern)]:
-            found.update(possible[name] for name in matching)
+            chosen.update(possible[name] for name in matching)
         else:
             raise unknown_choice(f"layer of {network.name} to split", pattern, possible)
-    return frozenset(found)
+    return frozenset(chosen)
 
 
 def _reasons_against(network: ModelGraph) -> dict[int, str | None]:
     """Per layer of the kinds that are split, by index: why it cannot be, whatever its extents; None where it can."""
     used = Counter(name for layer in network.layers for name in layer.parameters)
     known = {parameter.name for parameter in network.parameters}
-    found: dict[int, str | None] = {}
+    reasons: dict[int, str | None] = {}
     for index, layer in enumerate(network.layers):
         if layer.kind not in SPLIT_KINDS or not layer.input_shapes:
             continue
         if not layer.parameters or not set(layer.parameters) <= known:
-            found[index] = "its weight is no trained parameter"
+            reasons[index] = "its weight is no trained parameter"
         elif len(layer.parameters) != 1 + bool(layer.attributes.get("bias", len(layer.parameters) > 1)):
-            found[index] = "its weight is computed"
+            reasons[index] = "its weight is computed"
         elif any(used[name] > 1 for name in layer.parameters):
-            found[index] = "it shares a parameter with another layer"
+            reasons[index] = "it shares a parameter with another layer"
         else:
-            found[index] = None
-    return found
+            reasons[index] = None
+    return reasons
 
 
 def splittable(network: ModelGraph, patterns: Sequence[str] = ()) -> list[Layer]:

@@ -82,11 +82,11 @@ class SplitPlanner(ABC):
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
         """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
-        found: PartsHeld = {}
+        parts: PartsHeld = {}
         for index, of_ranks in self._split(network, axis.degree, settings).shards.items():
             held = self._splitting.parameter_parts(network.layers[index], of_ranks[position])
-            found |= {name: tuple(slice(*interval) for interval in own) for name, own in held.items()}
-        return found
+            parts |= {name: tuple(slice(*interval) for interval in intervals) for name, intervals in held.items()}
+        return parts
 
     def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`."""
@@ -97,14 +97,14 @@ class SplitPlanner(ABC):
         widths = widths_of(network, settings.dtype, settings.device)
         shards, shapes = {}, {}
         for index, of_ranks in split.shards.items():
-            layer, own = network.layers[index], of_ranks[place.position]
+            layer, shard = network.layers[index], of_ranks[place.position]
             place = place._replace(element_bytes=widths[index].runs)
-            for name, held in self._splitting.parameter_parts(layer, own).items():
+            for name, held in self._splitting.parameter_parts(layer, shard).items():
                 extents = tuple(interval.extent for interval in held)
                 shapes[name] = (*extents, *of_parameters[name][len(extents) :])
             backward = self.backward(layer, of_ranks, place, split.gradients.parts.get(index))
             shards[index] = LayerShard(
-                shard_layer(layer, own),
+                shard_layer(layer, shard),
                 label,
                 after_fw=(self.forward(layer, of_ranks, place),),
                 after_bw=(backward,) if differentiated[index] else (),

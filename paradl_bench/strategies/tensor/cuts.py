@@ -40,12 +40,12 @@ class Cut(NamedTuple):
 
     def of(self, shape: Shape, part: Interval, atoms: int) -> tuple[Interval, ...]:
         """Positions along the dim that hold ``part`` of ``atoms`` equal pieces of every section."""
-        found, begin = [], 0
+        intervals, begin = [], 0
         for extent in self.extents(shape):
             size = extent // atoms
-            found.append(Interval(begin + part.start * size, begin + part.stop * size))
+            intervals.append(Interval(begin + part.start * size, begin + part.stop * size))
             begin += extent
-        return tuple(found)
+        return tuple(intervals)
 
     def shape(self, shape: Shape, part: Interval, atoms: int) -> Shape:
         """The shape of what holds that part."""
@@ -135,25 +135,25 @@ def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
     function, dims = layer.attributes["function"], layer.attributes.get("dims")
     shape = layer.input_shapes[0]
     if function in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as"):
-        found = _reshaped(shape, layer.output_shape, cut)
+        input_cut = _reshaped(shape, layer.output_shape, cut)
     elif function in ("transpose", "t"):
-        found = cut._replace(dim=_swapped(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
+        input_cut = cut._replace(dim=_swapped(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
     elif function == "permute" and isinstance(dims, tuple):
-        found = cut._replace(dim=dims[cut.dim])
+        input_cut = cut._replace(dim=dims[cut.dim])
     elif function in ("chunk", "split"):
-        found = _parted(shape, layer.output_shapes, cut, dims[0] if isinstance(dims, tuple) else None)
+        input_cut = _parted(shape, layer.output_shapes, cut, dims[0] if isinstance(dims, tuple) else None)
     elif function in ("unbind", "select") and isinstance(dims, tuple) and dims[0] < cut.dim:
-        found = cut
+        input_cut = cut
     elif function == "getitem" and isinstance(dims, tuple) and dims[cut.dim]:
-        found = cut._replace(dim=dims[cut.dim])
+        input_cut = cut._replace(dim=dims[cut.dim])
     elif function in ("expand", "expand_as", "detach"):
         return _element_by_element(layer, cut)
     else:
         raise CannotCut(f"{_what(layer)}, which needs all of it")
     # Dims of a permutation count the batch, which shapes leave out.
-    if found is None or -found.dim > len(shape) or shape[found.dim] % found.sections:
+    if input_cut is None or -input_cut.dim > len(shape) or shape[input_cut.dim] % input_cut.sections:
         raise CannotCut(f"{_what(layer)}, from {'x'.join(map(str, shape))} to {'x'.join(map(str, layer.output_shape))}")
-    return (found, *(_broadcast(layer, other, cut) for other in layer.input_shapes[1:]))
+    return (input_cut, *(_broadcast(layer, other, cut) for other in layer.input_shapes[1:]))
 
 
 def _swapped(dim: int, dims: Sequence[int]) -> int:

@@ -38,7 +38,7 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
     tables = (layer for layer in network.layers if layer.kind == "embedding")
     looked_up = Counter(name for layer in tables for name in layer.parameters)
     shapes = {parameter.name: parameter.shape for parameter in network.parameters}
-    found: dict[int, Linear | str] = {}
+    linear_or_reason: dict[int, Linear | str] = {}
     for index, layer in enumerate(network.layers):
         function = function_of(layer)
         if function != "linear" and function not in _STORED_BY_INPUTS:
@@ -49,17 +49,17 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
         biases = [name for name in layer.parameters if len(shapes.get(name, ())) == 1]
         expected = 1 + (function == "addmm" or bool(layer.attributes.get("bias", False)))
         if len(matrices) != 1 or len(layer.parameters) != expected or len(matrices) + len(biases) != expected:
-            found[index] = "its weight is no trained parameter of its own"
+            linear_or_reason[index] = "its weight is no trained parameter of its own"
         elif any(used[name] > 1 + looked_up[name] for name in layer.parameters):
-            found[index] = SHARED
+            linear_or_reason[index] = SHARED
         elif len(layer.input_shapes) != 1 or len(layer.inputs) != 1:
-            found[index] = "it reads more than one tensor"
+            linear_or_reason[index] = "it reads more than one tensor"
         else:
             dim = 1 if function in _STORED_BY_INPUTS else 0
             shape = shapes[matrices[0]]
             if (layer.output_shape[-1], layer.input_shapes[0][-1]) == (shape[dim], shape[1 - dim]):
                 tied = any(looked_up[name] for name in layer.parameters)
-                found[index] = Linear(matrices[0], biases[0] if biases else "", dim, tied)
+                linear_or_reason[index] = Linear(matrices[0], biases[0] if biases else "", dim, tied)
             else:
-                found[index] = "its weight does not multiply the features that it reads"
-    return found
+                linear_or_reason[index] = "its weight does not multiply the features that it reads"
+    return linear_or_reason

@@ -147,16 +147,16 @@ class _Finder:
         self._tied: dict[int, Linear] = {}
         self._tables: tuple[int, ...] = ()
         self._whole: dict[int, str] = {}
-        for index, found in linear_layers(network).items():
+        for index, linear in linear_layers(network).items():
             name = network.layers[index].name
             if patterns and not any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns):
                 self._whole[index] = NOT_CHOSEN
-            elif isinstance(found, str):
-                self._whole[index] = found
-            elif found.tied:
-                self._tied[index], self._whole[index] = found, SHARED
+            elif isinstance(linear, str):
+                self._whole[index] = linear
+            elif linear.tied:
+                self._tied[index], self._whole[index] = linear, SHARED
             else:
-                self._linear[index] = found
+                self._linear[index] = linear
         self._trained = {parameter.name: parameter.shape for parameter in network.parameters}
 
     def find(self) -> Pairs:
@@ -249,7 +249,7 @@ class _Finder:
         if len(layer.inputs) == len(layer.input_shapes):
             pairs = zip(layer.inputs, cuts, strict=True)
             return [(name, cut) for name, cut in pairs if cut is not None]
-        found, known = [], set()
+        producers, known = [], set()
         for name in layer.inputs:
             shape = self._network.layers[self._index[name]].output_shape if name in self._index else None
             of_shape = {cut for other, cut in zip(layer.input_shapes, cuts, strict=True) if other == shape}
@@ -257,10 +257,10 @@ class _Finder:
                 raise CannotCut(f"{layer.name}, whose inputs cannot be told apart")
             known.add(shape)
             if (cut := of_shape.pop()) is not None:
-                found.append((name, cut))
+                producers.append((name, cut))
         if any(cut is not None and other not in known for other, cut in zip(layer.input_shapes, cuts, strict=True)):
             raise CannotCut(f"{layer.name}, which reads a tensor that no layer writes")
-        return found
+        return producers
 
     def _has_attention(self, walk: _Walk) -> bool:
         return any(self._layers[index].kind in ("attention", "softmax", "matmul") for index in walk.cuts)
@@ -332,25 +332,25 @@ class _Finder:
 
     def _untouched(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
         """Calls that return what they are given, here a part."""
-        found = {}
+        untouched = {}
         for index, layer in enumerate(self._layers):
             source = self._index.get(layer.inputs[0], -1) if layer.inputs else -1
             if layer.attributes.get(RETURNS_INPUT) and source in pieces and pieces[source].part not in WHOLE_OUTPUT:
                 read = pieces[source]
-                found[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index)
-        return found
+                untouched[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index)
+        return untouched
 
     def _with_leaders(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
         """Layers by columns of a block that read one tensor follow the first of them."""
         first: dict[tuple[int, str], int] = {}
-        found = {}
+        followers = {}
         for index, piece in pieces.items():
             leader = index
             source = self._layers[index].inputs[0] if piece.part == "column" else ""
             if source and not self._writes_several(source):
                 leader = first.setdefault((piece.block, source), index)
-            found[index] = piece._replace(leader=leader)
-        return found
+            followers[index] = piece._replace(leader=leader)
+        return followers
 
     def _writes_several(self, name: str) -> bool:
         index = self._index.get(name)
@@ -370,8 +370,8 @@ def _differing(one: _Walk, other: _Walk) -> list[int]:
 def _constants(network: ModelGraph) -> list[bool]:
     """Per layer, whether what it writes needs no gradient and depends on no sample."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
-    found: list[bool] = []
+    constant: list[bool] = []
     for layer, differentiated in zip(network.layers, layers_with_gradient(network), strict=True):
-        of_inputs = all(name in index and found[index[name]] for name in layer.inputs)
-        found.append(of_inputs and not differentiated and not layer.parameters)
-    return found
+        of_inputs = all(name in index and constant[index[name]] for name in layer.inputs)
+        constant.append(of_inputs and not differentiated and not layer.parameters)
+    return constant

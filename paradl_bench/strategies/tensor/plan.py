@@ -149,20 +149,20 @@ def _of_gradient(layer: Layer, place: AxisPlace, width: int) -> Collective:
     return place.collective("all_reduce", elements, batchless=0 in layer.batchless_inputs, element_bytes=width)
 
 
-def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
-    """The layer as one rank runs it, with ``own`` of its block's pieces: shapes, and its part of the FLOPs."""
+def shard_layer(layer: Layer, piece: Piece, interval: Interval) -> Layer:
+    """The layer as one rank runs it, with an interval of its block's pieces: shapes, and its part of the FLOPs."""
     output = layer.output_shape
     inputs = list(layer.input_shapes)
     attributes = dict(layer.attributes)
     if piece.part == "table":
-        return table_part(layer, own.extent)
+        return table_part(layer, interval.extent)
     if piece.part in WHOLE_OUTPUT:
-        inputs[0] = piece.cut.shape(inputs[0], own, piece.atoms)
+        inputs[0] = piece.cut.shape(inputs[0], interval, piece.atoms)
     else:
-        output = piece.cut.shape(output, own, piece.atoms)
+        output = piece.cut.shape(output, interval, piece.atoms)
     for index, input_cut in enumerate(piece.inputs):
         if input_cut:
-            inputs[index] = input_cut.shape(inputs[index], own, piece.atoms)
+            inputs[index] = input_cut.shape(inputs[index], interval, piece.atoms)
     if "out_features" in attributes:
         attributes["out_features"] = output[-1]
     if "output" in attributes:
@@ -174,7 +174,7 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
         changes["memory"] = loss_memory(math.prod(positions), tokens)
     return part_of_layer(
         layer,
-        own.extent,
+        interval.extent,
         piece.atoms,
         **changes,
         attributes=attributes,
@@ -186,10 +186,10 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
 
 def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: int) -> dict[str, tuple[int, Ranges]]:
     """Per parameter of which a rank holds a part: along which dim, and the positions."""
-    found: dict[str, tuple[int, Ranges]] = {}
+    ranges: dict[str, tuple[int, Ranges]] = {}
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     for index, piece in pairs.pieces.items():
-        own = cut(piece.atoms, parts)[position]
+        interval = cut(piece.atoms, parts)[position]
         dims: dict[str, int] = {}
         if piece.part == "lookup":
             dims[network.layers[index].parameters[0]] = 1
@@ -202,8 +202,8 @@ def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: in
                 dims[linear.bias] = 0
         for name, dim in dims.items():
             along = piece.cut._replace(dim=dim - len(shapes[name]))
-            found[name] = (dim, along.of(shapes[name], own, piece.atoms))
-    return found
+            ranges[name] = (dim, along.of(shapes[name], interval, piece.atoms))
+    return ranges
 
 
 def held_shape(shape: tuple[int, ...], dim: int, ranges: Ranges) -> tuple[int, ...]:

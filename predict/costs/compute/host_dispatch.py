@@ -66,7 +66,7 @@ class _Gaps(NamedTuple):
         return float(self.waits_s[work] / max(self.occurrences[work], 1))
 
 
-def dispatch_of(profile: Profile, own: ModelTime | None = None, dtype: str = "") -> Dispatch | None:
+def dispatch_of(profile: Profile, model_time: ModelTime | None = None, dtype: str = "") -> Dispatch | None:
     """What the device's host takes: beside the model's own iterations, else beside others', else as it was fitted.
 
     None where iterations tell, and of devices that are their own host. Layers that were timed inside of iterations tell
@@ -75,8 +75,8 @@ def dispatch_of(profile: Profile, own: ModelTime | None = None, dtype: str = "")
     device = profile.devices[0] if profile.devices else None
     if device is None or device.kind != "cuda" or profile.time_factor is not None:
         return None
-    if own is not None and own.dispatch:
-        return own.dispatch
+    if model_time is not None and model_time.dispatch:
+        return model_time.dispatch
     timed = [time for time in profile.model_times if time.dispatch and time.dtype == dtype]
     if timed:
         return _typical([[time.dispatch or UNMEASURED for time in of_model] for of_model in _by_model(timed)])

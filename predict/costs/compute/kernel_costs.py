@@ -101,17 +101,17 @@ class KernelCosts:
         return None if model is None else estimate(model, shape)
 
 
-def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, asked: str = "") -> Cost:
+def regressed_cost(regressed: Estimate, layer: Layer, in_situ: InSitu | None, *, asked: str = "") -> Cost:
     """A regressed time as a cost; what regressing leaves open is the method's error.
 
     Args:
         asked: what asks for it whatever was measured (``--layers regressed``); empty where nothing was measured.
     """
-    remarks = [] if asked or found.published else [Remark(_OF_OTHERS, False, layer.name)]
-    if found.published:
-        remarks.append(Remark(f"published, not measured here: kernels of {found.published}", False, layer.kind))
-    if found.extrapolated:
-        text = f"regressed beyond the kernels that were swept ({', '.join(found.extrapolated)})"
+    remarks = [] if asked or regressed.published else [Remark(_OF_OTHERS, False, layer.name)]
+    if regressed.published:
+        remarks.append(Remark(f"published, not measured here: kernels of {regressed.published}", False, layer.kind))
+    if regressed.extrapolated:
+        text = f"regressed beyond the kernels that were swept ({', '.join(regressed.extrapolated)})"
         remarks.append(Remark(text, True, layer.name))
     if asked:
         text = f"{asked}: layers take regressed times of kernels alone, whatever was measured of them in an iteration"
@@ -123,18 +123,18 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None, *, ask
             " took inside an iteration than their regressor says"
         )
     remarks.append(Remark(text, in_situ is None and not asked))
-    sd_s = found.seconds * found.relative_sd
+    sd_s = regressed.seconds * regressed.relative_sd
     # Each kind has regressors of its own, which are off independently.
-    alone = Cost(found.seconds, source_of(found), method_sd_s=sd_s, remarks=tuple(remarks), method=layer.kind)
+    alone = Cost(regressed.seconds, source_of(regressed), method_sd_s=sd_s, remarks=tuple(remarks), method=layer.kind)
     if in_situ is None:
         return alone
-    seconds, relative_sd = found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd)
+    seconds, relative_sd = regressed.seconds * in_situ.ratio, math.hypot(regressed.relative_sd, in_situ.relative_sd)
     return alone.adjusted("inside an iteration", seconds)._replace(method_sd_s=seconds * relative_sd)
 
 
-def source_of(found: Estimate) -> Source:
+def source_of(regressed: Estimate) -> Source:
     """Whether a regressed time stands on one's own kernels, or on published ones."""
-    return Source.PUBLISHED if found.published else Source.REGRESSED
+    return Source.PUBLISHED if regressed.published else Source.REGRESSED
 
 
 def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:

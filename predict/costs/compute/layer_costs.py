@@ -237,25 +237,25 @@ class LayerCosts:
         kind: str = "",
         phase: str = "",
         *,
-        own: bool = False,
+        of_model: bool = False,
         batch: int | None = None,
     ) -> HostRatio | None:
         """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
 
         Args:
-            kind, phase, own, batch: of these operations alone, of this network's own, at this local batch alone.
+            kind, phase, of_model, batch: of these operations alone, of this network's own, at this local batch alone.
 
         Returns:
             None where no such operation was measured with both, on one local batch.
         """
-        key = measured, wanted, kind, phase, own, batch
+        key = measured, wanted, kind, phase, of_model, batch
         if key not in self._ratios:
             pairs = [
                 (series[measured][at].time.typical_s, series[wanted][at].time.typical_s)
                 for (operation, of_phase, _), series in self._in_situ.items()
                 if measured in series and wanted in series
                 if (not kind or kind_of(operation) == kind) and (not phase or of_phase == phase)
-                if not own or operation in self._own_operations
+                if not of_model or operation in self._own_operations
                 for at in series[measured].keys() & series[wanted].keys()
                 if batch in (None, at)
             ]
@@ -270,7 +270,7 @@ class LayerCosts:
         """
         kind = kind_of(operation)
         choices = (
-            self.host_ratio(ranks_on_host, 1, kind, phase, own=of_model, batch=at)
+            self.host_ratio(ranks_on_host, 1, kind, phase, of_model=of_model, batch=at)
             for of_model, at in ((True, batch), (True, None), (False, None))
         )
         nearest = next((choice for choice in choices if choice is not None), None)

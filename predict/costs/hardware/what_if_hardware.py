@@ -119,13 +119,13 @@ def changed_level(level: Level, factors: LinkFactors) -> Level:
     )
 
 
-def changed_fit(fit: CommunicationFit, own: LinkFactors, inside: LinkFactors) -> CommunicationFit:
+def changed_fit(fit: CommunicationFit, factors: LinkFactors, inside: LinkFactors) -> CommunicationFit:
     """A fit of faster or slower links, with the spread of its parameters; relative errors stay what they were.
 
     What grows with the logarithm of bytes counts as transfer. gamma_r stays: the device adds, not the link.
 
     Args:
-        inside: of the links inside a node, for a hierarchical algorithm.
+        factors: of the links that the fit is of. inside: of those inside a node, for a hierarchical algorithm.
     """
     inner = fit.inner
     if inner is not None:
@@ -137,10 +137,10 @@ def changed_fit(fit: CommunicationFit, own: LinkFactors, inside: LinkFactors) ->
         )
     return msgspec.structs.replace(
         fit,
-        alpha_s=fit.alpha_s * own.alpha,
-        beta_s_per_byte=fit.beta_s_per_byte * own.beta,
-        doubling_s=fit.doubling_s * own.beta,
-        covariance=_scaled(fit.covariance, own),
+        alpha_s=fit.alpha_s * factors.alpha,
+        beta_s_per_byte=fit.beta_s_per_byte * factors.beta,
+        doubling_s=fit.doubling_s * factors.beta,
+        covariance=_scaled(fit.covariance, factors),
         inner=inner,
     )
 

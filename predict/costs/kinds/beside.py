@@ -14,10 +14,10 @@ def beside(priced: Priced, operation: str, work: Communication, known: KnownCost
     if call.beside is None or not priced.cost.seconds:
         return priced
     of_call = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
-    found, remarks = known.communication.with_all_reduce(of_call, call.beside, strategy, priced.cost.seconds)
+    factor_and_sd, remarks = known.communication.with_all_reduce(of_call, call.beside, strategy, priced.cost.seconds)
     cost = priced.cost._replace(remarks=(*priced.cost.remarks, *remarks))
-    if found is None:
+    if factor_and_sd is None:
         return priced._replace(cost=cost)
-    factor, sd = found
+    factor, sd = factor_and_sd
     # Compute stands still while it is waited for: there is nothing else that it is slowed beside.
     return priced._replace(cost=cost, slowdown=(1.0, factor), slowdown_sd=(0.0, sd), blocking=True)

@@ -65,10 +65,10 @@ def priced_copy(copy: CopyTime, work: TensorCopy, count: float, ranks_on_host: i
 
 
 def _copies(profile: Profile, work: TensorCopy) -> list[CopyTime]:
-    found = [copy for copy in profile.copies if copy.direction == work.direction]
-    if not found and work.direction == "add":
+    copies = [copy for copy in profile.copies if copy.direction == work.direction]
+    if not copies and work.direction == "add":
         return [copy for copy in profile.copies if copy.direction == "into"]
-    return found
+    return copies
 
 
 def _price(work: BucketCopy, known: KnownCosts, context: WorkContext) -> Priced:

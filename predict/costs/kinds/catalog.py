@@ -14,8 +14,8 @@ from predict.costs.kinds.kind_costs import KindCosts
 @cache
 def kind_costs() -> dict[type[Work], KindCosts[Any]]:
     """Every kind that can be priced. The input joins a plan when that is priced (predict.simulation.input_tasks)."""
-    found: dict[str, KindCosts[Any]] = discover("predict.costs.kinds", "COSTS", KindCosts)
-    return {each.kind: each for each in found.values()}
+    costs_by_name: dict[str, KindCosts[Any]] = discover("predict.costs.kinds", "COSTS", KindCosts)
+    return {costs.kind: costs for costs in costs_by_name.values()}
 
 
 def costs_of(work: Work) -> KindCosts[Any]:

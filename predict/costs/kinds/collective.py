@@ -10,12 +10,12 @@ from predict.costs.spread.assembly import Priced
 
 def _price(work: Collective, known: KnownCosts, context: WorkContext) -> Priced:
     strategy, call = context.plan.strategy, context.call
-    found = known.communication.cost(work, strategy, call)
+    collective_cost = known.communication.cost(work, strategy, call)
     if work.ranks <= 1:
-        return Priced(found.cost, context.occurrences, work, True)
-    slowdown, remarks = known.communication.with_compute(work, strategy, found.cost.seconds)
-    cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
-    priced = Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4])
+        return Priced(collective_cost.cost, context.occurrences, work, True)
+    slowdown, remarks = known.communication.with_compute(work, strategy, collective_cost.cost.seconds)
+    cost = collective_cost.cost._replace(remarks=(*collective_cost.cost.remarks, *remarks))
+    priced = Priced(cost, context.occurrences, work, True, collective_cost.modes, slowdown[:2], slowdown[2:4])
     return beside(priced, work.operation, work, known, context)
 
 

@@ -21,8 +21,8 @@ def _price(work: Compute, known: KnownCosts, context: WorkContext) -> Priced:
 
 
 def _alone_on_host(work: Compute, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
-    found = known.layers.alone_on_host(place.ranks_on_host, work.operation, work.way, place.local_batch)
-    return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
+    ratio = known.layers.alone_on_host(place.ranks_on_host, work.operation, work.way, place.local_batch)
+    return (ratio.value, ratio.value * ratio.relative_sd) if ratio else (1.0, 0.0)
 
 
 def _spread_of_event(work: Compute, known: KnownCosts, place: PricingContext) -> float:

@@ -85,8 +85,8 @@ def in_parts(plan: Plan) -> bool:
 
 def shard_of(plan: Plan) -> str:
     """What measurements call the part of layers that a plan's ranks run; empty where they run them whole."""
-    found = {work.shard for work in plan.of_kind(Compute).values() if work.shard}
-    return found.pop() if len(found) == 1 else ""
+    labels = {work.shard for work in plan.of_kind(Compute).values() if work.shard}
+    return labels.pop() if len(labels) == 1 else ""
 
 
 def counts_between(plan: Plan, counts: Sequence[int]) -> Mapping[str, int]:
@@ -97,9 +97,9 @@ def counts_between(plan: Plan, counts: Sequence[int]) -> Mapping[str, int]:
 def shares_of_layers(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:
     """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
     whole = {layer.name: layer for layer in network.layers}
-    found = {}
+    shares = {}
     for layer, _ in plan.sharded:
         of = whole[layer.name]
         share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
-        found[layer.operation] = (of.operation, share)
-    return found
+        shares[layer.operation] = (of.operation, share)
+    return shares

@@ -45,18 +45,18 @@ class Mesh(NamedTuple):
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Those of more than one rank, data first."""
-        found = [axis_along(Trait.DIVIDES_BATCH, self.copies)] if self.copies > 1 else []
+        axes = [axis_along(Trait.DIVIDES_BATCH, self.copies)] if self.copies > 1 else []
         parted = self.replicas // self.copies
-        found += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 else []
-        found += [axis_along(Trait.STAGES, self.stages)] if self.stages > 1 else []
-        return (*found, *([self.shared] if self.shared else []))
+        axes += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 else []
+        axes += [axis_along(Trait.STAGES, self.stages)] if self.stages > 1 else []
+        return (*axes, *([self.shared] if self.shared else []))
 
     @property
     def orders(self) -> list[tuple[Axis, ...]]:
         """Its placements: every order of its axes, with copies outside of what they are copies of."""
         axes = self.axes
-        found = itertools.permutations(axes)
-        return [order for order in found if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
+        placements = itertools.permutations(axes)
+        return [order for order in placements if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
 
     @property
     def parted(self) -> int:

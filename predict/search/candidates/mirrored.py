@@ -27,9 +27,9 @@ def like_dims(network: ModelGraph, until: str | None = None) -> tuple[int, ...]:
         windows = kinds[layer.kind].windows
         along: list[Sequence[object]] = [shape[1:] for shape in (*layer.input_shapes, layer.output_shape)]
         along += [windows(layer.attributes)] if windows is not None else []
-        for dim, found in enumerate(of_dims):
-            found += [values[dim] for values in along]
-    return tuple(of_dims.index(own) for own in of_dims)
+        for dim, features in enumerate(of_dims):
+            features += [values[dim] for values in along]
+    return tuple(of_dims.index(features) for features in of_dims)
 
 
 def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = None) -> tuple[int, ...]:

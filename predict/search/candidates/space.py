@@ -104,9 +104,9 @@ class Space:
         for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
             if len({choice.get(name) for choice in self.held}) > 1:
                 chosen |= np.array([choice[name] != without for choice in self.held])
-        own = chosen[self.again]
+        has_choice = chosen[self.again]
         # A candidate follows the one that differs from it in that choice alone.
-        return np.asarray(own & np.append(False, may_fit[:-1]))
+        return np.asarray(has_choice & np.append(False, may_fit[:-1]))
 
     def is_pipelined(self, candidate: int) -> bool:
         """Whether the candidate has stages."""
@@ -203,18 +203,18 @@ def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[H
 def _possible(
     network: ModelGraph, settings: PlanSettings, held: Sequence[Held], impossible: RuledOut, dtype: str
 ) -> tuple[Held, ...]:
-    found = []
+    possible = []
     for chosen in held:
         try:
             tried = msgspec.structs.replace(settings, **chosen)
             segments_of(network, tried)
             check_dtype(Strategy(), tried, dtype)
-            found.append(chosen)
+            possible.append(chosen)
         except UserError as error:
             if len(held) == 1:
                 raise
             impossible.add(str(error))
-    return tuple(found)
+    return tuple(possible)
 
 
 class _Finder:
@@ -369,18 +369,18 @@ class _Finder:
 
     def _computed_again(self, mesh: Mesh) -> list[int]:
         """What the mesh can have of ``held``; placements that it rules out are counted."""
-        found = []
+        possible = []
         for which, chosen in enumerate(self._held):
             refusal = self._refusals.of(mesh, chosen)
             if refusal:
                 self._impossible.add_settings(refusal, mesh, len(mesh.orders))
             else:
-                found.append(which)
+                possible.append(which)
         if mesh.stages > 1 and any(self._parts_backward) and any(chosen["recompute"] for chosen in self._held):
             names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
             text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
             self._impossible.add_settings(text, mesh, len(mesh.orders))
-        return found
+        return possible
 
     def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
         schedule = self._schedules[index]

@@ -52,16 +52,16 @@ class Corrections:
 def next_to(space: Space, candidate: int) -> Ints:
     """Candidates of the same strategy whose settings are one step from this one's: another schedule, half or twice the
     micro-batches, the next bucket size or torch's default, another choice of what is computed again."""
-    own = np.flatnonzero(space.strategy == space.strategy[candidate])
-    ratio = space.micro_batches[own] / space.micro_batches[candidate]
+    same_strategy = np.flatnonzero(space.strategy == space.strategy[candidate])
+    ratio = space.micro_batches[same_strategy] / space.micro_batches[candidate]
     caps = np.array([-np.inf if cap is None else cap for cap in space.caps_mb]).argsort().argsort()
     # The default comes first in that order, and is next to all.
-    step = np.where(caps[space.cap[own]] == 0, 1, caps[space.cap[own]] - caps[space.cap[candidate]])
-    same_cap = space.cap[own] == space.cap[candidate]
+    step = np.where(caps[space.cap[same_strategy]] == 0, 1, caps[space.cap[same_strategy]] - caps[space.cap[candidate]])
+    same_cap = space.cap[same_strategy] == space.cap[candidate]
     steps = (
-        (space.schedule[own] != space.schedule[candidate]).astype(int)
+        (space.schedule[same_strategy] != space.schedule[candidate]).astype(int)
         + (ratio != 1)
         + ~same_cap
-        + (space.again[own] != space.again[candidate])
+        + (space.again[same_strategy] != space.again[candidate])
     )
-    return np.asarray(own[(steps == 1) & (ratio >= 0.5) & (ratio <= 2) & (same_cap | (np.abs(step) == 1))])
+    return np.asarray(same_strategy[(steps == 1) & (ratio >= 0.5) & (ratio <= 2) & (same_cap | (np.abs(step) == 1))])

@@ -128,7 +128,7 @@ class Estimates:
         """
         space = self._space
         rows, row, estimated = self._rows(np.ones(len(space), bool) if wanted is None else wanted)
-        found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
+        seconds = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(sharing) for sharing, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
@@ -141,16 +141,16 @@ class Estimates:
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         sharded = np.array([mesh.zero > 1 and mesh.stages == 1 for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
-        found[possible & ~estimated] = 0.0
+        seconds[possible & ~estimated] = 0.0
         possible &= estimated
         for key in self._cuts:
             alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
             for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
-                found[chosen] = estimates
+                seconds[chosen] = estimates
         chosen = np.flatnonzero(possible & sharded)
         if len(chosen):
-            found[chosen] = self._sharded(rows.take(chosen))[:, None]
-        return self._fed(np.asarray(found[row, space.cap]))
+            seconds[chosen] = self._sharded(rows.take(chosen))[:, None]
+        return self._fed(np.asarray(seconds[row, space.cap]))
 
     def _fed(self, seconds: Floats) -> Floats:
         """What the mini-batches make of iterations of so many seconds."""
@@ -176,17 +176,19 @@ class Estimates:
         meshes = space.mesh_of[space.strategy]
         piped = np.array([mesh.stages for mesh in space.meshes])[meshes] > 1
         # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
-        per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[space.schedule], 1)
-        in_parts = piped & np.array([each.splits_backward for each in schedules])[space.schedule]
+        per_rank = np.where(piped, np.array([schedule.stages_per_rank for schedule in schedules])[space.schedule], 1)
+        in_parts = piped & np.array([schedule.splits_backward for schedule in schedules])[space.schedule]
         first, row = alike(space.strategy, space.micro_batches, per_rank, in_parts, space.again)
         strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
-        local = space.settings.batch // np.array([each.samplers for each in space.meshes])[mesh]
+        local = space.settings.batch // np.array([space_mesh.samplers for space_mesh in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]
         estimated = np.bincount(row[wanted], minlength=len(first)) > 0
         links = self._links(strategy, samples, per_rank, estimated)
-        numbers = np.array([self._numbers.get((each.sharing, each.holds_alone), 0) for each in space.meshes])
+        numbers = np.array(
+            [self._numbers.get((space_mesh.sharing, space_mesh.holds_alone), 0) for space_mesh in space.meshes]
+        )
         of_strategies = np.array(links, np.int64).T[:, strategy]
-        found = _Rows(
+        rows = _Rows(
             strategy,
             mesh,
             numbers[mesh],
@@ -197,7 +199,7 @@ class Estimates:
             in_parts[first],
             *of_strategies,
         )
-        return found, row, estimated
+        return rows, row, estimated
 
     def _links(
         self, strategy: Ints, samples: Ints, stages_per_rank: Ints, estimated: NDArray[np.bool_]
@@ -207,23 +209,25 @@ class Estimates:
         self._possible = np.zeros(len(space.strategies), bool)
         # Rows of a strategy stand together.
         starts = np.searchsorted(strategy, np.arange(len(space.strategies) + 1)).tolist()
-        found = []
-        for index, each in enumerate(space.strategies):
-            own = slice(starts[index], starts[index + 1])
+        links = []
+        for index, candidate_strategy in enumerate(space.strategies):
+            rows = slice(starts[index], starts[index + 1])
             mesh = space.meshes[space.mesh_of[index]]
             try:
-                for per_rank in sorted({*stages_per_rank[own].tolist()}):
+                for per_rank in sorted({*stages_per_rank[rows].tolist()}):
                     self._cut(mesh.stages, per_rank)
-                found.append(self._links_of(mesh, each, sorted({*samples[own][estimated[own]].tolist()})))
-                self._parts[index] = self._zero_messages.links_of_parts(mesh, each)
-                self._zero[index] = self._zero_messages.seconds(mesh, each)
+                links.append(
+                    self._links_of(mesh, candidate_strategy, sorted({*samples[rows][estimated[rows]].tolist()}))
+                )
+                self._parts[index] = self._zero_messages.links_of_parts(mesh, candidate_strategy)
+                self._zero[index] = self._zero_messages.seconds(mesh, candidate_strategy)
                 self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
                 if isinstance(error, UnmeasuredCollective):
-                    space.impossible.lacks(each, error.operation)
-                found[index:] = [(0, 0, 0)]
-        return found
+                    space.impossible.lacks(candidate_strategy, error.operation)
+                links[index:] = [(0, 0, 0)]
+        return links
 
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
         """By number, links that activations and gradients go over, and what compute waits for."""
@@ -242,16 +246,16 @@ class Estimates:
         """Of the chosen rows, whose pipelines are all cut so, some at a time."""
         if not len(chosen):
             return
-        ranks, own = cut.key[0], rows.take(chosen)
-        first, which = alike(own.shared, own.exchanged)
-        exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], own.shared[first], own.exchanged[first])
+        ranks, cut_rows = cut.key[0], rows.take(chosen)
+        first, which = alike(cut_rows.shared, cut_rows.exchanged)
+        exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], cut_rows.shared[first], cut_rows.exchanged[first])
         # What computes alike stands together, and is computed once.
-        kind = alike(own.mesh, own.samples, own.waits, own.again)[1]
+        kind = alike(cut_rows.mesh, cut_rows.samples, cut_rows.waits, cut_rows.again)[1]
         order = np.argsort(kind, kind="stable")
         step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
         for start in range(0, len(chosen), step):
             some = order[start : start + step]
-            yield chosen[some], self._of_turns(cut, own.take(some), exchanges, which[some])
+            yield chosen[some], self._of_turns(cut, cut_rows.take(some), exchanges, which[some])
 
     def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
         """Of shape (rows, bucket sizes)."""
@@ -261,13 +265,13 @@ class Estimates:
         work = self._work(cut, rows.take(first), alone=ranks > 1)
         # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
         forward, backward = (
-            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(first), -1, ranks)[kind]
-            for own in (work.forward, work.backward)
+            np.add.reduceat(layer_s, cut.bounds[:-1], axis=1).reshape(len(first), -1, ranks)[kind]
+            for layer_s in (work.forward, work.backward)
         )
         crossing = self._crossing(cut, rows)
         # What each rank but the last sends forward at first.
         sent = np.pad(crossing[:, : ranks - 1], ((0, 0), (0, 1)))
-        in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
+        in_front, behind = (_before(stage_s[:, 0] + sent) for stage_s in (forward, backward))
         done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
         gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
@@ -281,24 +285,24 @@ class Estimates:
         # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
         # the way back is that of the messages alone.
         parted = (in_front + rows.turns[:, None] * forward.sum(axis=1) + _before(sent)).max(axis=1) + update[:, 0]
-        found = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
+        longest = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
-        return np.asarray(np.maximum(found, sending.max(axis=1)[:, None]))
+        return np.asarray(np.maximum(longest, sending.max(axis=1)[:, None]))
 
     def _sent_in_parts(self, cut: Cut, rows: _Rows, stage_bytes: Floats) -> Floats:
         """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
-        found = np.zeros_like(stage_bytes)
+        sent_s = np.zeros_like(stage_bytes)
         links = self._parts[rows.strategy]
-        own = np.flatnonzero(links.any(axis=1))
-        if not len(own):
-            return found
-        ranks = self._parted[rows.mesh[own], None]
-        part, units = stage_bytes[own] / ranks, self._zero_messages.units_of_ranks(cut.key[0], cut.bounds)
+        parted = np.flatnonzero(links.any(axis=1))
+        if not len(parted):
+            return sent_s
+        ranks = self._parted[rows.mesh[parted], None]
+        part, units = stage_bytes[parted] / ranks, self._zero_messages.units_of_ranks(cut.key[0], cut.bounds)
         for column, times in enumerate((ranks, units, units, units)):
             size = np.floor(part / (units if column else 1))
-            seconds = self._groups.seconds_over(links[own, column, None], size)
-            found[own] += times * np.where(size > 0, seconds, 0.0)
-        return found
+            seconds = self._groups.seconds_over(links[parted, column, None], size)
+            sent_s[parted] += times * np.where(size > 0, seconds, 0.0)
+        return sent_s
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
@@ -310,8 +314,8 @@ class Estimates:
         forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
         backward = np.maximum(backward * share, sent.beside_backward) + sent.backward
         for which in np.unique(rows.again).tolist():
-            own = rows.again == which
-            backward[own] = self._computed_again(which, cut).added(forward[own], backward[own])
+            chosen = rows.again == which
+            backward[chosen] = self._computed_again(which, cut).added(forward[chosen], backward[chosen])
         return _Work(forward, backward, update * straggler * self._updated[rows.shared] / self._parted[rows.mesh])
 
     def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:

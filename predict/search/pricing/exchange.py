@@ -45,8 +45,8 @@ class Exchanges(NamedTuple):
         part = np.empty(len(backward), np.int64)
         part[row] = which
         ready = ends - before[np.arange(len(backward))[:, None, None], self.filled[part]]
-        found = (ends - before[:, None, self.bounds[:-1]])[row] + self.last[which]
-        return np.asarray(np.maximum(found, ready[row] + self.every[which], out=found))
+        exchange_s = (ends - before[:, None, self.bounds[:-1]])[row] + self.last[which]
+        return np.asarray(np.maximum(exchange_s, ready[row] + self.every[which], out=exchange_s))
 
 
 class Buckets:
@@ -64,8 +64,8 @@ class Buckets:
     def exchanges(self, bounds: Ints, parts: Ints, links: Ints) -> Exchanges:
         """Of stages that begin and end there, for each part of the network over a link; arrays of one shape."""
         sizes = self.stage_bytes(bounds)[parts][:, None, :]
-        count, each, last = _bucket_bytes(sizes, self._limits[:, :1], self._limits[:, 1:])
-        of_one = np.rint(np.stack([each, np.maximum(last, _SMALLEST_BYTES)]))
+        count, full, last = _bucket_bytes(sizes, self._limits[:, :1], self._limits[:, 1:])
+        of_one = np.rint(np.stack([full, np.maximum(last, _SMALLEST_BYTES)]))
         seconds = np.where(sizes > 0, self._groups.seconds_over(links[:, None, None], of_one), 0.0)
         return Exchanges(bounds, self._filled(bounds)[parts], count * seconds[0], seconds[1])
 
@@ -74,8 +74,11 @@ class Buckets:
         firsts, size = np.unique(self._limits[:, 0], return_inverse=True)
         above = self._above()
         sought = above[:, None, bounds[1:]] - firsts[:, None]
-        found = [np.searchsorted(own, of_part, side="right") - 1 for own, of_part in zip(above, sought, strict=True)]
-        return np.asarray(np.clip(np.array(found), bounds[:-1], bounds[1:] - 1)[:, np.ravel(size)])
+        at_layer = [
+            np.searchsorted(part_above, of_part, side="right") - 1
+            for part_above, of_part in zip(above, sought, strict=True)
+        ]
+        return np.asarray(np.clip(np.array(at_layer), bounds[:-1], bounds[1:] - 1)[:, np.ravel(size)])
 
     def _above(self) -> Ints:
         """Bytes of the gradients of all layers before each, and of all; of shape (parts, layers + 1)."""

@@ -56,9 +56,9 @@ class ComputedAgain(NamedTuple):
     def added(self, forward: Floats, backward: Floats) -> Floats:
         """Backward with forward of the segments; all of shape (..., layers)."""
         before = np.concatenate([np.zeros((*forward.shape[:-1], 1)), np.cumsum(forward, axis=-1)], axis=-1)
-        found = backward.copy()
-        found[..., self.first] += before[..., self.stop] - before[..., self.start]
-        return found
+        with_again = backward.copy()
+        with_again[..., self.first] += before[..., self.stop] - before[..., self.start]
+        return with_again
 
 
 def computed_again(network: ModelGraph, settings: PlanSettings, bounds: Sequence[int]) -> ComputedAgain:
@@ -69,15 +69,15 @@ def computed_again(network: ModelGraph, settings: PlanSettings, bounds: Sequence
     """
     order = backward_layers(network, layers_with_gradient(network))
     turn = {layer: at for at, layer in enumerate(order)}
-    found = []
+    pieces = []
     for segment in segments_of(network, settings):
-        own = segment.layers
-        inside = bounds[bisect.bisect_right(bounds, own.start) : bisect.bisect_left(bounds, own.stop)]
-        for start, stop in itertools.pairwise((own.start, *inside, own.stop)):
+        layers = segment.layers
+        inside = bounds[bisect.bisect_right(bounds, layers.start) : bisect.bisect_left(bounds, layers.stop)]
+        for start, stop in itertools.pairwise((layers.start, *inside, layers.stop)):
             reached = [layer for layer in range(start, stop) if layer in turn]
             if reached:
-                found.append((min(reached, key=turn.__getitem__), start, stop))
-    return ComputedAgain(*np.array(found, np.int64).reshape(-1, 3).T)
+                pieces.append((min(reached, key=turn.__getitem__), start, stop))
+    return ComputedAgain(*np.array(pieces, np.int64).reshape(-1, 3).T)
 
 
 def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
@@ -117,9 +117,9 @@ class WholeLayers:
         """:func:`least_lag` of ranks of the meshes with those indices."""
         first, kind = alike(mesh, samples)
         spreads = [self._costs.rank_spread(self._place(number)) for number in samples[first].tolist()]
-        own = (meshes[index] for index in mesh[first].tolist())
-        found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
-        return np.array(found)[kind]
+        row_meshes = (meshes[index] for index in mesh[first].tolist())
+        lags = [least_lag(spread, self._ranks, row_mesh) for spread, row_mesh in zip(spreads, row_meshes, strict=True)]
+        return np.array(lags)[kind]
 
     def _place(self, samples: int) -> PricingContext:
         return PricingContext(samples, self._on_host)

@@ -132,10 +132,10 @@ class MemoryBounds:
         space = self._space
         columns = space.mesh_of[space.strategy], space.micro_batches, space.schedule, space.again
         plans = zip(*(column[self._first].tolist() for column in columns), strict=True)
-        found = [
+        plan_bytes = [
             self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in plans
         ]
-        return np.array(found)[self.plan_of]
+        return np.array(plan_bytes)[self.plan_of]
 
     def _activations_of_all(self, held: Held) -> _Activations:
         """What the whole network has of activations."""
@@ -208,7 +208,7 @@ class MemoryBounds:
     def _crossing(self, shared: SharedWork, bounds: Sequence[int]) -> Floats:
         """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
         network, flow = self._costs.network, data_flow(self._costs.network)
-        found = np.zeros((2, len(bounds) - 2))
+        crossing = np.zeros((2, len(bounds) - 2))
         for cut, (start, end) in enumerate(itertools.pairwise(bounds[:-1])):
             for value in flow.crossing[end]:
                 layer = network.layers[value.layer]
@@ -218,8 +218,8 @@ class MemoryBounds:
                     continue
                 size = share * elements(network, value) * self._widths[value.layer].runs
                 made = flow.made_by(value, end) == value.layer >= start
-                found[:, cut] += size, size * (made and not value.output and not self._aliases[value.layer])
-        return found
+                crossing[:, cut] += size, size * (made and not value.output and not self._aliases[value.layer])
+        return crossing
 
     def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int, again: int) -> _First:
         """The first layers of stages, and what the first of them holds."""
@@ -264,15 +264,15 @@ def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:
 
     What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
     """
-    own = space.mesh(candidate)
-    alike_meshes = [own.stages == mesh.stages == 1 and mesh.sharing == own.sharing for mesh in space.meshes]
+    own_mesh = space.mesh(candidate)
+    alike_meshes = [own_mesh.stages == mesh.stages == 1 and mesh.sharing == own_mesh.sharing for mesh in space.meshes]
     recomputed = [choice.get("recompute") for choice in space.held]
     kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
     mesh_of = space.mesh_of[space.strategy]
     at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
     at_once //= space.micro_batches
-    found = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
-    return np.asarray(found & (at_once >= at_once[candidate]))
+    same_shards = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
+    return np.asarray(same_shards & (at_once >= at_once[candidate]))
 
 
 def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
@@ -306,8 +306,8 @@ def bounds_of(costs: CostModel, space: Space) -> Bounded:
 
     def find() -> Bounded:
         shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
-        found = MemoryBounds(costs, space, shared)
-        return Bounded(shared, found.bytes(), found.plan_of)
+        memory_bounds = MemoryBounds(costs, space, shared)
+        return Bounded(shared, memory_bounds.bytes(), memory_bounds.plan_of)
 
     return costs.plans.once(("memory bounds", key), find)
 

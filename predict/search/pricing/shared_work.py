@@ -122,11 +122,11 @@ def _to_neighbours(
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:
     """Bytes of gradients by the layer whose backward, the last of those that read a parameter, completes them."""
     size = {parameter.name: parameter.bytes for parameter in held.parameters if parameter.name not in without}
-    found = np.zeros(len(network.layers), np.int64)
+    by_layer = np.zeros(len(network.layers), np.int64)
     for index, layer in enumerate(network.layers):
-        found[index] = sum(size.pop(name, 0) for name in dict.fromkeys(layer.parameters))
+        by_layer[index] = sum(size.pop(name, 0) for name in dict.fromkeys(layer.parameters))
     # What no layer reads has no gradient, and is updated and exchanged by nobody.
-    return found
+    return by_layer
 
 
 class _Blocks:
@@ -140,13 +140,13 @@ class _Blocks:
     def _layers_inside(self) -> dict[str, int]:
         """By name, layers whose output has positions enough, and which read none that has not."""
         known = {self._network.layers[index].name for index in self._region.layers}
-        found: dict[str, int] = {}
+        inside: dict[str, int] = {}
         for index in self._region.layers:
             layer = self._network.layers[index]
             enough = all(extent >= part for extent, part in zip(layer.output_shape[1:], self._parts, strict=False))
-            if enough and all(source in found or source not in known for source in layer.inputs):
-                found[layer.name] = index
-        return found
+            if enough and all(source in inside or source not in known for source in layer.inputs):
+                inside[layer.name] = index
+        return inside
 
     def _block(self, extents: Sequence[int]) -> list[int]:
         """The largest block's extents."""

@@ -56,18 +56,20 @@ class Waits:
     def number(self, work: SharedWork, group: Group) -> int:
         """Of a part whose ranks stand so; a part that is equal to another one is another part."""
         messages = work.messages
-        links = {name: self._groups.link(name, group) for name in dict.fromkeys(each.operation for each in messages)}
+        links = {
+            name: self._groups.link(name, group) for name in dict.fromkeys(message.operation for message in messages)
+        }
         key = id(work), tuple(links.values())
         if key not in self._numbers:
             self._numbers[key] = len(self._known)
-            each_bytes = np.array([each.bytes_per_sample for each in messages], float)
-            each_link = np.array([links[each.operation] for each in messages], np.int64)
+            each_bytes = np.array([message.bytes_per_sample for message in messages], float)
+            each_link = np.array([links[message.operation] for message in messages], np.int64)
             first, kind = alike(np.unique(each_bytes, return_inverse=True)[1], each_link)
             known = _Known(
                 work,
-                np.array([each.layer for each in messages], np.int64),
-                np.array([each.phase == "FW" for each in messages], bool),
-                np.array([each.beside for each in messages], bool),
+                np.array([message.layer for message in messages], np.int64),
+                np.array([message.phase == "FW" for message in messages], bool),
+                np.array([message.beside for message in messages], bool),
                 kind,
                 each_bytes[first],
                 each_link[first],
@@ -80,17 +82,17 @@ class Waits:
         first, row = alike(numbers, samples)
         known = [self._known[number] for number in numbers[first].tolist()]
         counts = samples[first].tolist()
-        place = np.concatenate([at * layers + each.layer for at, each in enumerate(known)])
-        sizes = np.concatenate([each.bytes_per_sample * count for each, count in zip(known, counts, strict=True)])
-        forward = np.concatenate([each.forward for each in known])
-        beside = np.concatenate([each.beside for each in known])
-        starts = np.cumsum([0, *(len(each.link) for each in known)]).tolist()
-        kind = np.concatenate([each.kind + start for each, start in zip(known, starts, strict=False)])
-        distinct = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))
+        place = np.concatenate([at * layers + part.layer for at, part in enumerate(known)])
+        sizes = np.concatenate([part.bytes_per_sample * count for part, count in zip(known, counts, strict=True)])
+        forward = np.concatenate([part.forward for part in known])
+        beside = np.concatenate([part.beside for part in known])
+        starts = np.cumsum([0, *(len(part.link) for part in known)]).tolist()
+        kind = np.concatenate([part.kind + start for part, start in zip(known, starts, strict=False)])
+        distinct = self._groups.seconds_over(np.concatenate([part.link for part in known]), np.rint(sizes))
         seconds = distinct[kind]
         return Sent(
             *(
-                np.bincount(place[own], seconds[own], len(first) * layers).astype(float).reshape(-1, layers)[row]
-                for own in (forward & ~beside, ~forward & ~beside, forward & beside, ~forward & beside)
+                np.bincount(place[chosen], seconds[chosen], len(first) * layers).astype(float).reshape(-1, layers)[row]
+                for chosen in (forward & ~beside, ~forward & ~beside, forward & beside, ~forward & beside)
             )
         )

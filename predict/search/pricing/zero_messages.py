@@ -60,11 +60,11 @@ class ZeroMessages:
         """Units that each rank of a pipeline has layers of; stages have as many of their own, or more."""
         key = ranks, tuple(bounds.tolist())
         if key not in self._of_ranks:
-            found = np.zeros(ranks, np.int64)
+            counts = np.zeros(ranks, np.int64)
             for unit in units_of(self._shared.of_all.network)[:-1]:
                 stages = np.searchsorted(bounds, list(unit.layers), side="right") - 1
-                found[np.unique(stages % ranks)] += 1
-            self._of_ranks[key] = np.maximum(found, 1)
+                counts[np.unique(stages % ranks)] += 1
+            self._of_ranks[key] = np.maximum(counts, 1)
         return self._of_ranks[key]
 
     def _copies(self, strategy: Strategy) -> Group:

@@ -149,7 +149,7 @@ def _absent(limitation: Limitation, case: Case) -> Finding:
 
 def timed_finding(
     limitation: Limitation,
-    own: Seconds,
+    taken: Seconds,
     iteration_s: float,
     at_least: float,
     *,
@@ -157,13 +157,13 @@ def timed_finding(
     predicted_s: float | None = None,
 ) -> Finding:
     """A finding of so many seconds of an iteration."""
-    low, high = own.low_s / iteration_s, own.high_s / iteration_s
+    low, high = taken.low_s / iteration_s, taken.high_s / iteration_s
     return Finding(
         limitation=limitation,
         state=state_of(low, high, at_least),
         evidence=evidence,
-        seconds_s=own.seconds,
-        share=own.seconds / iteration_s,
+        seconds_s=taken.seconds,
+        share=taken.seconds / iteration_s,
         share_interval=(low, high),
         predicted_s=predicted_s,
         basis="predicted" if predicted_s is None else "measured",

@@ -141,11 +141,11 @@ def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> I
             yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", options_found(prediction, free))
 
 
-def options_found(found: Prediction, options: Options) -> dict[str, Any]:
+def options_found(prediction: Prediction, options: Options) -> dict[str, Any]:
     """The options that predict what a search found; ``options`` are those of the search, with :data:`UNSET`."""
-    chosen = from_words(found.options)
-    settings = {"batch": str(found.batch), "ranks": None, "bucket_cap_mb": found.bucket_cap_bytes / 1024**2}
-    return {**options, **chosen, **settings, "strategy": found.strategy}
+    chosen = from_words(prediction.options)
+    settings = {"batch": str(prediction.batch), "ranks": None, "bucket_cap_mb": prediction.bucket_cap_bytes / 1024**2}
+    return {**options, **chosen, **settings, "strategy": prediction.strategy}
 
 
 def _best(finding: Finding, case: Case, tried: Iterable[_Tried]) -> tuple[Remedy, ...]:

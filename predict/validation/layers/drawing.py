@@ -20,30 +20,30 @@ _LEGIBLE = 1.5
 """Errors beyond stand at the edge of the drawing: a tiny layer may be missed by a hundred times."""
 
 
-def draw_layers(found: LayerValidation, target: str, *, force: bool) -> None:
+def draw_layers(validation: LayerValidation, target: str, *, force: bool) -> None:
     """Boxes of RE: quartiles, median, whiskers to 1.5 of their distance, means as diamonds, single layers as dots.
 
     Raises:
         UserError: the file exists and ``force`` is not given, or cannot be written.
     """
-    known = [layer for layer in found.layers if layer.re is not None]
+    known = [layer for layer in validation.layers if layer.re is not None]
     of_kinds = grouped((layer for layer in known if layer.stage != "WU"), lambda layer: layer.kind)
     kinds = sorted(of_kinds, key=lambda kind: -sum(layer.measured_s for layer in of_kinds[kind]))[:_MOST_KINDS]
-    stages = [stage for stage in STAGES if stage in found.stages]
+    stages = [stage for stage in STAGES if stage in validation.stages]
     figure = new_figure(6.5 + 1.1 * len(kinds), 5.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5 * len(stages), max(2 * len(kinds), 3)))
     for at, stage in enumerate(stages):
         _box(left, at, [layer for layer in known if layer.stage == stage], stage, width=0.6)
-    left.set_xticks(range(len(stages)), [_titled(found, stage) for stage in stages])
+    left.set_xticks(range(len(stages)), [_titled(validation, stage) for stage in stages])
     for at, kind in enumerate(kinds):
         for shift, stage in ((-0.2, "FW"), (0.2, "BW")):
             _box(right, at + shift, [layer for layer in of_kinds[kind] if layer.stage == stage], stage, width=0.34)
     right.set_xticks(range(len(kinds)), [in_drawing(kind.replace("_", "\n")) for kind in kinds])
     _label(left, right)
-    lines = [*_said(found), *_undrawn(len(of_kinds) - len(kinds), known)]
+    lines = [*_said(validation), *_undrawn(len(of_kinds) - len(kinds), known)]
     figure.suptitle("\n".join(in_drawing(line) for line in lines), fontsize=10)
     shows = "relative errors of layers, by stage and by kind"
-    write_figure(figure, target, title=f"{found.model}: {shows}", shows=shows, force=force)
+    write_figure(figure, target, title=f"{validation.model}: {shows}", shows=shows, force=force)
 
 
 def _box(panel: Axes, at: float, layers: Sequence[LayerError], stage: str, *, width: float) -> None:

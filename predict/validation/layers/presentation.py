@@ -13,35 +13,36 @@ _SHOWN_LAYERS = 20
 _COLUMNS = ("layers", "measured", "estimated", "RE", "mean |RE|", "WRE")
 
 
-def print_layers(found: LayerValidation) -> None:
+def print_layers(validation: LayerValidation) -> None:
     """Stages and network, blocks, the layers that miss most seconds, and what is to be known of all of them."""
     console = open_console()
-    on_host = f"{counted(found.ranks_on_host, 'rank')} on the host"
-    title = f"{found.model}, batch {found.batch}, {on_host}, {found.dtype}: layers {found.layers_from} against measured"
-    parts: dict[str, Errors] = {**found.stages, "network": found.network}
-    if found.held_out is not None and found.fitted_on is not None:
-        parts |= {"shapes not fitted on": found.held_out, "shapes fitted on": found.fitted_on}
+    on_host = f"{counted(validation.ranks_on_host, 'rank')} on the host"
+    case = f"{validation.model}, batch {validation.batch}, {on_host}, {validation.dtype}"
+    title = f"{case}: layers {validation.layers_from} against measured"
+    parts: dict[str, Errors] = {**validation.stages, "network": validation.network}
+    if validation.held_out is not None and validation.fitted_on is not None:
+        parts |= {"shapes not fitted on": validation.held_out, "shapes fitted on": validation.fitted_on}
     console.print(table(("", *_COLUMNS), _rows(parts), title=title))
-    console.print(table(("block", *_COLUMNS), _rows(found.blocks), title="By block of the model's names"))
-    worst = sorted(found.layers, key=lambda layer: -abs(layer.estimated_s - layer.measured_s))
+    console.print(table(("block", *_COLUMNS), _rows(validation.blocks), title="By block of the model's names"))
+    worst = sorted(validation.layers, key=lambda layer: -abs(layer.estimated_s - layer.measured_s))
     shown = worst[:_SHOWN_LAYERS]
     more = f" of {len(worst)} (all with --json)" if len(worst) > len(shown) else ""
     columns = ("layer", "kind", "stage", "measured", "estimated", "RE", "WRE", "source", "fitted on")
     title = f"Layers, by the seconds that they are missed by: {len(shown)}{more}"
     console.print(table(columns, [_layer_row(layer) for layer in shown], title=title))
-    for line in lines_of(found):
+    for line in lines_of(validation):
         console.print(line)
 
 
-def lines_of(found: LayerValidation) -> list[str]:
+def lines_of(validation: LayerValidation) -> list[str]:
     """Which errors are of layers that no regressor was fitted on, where estimates come from, and what was left out."""
-    shares = ", ".join(f"{source} {format_share(share)}" for source, share in found.sources.items())
+    shares = ", ".join(f"{source} {format_share(share)}" for source, share in validation.sources.items())
     lines = [
         "RE: (estimated - measured) / measured, of several layers of their sums; WRE: mean |estimated - measured| over "
         "mean measured (KernelMLP, equations 1 to 3).",
         f"estimated seconds by source: {shares}",
     ]
-    fitted_on, regressed = found.of_regressed
+    fitted_on, regressed = validation.of_regressed
     if regressed:
         said = (
             f"{fitted_on} of {regressed} regressed layers have a shape that was swept for their regressor: their errors"
@@ -50,10 +51,11 @@ def lines_of(found: LayerValidation) -> list[str]:
             else f"none of {regressed} regressed layers has a shape that was swept for its regressor: all are held out"
         )
         lines.append(said)
-    if found.unmeasured:
-        named = ", ".join(found.unmeasured[:3]) + (", ..." if len(found.unmeasured) > 3 else "")
-        lines.append(f"left out, not measured at batch {found.batch}: {len(found.unmeasured)} ({named})")
-    return lines + [f"extrapolated: {line}" for line in found.extrapolated] + [f"note: {line}" for line in found.notes]
+    if validation.unmeasured:
+        named = ", ".join(validation.unmeasured[:3]) + (", ..." if len(validation.unmeasured) > 3 else "")
+        lines.append(f"left out, not measured at batch {validation.batch}: {len(validation.unmeasured)} ({named})")
+    lines += [f"extrapolated: {line}" for line in validation.extrapolated]
+    return lines + [f"note: {line}" for line in validation.notes]
 
 
 def _rows(parts: Mapping[str, Errors]) -> list[tuple[str, ...]]:

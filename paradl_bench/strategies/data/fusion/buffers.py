@@ -43,11 +43,11 @@ class Buffers(NamedTuple):
     @property
     def sends(self) -> Sends:
         """As :func:`~paradl_bench.strategies.data.fusion.layerwise_plan.layerwise_plan` takes them."""
-        found: dict[int, tuple[int, ...]] = {}
+        sizes_by_layer: dict[int, tuple[int, ...]] = {}
         for index, size in zip(self.last, self.bytes, strict=True):
             layer = self.layers[index]
-            found[layer] = (*found.get(layer, ()), size)
-        return found
+            sizes_by_layer[layer] = (*sizes_by_layer.get(layer, ()), size)
+        return sizes_by_layer
 
 
 def backward_order(network: ModelGraph) -> tuple[int, ...]:
@@ -65,11 +65,11 @@ def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], all_r
     order = backward_order(network)
     sizes = gradient_bytes(network, order)
     layers = tuple(layer for layer in order if sizes.get(layer))
-    own = tuple(sizes[layer] for layer in layers)
-    gradients = Gradients(np.array([ready_of[layer] for layer in layers]), own)
+    layer_bytes = tuple(sizes[layer] for layer in layers)
+    gradients = Gradients(np.array([ready_of[layer] for layer in layers]), layer_bytes)
     last = last_of_buffers(fusion, gradients, all_reduce_s)
     starts = (0, *(index + 1 for index in last[:-1]))
-    sizes_of_buffers = tuple(sum(own[a : b + 1]) for a, b in zip(starts, last, strict=False))
+    sizes_of_buffers = tuple(sum(layer_bytes[a : b + 1]) for a, b in zip(starts, last, strict=False))
     return Buffers(layers, last, sizes_of_buffers, waits_for_next(fusion, gradients, last))
 
 

@@ -71,8 +71,8 @@ class AskedFusion(msgspec.Struct, frozen=True, kw_only=True):
     def words(self, messages: int) -> str:
         """What found the messages, and how many they are."""
         size = f" of {format_bytes(self.buffer_bytes)}" if self.rule == "buffer" else ""
-        found = f"{self.rule}{size}" if self.file is None else f"{self.file.rule} (file)"
-        return f"{found}, {counted(messages, 'message')}"
+        rule = f"{self.rule}{size}" if self.file is None else f"{self.file.rule} (file)"
+        return f"{rule}, {counted(messages, 'message')}"
 
 
 def parse_fusion(text: str | None, buffer: str | None) -> AskedFusion | None:

@@ -65,7 +65,7 @@ def updated(
 def gradient_bytes(network: ModelGraph, backward: Sequence[int]) -> dict[int, int]:
     """Bytes of the gradients that are complete with backward of each layer."""
     sizes = {parameter.name: parameter.bytes for parameter in network.parameters}
-    found: dict[int, int] = {}
+    bytes_by_layer: dict[int, int] = {}
     for name, layer in gradient_layers(network, backward).items():
-        found[layer] = found.get(layer, 0) + sizes[name]
-    return found
+        bytes_by_layer[layer] = bytes_by_layer.get(layer, 0) + sizes[name]
+    return bytes_by_layer

@@ -101,17 +101,17 @@ class ShardedLiveness(Liveness):
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
         made = sum(self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters)
         self._ledger.gradients = max(0, self._in_backward[i] - made)
-        found = super()._differentiate(i, arrived, saved)
+        gradients = super()._differentiate(i, arrived, saved)
         self._ledger.gradients = self._in_reduction[i]
         self._ledger.mark()
-        return found
+        return gradients
 
     def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
         """As without shards; what is left are the reduced gradients, which further micro-batches add theirs to."""
-        found = super().backward(left, given)
+        storages = super().backward(left, given)
         self._held = self._ledger.gradients = self._units.scattered_bytes
         self._in_backward, self._in_reduction = self._units.in_backward(held=self._held)
-        return found
+        return storages
 
 
 def _made_with(network: ModelGraph) -> list[list[Tensor]]:
@@ -153,7 +153,7 @@ class _ShardedUnits:
         # Then the last unit's buffer is still there: a variable of ``FSDPParamGroup.wait_for_unshard`` holds it.
         root = self._whole(self._units[-1])
         gathered, buffer, entered = root, root, set[str]()
-        found, entering = [], {}
+        gathered_bytes, entering = [], {}
         for layer in range(len(self._network.layers)):
             unit, before = self._unit_of.get(layer), 0
             if unit is not None and unit.name not in entered:
@@ -161,10 +161,10 @@ class _ShardedUnits:
                 before, buffer = buffer, self._whole(unit)
                 gathered += buffer
             kept = root + (self._whole(unit) if unit else 0) if self._reshard else gathered
-            found.append(kept + buffer)
+            gathered_bytes.append(kept + buffer)
             if before:
-                entering[layer] = found[-1] + before
-        return found, entering
+                entering[layer] = gathered_bytes[-1] + before
+        return gathered_bytes, entering
 
     def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
         """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced."""

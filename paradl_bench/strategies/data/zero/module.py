@@ -84,8 +84,8 @@ def kept_through_stages(module: torch.nn.Module) -> Reduce:
         _let_backward_reduce(module, reduces=True)
         state = fully_shard.state(module)  # type: ignore[attr-defined]
         with torch.no_grad():
-            for own in state._state_ctx.all_states:
-                for group in own._fsdp_param_groups:
+            for module_state in state._state_ctx.all_states:
+                for group in module_state._fsdp_param_groups:
                     group.post_backward()
             state._root_post_backward_final_callback()
         _let_backward_reduce(module, reduces=False)
@@ -140,12 +140,12 @@ def check_holders(module: torch.nn.Module, part: torch.nn.Module) -> None:
         ValueError: another module has one.
     """
     inside = set(part.modules())
-    own = {id(parameter): name for name, parameter in part.named_parameters()}
+    name_by_id = {id(parameter): name for name, parameter in part.named_parameters()}
     for name, other in module.named_modules():
-        shared = own.keys() & {id(parameter) for parameter in other.parameters(recurse=False)}
+        shared = name_by_id.keys() & {id(parameter) for parameter in other.parameters(recurse=False)}
         if shared and other not in inside:
             raise ValueError(
-                f"its {own[min(shared)]} is held by {name} too, which torch would shard a second time;"
+                f"its {name_by_id[min(shared)]} is held by {name} too, which torch would shard a second time;"
                 " give that a parameter of its own, or none, or take z1 or d"
             )
 

@@ -70,8 +70,8 @@ def add_optimizer_broadcasts(
     ranks = ranks_along(strategy, axes)
     parts = optimizer_parts(network, ranks)
     updated = set(gradient_order(network))
-    own = [[parameter for parameter in part if parameter.name in updated] for part in parts]
-    largest = max(own, key=lambda part: sum(parameter.elements for parameter in part))
+    updated_parts = [[parameter for parameter in part if parameter.name in updated] for part in parts]
+    largest = max(updated_parts, key=lambda part: sum(parameter.elements for parameter in part))
     elements = sum(parameter.elements for parameter in largest)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(largest))
     update = add_weight_update(builder, work, settings, after)
@@ -166,14 +166,14 @@ def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:
     A unit is given tensors of its own, so that what layers of several units read is another tensor in each.
     """
     unit_of = {layer: unit.name for unit in units_of(sharded.network) for layer in unit.layers}
-    found, last = dict(sharded.shards), dict[int, str]()
+    shards, last = dict(sharded.shards), dict[int, str]()
     for index, shard in sorted(sharded.shards.items()):
         leader = index if shard.leader is None else shard.leader
         if unit_of[index] != last.setdefault(leader, unit_of[index]):
             last[leader] = unit_of[index]
             leading = sharded.shards[leader]
-            found[index] = shard._replace(before_fw=leading.before_fw, after_bw=leading.after_bw)
-    return found
+            shards[index] = shard._replace(before_fw=leading.before_fw, after_bw=leading.after_bw)
+    return shards
 
 
 def _in_first_iterations(issued: Sequence[Collective]) -> Before:
@@ -226,9 +226,9 @@ class _ShardedUnits:
         self._updated = set(gradient_order(network))
         late = _units_that_reduce_late(network, self._units)
         self._reduced_with = {
-            min(own): unit
+            min(in_backward): unit
             for unit in self._units[:-1]
-            if unit.name not in late and (own := set(unit.layers) & set(backward_layers))
+            if unit.name not in late and (in_backward := set(unit.layers) & set(backward_layers))
         }
         # The order in which forward leaves units; the whole model is left last, where it has parameters.
         called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
@@ -347,9 +347,9 @@ def _units_that_reduce_late(network: ModelGraph, units: tuple[Unit, ...]) -> set
     """Units whose backward nothing leaves: no operation before them that they read has a gradient."""
     has_gradient = layers_with_gradient(network)
     index = {layer.name: i for i, layer in enumerate(network.layers)}
-    found = {""}
+    late = {""}
     for unit in units[:-1]:
         read = {index[name] for i in unit.layers for name in network.layers[i].inputs if name in index}
         if not any(has_gradient[i] for i in read - set(unit.layers)):
-            found.add(unit.name)
-    return found
+            late.add(unit.name)
+    return late

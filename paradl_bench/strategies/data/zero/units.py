@@ -46,12 +46,12 @@ def units_of(network: ModelGraph) -> tuple[Unit, ...]:
 
 
 def _find_units(network: ModelGraph) -> tuple[Unit, ...]:
-    found = list(_units_below(_Modules(network), ""))
-    taken = {parameter.name for unit in found for parameter in unit.parameters}
-    inside = {layer for unit in found for layer in unit.layers}
+    units = list(_units_below(_Modules(network), ""))
+    taken = {parameter.name for unit in units for parameter in unit.parameters}
+    inside = {layer for unit in units for layer in unit.layers}
     rest = tuple(parameter for parameter in network.parameters if parameter.name not in taken)
     outside = tuple(i for i in range(len(network.layers)) if i not in inside)
-    return (*found, Unit("", rest, outside))
+    return (*units, Unit("", rest, outside))
 
 
 class _Modules:
@@ -75,11 +75,11 @@ class _Modules:
 
 def _by_module(names: Iterable[str]) -> dict[str, list[int]]:
     """Indices of names, by every module that they belong to; ``#2`` marks an operation's second call."""
-    found: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         for end in (*(at for at, sign in enumerate(name) if sign in ".#"), len(name)):
-            found.setdefault(name[:end], []).append(i)
-    return found
+            indices.setdefault(name[:end], []).append(i)
+    return indices
 
 
 def _units_below(modules: _Modules, module: str) -> Iterator[Unit]:
@@ -106,11 +106,11 @@ def _unit(modules: _Modules, module: str) -> Unit | None:
     network, parameters = modules.network, modules.parameters_of(module)
     layers = tuple(modules.layers.get(module, ()))
     inside = {network.layers[i].name for i in layers}
-    own = {parameter.name for parameter in parameters}
-    reads = [modules.readers.get(name, []) for name in own]
+    parameter_names = {parameter.name for parameter in parameters}
+    reads = [modules.readers.get(name, []) for name in parameter_names]
     in_one_piece = bool(layers) and layers[-1] - layers[0] + 1 == len(layers)
-    tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
-    alone = not tied and all(len(each) <= 1 and set(each) <= set(layers) for each in reads)
+    tied = not parameter_names.issuperset(name for i in layers for name in network.layers[i].parameters)
+    alone = not tied and all(len(readers) <= 1 and set(readers) <= set(layers) for readers in reads)
     changes_given = not inside.issuperset(name for i in layers for name, _ in network.layers[i].values_written)
     return Unit(module, parameters, layers) if in_one_piece and alone and not changes_given else None
 

@@ -28,10 +28,10 @@ class SharedGradients:
     def add_up(self) -> None:
         """Once all backwards of this rank are done, have every rank hold the sum; together with those ranks."""
         pairs = [(place, name) for place, names in self._partners.items() for name in names]
-        own = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
-        received = [torch.empty_like(own[name]) for _, name in pairs]
+        gradients = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
+        received = [torch.empty_like(gradients[name]) for _, name in pairs]
         self._group.exchange(
-            [(place, own[name]) for place, name in pairs],
+            [(place, gradients[name]) for place, name in pairs],
             [(place, buffer) for (place, _), buffer in zip(pairs, received, strict=True)],
         )
         earlier: dict[str, torch.Tensor] = {}
@@ -40,10 +40,10 @@ class SharedGradients:
             if place < self._group.rank:
                 earlier[name] = earlier[name].add_(part) if name in earlier else part
         for name, part in earlier.items():
-            own[name].add_(part)
+            gradients[name].add_(part)
         for (place, name), part in zip(pairs, received, strict=True):
             if place > self._group.rank:
-                own[name].add_(part)
+                gradients[name].add_(part)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -105,9 +105,10 @@ class StageWalk(Walk):
                 return call.function(*args, **kwargs)
         if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):
             return call.result
-        own = enumerate(zip(call.tensors, call.made, strict=True))
+        returned = enumerate(zip(call.tensors, call.made, strict=True))
         tensors = [
-            self._received.get(Crossing(index, output), self.first.get(made, tensor)) for output, (tensor, made) in own
+            self._received.get(Crossing(index, output), self.first.get(made, tensor))
+            for output, (tensor, made) in returned
         ]
         return call.result if call.result is None else with_tensors(call.result, tensors)
 

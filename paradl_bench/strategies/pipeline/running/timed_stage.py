@@ -166,12 +166,12 @@ def _edges(nodes: Sequence[Any], gradients: _Gradients) -> Iterator[tuple[list[G
     given = list(zip(nodes, gradients, strict=False))
     pairs = [
         (GradientEdge(node, place), gradient)
-        for node, own in given
-        for place, gradient in enumerate(own or ())
+        for node, grads in given
+        for place, gradient in enumerate(grads or ())
         if gradient is not None
     ]
     # Where one node leads to another, that one is to get what it got, and not the same once more.
-    handles = [node.register_prehook(lambda _, own=own: own) for node, own in given] if len(nodes) > 1 else []
+    handles = [node.register_prehook(lambda _, grads=grads: grads) for node, grads in given] if len(nodes) > 1 else []
     try:
         yield [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
     finally:

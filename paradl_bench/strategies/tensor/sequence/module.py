@@ -51,7 +51,7 @@ class SequenceRun:
 
     def rules(self, network: ModelGraph, pieces: frozenset[int]) -> dict[int, Rule]:
         """Of layers in no pair."""
-        found = {}
+        rules = {}
         for index, layer in enumerate(network.layers):
             on_part = self._parts.layers.get(index)
             run: Run | None = None
@@ -61,8 +61,8 @@ class SequenceRun:
             if index in self._parts.summed and index not in pieces:
                 run = _Summed(run or _as_it_is, self._group)
             if run is not None:
-                found[index] = Rule(functions_of(layer), run)
-        return found
+                rules[index] = Rule(functions_of(layer), run)
+        return rules
 
 
 def _by_sample(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -77,8 +77,8 @@ def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 class _Entered:
     """An embedding of this rank's part of the tokens."""
 
-    def __init__(self, run: Run, own: OwnTokens) -> None:
-        self._run, self._own = run, own
+    def __init__(self, run: Run, own_tokens: OwnTokens) -> None:
+        self._run, self._own = run, own_tokens
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
@@ -94,10 +94,12 @@ class _Summed:
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given: dict[int, torch.Tensor] = {}
-        tree_map_only(torch.nn.Parameter, lambda each: given.setdefault(id(each), each), (args, kwargs))
-        trained = {key: each for key, each in given.items() if each.requires_grad}
+        tree_map_only(torch.nn.Parameter, lambda parameter: given.setdefault(id(parameter), parameter), (args, kwargs))
+        trained = {key: parameter for key, parameter in given.items() if parameter.requires_grad}
         if not trained or not torch.is_grad_enabled():
             return self._run(function, args, kwargs)
         summed = dict(zip(trained, sum_gradients(list(trained.values()), self._group), strict=True))
-        args, kwargs = tree_map_only(torch.nn.Parameter, lambda each: summed.get(id(each), each), (args, kwargs))
+        args, kwargs = tree_map_only(
+            torch.nn.Parameter, lambda parameter: summed.get(id(parameter), parameter), (args, kwargs)
+        )
         return self._run(function, args, kwargs)

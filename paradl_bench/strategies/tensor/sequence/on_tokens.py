@@ -70,8 +70,8 @@ def whole_shape_of_tokens(tensor: torch.Tensor) -> torch.Size | None:
 class OnTokens:
     """An operation that runs token by token."""
 
-    def __init__(self, layer: Layer, along: Cut, own: OwnTokens, random: OwnRandomness) -> None:
-        self._layer, self._along, self._own, self._random = layer, along, own, random
+    def __init__(self, layer: Layer, along: Cut, own_tokens: OwnTokens, random: OwnRandomness) -> None:
+        self._layer, self._along, self._own, self._random = layer, along, own_tokens, random
         # What lines tensors up with each other may meet one that is whole; others read weights, which stay so.
         self._takes = layer.kind not in ("linear", "addmm", "matmul", "mm", "norm", "embedding", "reduction")
         self._sized = _SIZED.get(str(layer.attributes.get("function"))) if layer.kind == "view" else None

@@ -69,15 +69,15 @@ def find_parts(network: ModelGraph, pairs: Pairs) -> SequenceParts:
 
 def _summed(network: ModelGraph, pairs: Pairs) -> dict[int, tuple[str, ...]]:
     trained = {parameter.name for parameter in network.parameters}
-    found = {}
+    summed = {}
     for index, layer in enumerate(network.layers):
         piece = pairs.pieces.get(index)
-        own = tuple(name for name in layer.parameters if name in trained) if piece is None else ()
+        parameters = tuple(name for name in layer.parameters if name in trained) if piece is None else ()
         if piece is not None and piece.part == "row" and pairs.linear[index].bias:
-            own = (pairs.linear[index].bias,)
-        if own:
-            found[index] = own
-    return found
+            parameters = (pairs.linear[index].bias,)
+        if parameters:
+            summed[index] = parameters
+    return summed
 
 
 class _Walk(TokenWalk):
@@ -115,15 +115,15 @@ class _Walk(TokenWalk):
                 continue
             if layer.kind == "loss":
                 raise CannotCut(f"{layer.name}, which reads all of the sequence: have the head cut (--split)")
-            found = self._of_layer(layer, False)
-            if found.gathered:
+            token_layer = self._of_layer(layer, False)
+            if token_layer.gathered:
                 # It stays whole where what makes its queries, keys and values is frozen, not chosen, or of one head.
                 raise CannotCut(f"{layer.name}, which reads all keys and values and is not cut by heads")
             if enters:
                 self.entered.add(index)
-            self.layers[index] = found
-            assert found.output is not None
-            self._cut[layer.name] = found.output
+            self.layers[index] = token_layer
+            assert token_layer.output is not None
+            self._cut[layer.name] = token_layer.output
         if not self.scattered:
             raise CannotCut("no layer by rows")
         ends = [name for name in self._network.outputs if name in self._cut]
@@ -182,8 +182,8 @@ class Messages:
     def sum_of(self, index: int) -> tuple[Collective, ...]:
         """That of the gradients of a layer's parameters."""
         size = sum(self._sizes_bytes[name] for name in self._parts.summed.get(index, ()))
-        found = self._place.collective("all_reduce", size, batchless=True, element_bytes=1)
-        return (found,) if size else ()
+        all_reduce = self._place.collective("all_reduce", size, batchless=True, element_bytes=1)
+        return (all_reduce,) if size else ()
 
     def of_part(self, operation: str, shape: tuple[int, ...], width: int) -> Collective:
         """One of a tensor of which every rank has or gets a part of the sequence."""

@@ -78,10 +78,10 @@ class TokenWalk:
             reads_targets = index >= forward and len(layer.inputs) < len(layer.input_shapes)
             if not reads_targets and not any(name in self._cut for name in layer.inputs):
                 continue
-            found = self._of_loss(layer) if layer.kind == "loss" else self._of_layer(layer, reads_targets)
-            self.layers[index] = found
-            if found.output is not None:
-                self._cut[layer.name] = found.output
+            token_layer = self._of_loss(layer) if layer.kind == "loss" else self._of_layer(layer, reads_targets)
+            self.layers[index] = token_layer
+            if token_layer.output is not None:
+                self._cut[layer.name] = token_layer.output
         last = len(network.layers) - 1
         if last < 0 or network.layers[last].kind != "loss" or last not in self.layers:
             raise CannotCut("the loss, which is no mean over tokens")
@@ -97,12 +97,12 @@ class TokenWalk:
         reason, fitting = "", []
         for dim in range(-1, -len(layer.output_shape) - 1, -1):
             try:
-                found = self._needed(layer, Cut(dim))
+                token_layer = self._needed(layer, Cut(dim))
             except CannotCut as error:
                 reason = reason if reason and Cut(dim) not in given else str(error)
                 continue
-            if layer.output_shape[dim] == self._length and self._fits(layer, found, given):
-                fitting.append(found)
+            if layer.output_shape[dim] == self._length and self._fits(layer, token_layer, given):
+                fitting.append(token_layer)
         if len(fitting) == 1:
             return fitting[0]
         raise CannotCut(reason or f"{layer.name} ({layer.kind}), which doesn't run token by token")
@@ -128,13 +128,13 @@ class TokenWalk:
             return [None if at in whole else next(tensors) for at in range(len(layer.input_shapes))]
         raise CannotCut(f"{layer.name}, whose inputs can't be told apart")
 
-    def _fits(self, layer: Layer, found: TokenLayer, given: list[Cut | None]) -> bool:
+    def _fits(self, layer: Layer, token_layer: TokenLayer, given: list[Cut | None]) -> bool:
         """Whether what a layer needs is what there is; whole tensors are cut where they are read."""
-        for at, (needed, cut) in enumerate(zip(found.inputs, given, strict=True)):
-            needs = Cut(-2) if at in found.gathered else needed
+        for at, (needed, cut) in enumerate(zip(token_layer.inputs, given, strict=True)):
+            needs = Cut(-2) if at in token_layer.gathered else needed
             if cut is not None and needs != cut:
                 return False
-            if cut is None and needs is not None and at in found.gathered:
+            if cut is None and needs is not None and at in token_layer.gathered:
                 return False
             shape = layer.input_shapes[at]
             if needs is not None and (len(shape) < -needs.dim or shape[needs.dim] != self._length):
@@ -182,7 +182,7 @@ class TokenWalk:
         return TokenLayer(None, (cut, Cut(-1)))
 
 
-def part_of_tokens(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
+def part_of_tokens(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
     """The layer as one rank runs it: shapes, and its part of the FLOPs."""
 
     def part(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
@@ -191,12 +191,12 @@ def part_of_tokens(layer: Layer, found: TokenLayer, ranks: int) -> Layer:
         at = len(shape) + cut.dim
         return (*shape[:at], shape[at] // ranks, *shape[at + 1 :])
 
-    inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, found.inputs, strict=True)]
-    output, *further = (part(shape, found.output) for shape in layer.output_shapes)
+    inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, token_layer.inputs, strict=True)]
+    output, *further = (part(shape, token_layer.output) for shape in layer.output_shapes)
     attributes, batchless = dict(layer.attributes), layer.batchless_inputs
     if "output" in attributes:
         attributes["output"] = output
-    if attributes.get("causal") and found.gathered:
+    if attributes.get("causal") and token_layer.gathered:
         attributes |= {"causal": False, "masked": True}
         batchless = (*batchless, len(inputs))
         inputs.append((output[-2], inputs[1][-2]))

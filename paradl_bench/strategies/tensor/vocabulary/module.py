@@ -44,8 +44,8 @@ def _bind(
 class LookUp:
     """Rows of this rank's tokens, and zeros for all other tokens; forward sums over the ranks."""
 
-    def __init__(self, layer: Layer, own: Interval, summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._layer, self._own, self._summed = layer, own, summed
+    def __init__(self, layer: Layer, interval: Interval, summed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._layer, self._own, self._summed = layer, interval, summed
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """As ``embedding``, for whole tokens."""
@@ -59,15 +59,15 @@ def _look_up(tokens: torch.Tensor, weight: torch.Tensor, first: int, padding: in
     places = tokens - first
     elsewhere = (places < 0) | (places >= len(weight))
     own_padding = None if padding is None or not 0 <= padding - first < len(weight) else padding - first
-    found = F.embedding(places.masked_fill_(elsewhere, 0), weight, own_padding)
-    return found.masked_fill_(elsewhere.unsqueeze(-1), 0)
+    rows = F.embedding(places.masked_fill_(elsewhere, 0), weight, own_padding)
+    return rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
 
 
 class PartedEntropy:
     """The mean cross-entropy from this rank's logits; forward all-reduces three numbers a position."""
 
-    def __init__(self, layer: Layer, own: Interval, group: Group) -> None:
-        self._layer, self._own, self._group = layer, own, group
+    def __init__(self, layer: Layer, interval: Interval, group: Group) -> None:
+        self._layer, self._own, self._group = layer, interval, group
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """As ``cross_entropy``, of logits that are parts."""
@@ -92,8 +92,8 @@ def _mean(sums: torch.Tensor, hits: torch.Tensor, targets: torch.Tensor, ignored
 
 def _exponents(logits: torch.Tensor, largest: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per position, the sum of this rank's exponents, and the target's logit, or 0 where another rank has that."""
-    found: tuple[torch.Tensor, torch.Tensor] = _Exponents.apply(logits, largest, places)  # type: ignore[no-untyped-call]
-    return found
+    sums_and_hits: tuple[torch.Tensor, torch.Tensor] = _Exponents.apply(logits, largest, places)  # type: ignore[no-untyped-call]
+    return sums_and_hits
 
 
 class _Exponents(torch.autograd.Function):
@@ -102,17 +102,17 @@ class _Exponents(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, largest: torch.Tensor, places: torch.Tensor) -> Any:
         here = (places >= 0) & (places < logits.shape[-1])
-        own = places.masked_fill(~here, 0)
+        own_places = places.masked_fill(~here, 0)
         shifted = logits - largest.unsqueeze(-1)
-        hits = shifted.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
+        hits = shifted.gather(-1, own_places.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
         exponents = shifted.exp_()
-        ctx.save_for_backward(exponents, own, here)
+        ctx.save_for_backward(exponents, own_places, here)
         return exponents.sum(-1), hits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_sums: torch.Tensor, of_hits: torch.Tensor) -> Any:
-        exponents, own, here = ctx.saved_tensors
+        exponents, own_places, here = ctx.saved_tensors
         gradient = exponents * of_sums.unsqueeze(-1)
-        gradient.scatter_add_(-1, own.unsqueeze(-1), (of_hits * here).unsqueeze(-1))
+        gradient.scatter_add_(-1, own_places.unsqueeze(-1), (of_hits * here).unsqueeze(-1))
         return gradient, None, None

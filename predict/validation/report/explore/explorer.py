@@ -81,9 +81,9 @@ class Explorer:
         Raises:
             UserError: whatever is wrong, in one line; or nothing fits.
         """
-        found = self._found(asked.search, asked.found_on)
-        shown = tuple(row.prediction for row in found.answer.rows[:SHOWN])
-        searched = found.answer.searched[0]
+        result = self._found(asked.search, asked.found_on)
+        shown = tuple(row.prediction for row in result.answer.rows[:SHOWN])
+        searched = result.answer.searched[0]
         return {
             "rows": [_numbers(prediction) for prediction in shown],
             "said": f"{searched.candidates:,} candidates, {searched.predicted:,} predicted in full.",
@@ -103,15 +103,15 @@ class Explorer:
         Raises:
             UserError: as :meth:`row`.
         """
-        found, point, predictor = self._case(asked)
+        result, point, predictor = self._case(asked)
         timeline, prediction = predict_timeline(predictor.costs, point)
         bars, left_out = bars_of_timeline(timeline)
-        command, python = commands(shlex.split(found.answer.rows[asked.row].predict_command), asked.changed)
+        command, python = commands(shlex.split(result.answer.rows[asked.row].predict_command), asked.changed)
         confidence = confidence_in([(prediction.strategy, prediction.provenance)], option="Below are")
         return _numbers(prediction) | {
             "figures": {
                 "breakdown": made_of((prediction,)).data,
-                "memory": peaks((prediction,), found.answer.memory_bytes_per_rank).data,
+                "memory": peaks((prediction,), result.answer.memory_bytes_per_rank).data,
                 "timeline": bars,
             },
             "said": [confidence.line, *left_out],
@@ -163,15 +163,15 @@ class Explorer:
         return Predictor(there, simulate.EVALUATOR)
 
     def _case(self, asked: Asked) -> tuple[_Found, Configuration, Predictor]:
-        found = self._found(asked.search, asked.found_on)
-        if asked.row >= len(found.points):
-            raise UserError(f"row {asked.row}: the search has {len(found.points)}")
-        return found, found.points[asked.row], self._predictor(asked.search, asked.changed)
+        result = self._found(asked.search, asked.found_on)
+        if asked.row >= len(result.points):
+            raise UserError(f"row {asked.row}: the search has {len(result.points)}")
+        return result, result.points[asked.row], self._predictor(asked.search, asked.changed)
 
     def _predict(self, asked: Asked) -> Prediction:
-        found, point, predictor = self._case(asked)
+        result, point, predictor = self._case(asked)
         # On the hardware that the search was for it has predicted its rows.
-        return found.answer.rows[asked.row].prediction if asked.changed == asked.found_on else predictor.predict(point)
+        return result.answer.rows[asked.row].prediction if asked.changed == asked.found_on else predictor.predict(point)
 
 
 def _dtypes(profile: Profile) -> list[str]:

@@ -48,16 +48,16 @@ def listening(port: int) -> socket.socket:
     Raises:
         UserError: the port is in use.
     """
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((LOOPBACK, port))
-        found.listen()
+        listener.bind((LOOPBACK, port))
+        listener.listen()
     except OSError as error:
-        found.close()
+        listener.close()
         why = (error.strerror or str(error)).lower()
         raise UserError(f"--port {port} cannot be used ({why}); leave it out for a free one") from None
-    return found
+    return listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
-from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
+from paradl_bench.strategies.pipeline.even_cuts import EvenCuts
 from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mesh import alike
@@ -194,8 +194,8 @@ def test_only_ranks_with_equal_features_share_their_shards(features: int) -> Non
 def test_a_place_that_no_cut_can_part_bounds_the_stages() -> None:
     above = np.array([0.0, 1.0, 2.0, 50.0, 51.0, 52.0, 53.0])
     trained = np.arange(7)
-    assert cut_evenly(range(7), above, trained, [0] * 7, 3) == (2, 3)
-    assert cut_evenly(range(7), above, trained, [0] * 7, 6) == (1, 2, 3, 4, 5)
+    assert EvenCuts(range(7), above, trained, [0] * 7).into(3) == (2, 3)
+    assert EvenCuts(range(7), above, trained, [0] * 7).into(6) == (1, 2, 3, 4, 5)
 
 
 def test_what_a_strategy_lacks_leaves_the_others_their_estimates() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.plan.tasks import FrameworkOverhead, Phase, RoleBuilder, Stream
-from paradl_bench.strategies.pipeline.even_cuts import EvenCuts, cut_evenly
+from paradl_bench.strategies.pipeline.even_cuts import EvenCuts
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, repeat
 
 FORWARD, BACKWARD = FrameworkOverhead(phase="FW"), FrameworkOverhead(phase="BW")
@@ -80,7 +80,7 @@ def test_the_cut_is_that_of_a_plain_recursion(case: tuple[list[int], list[bool],
     weights, trained, sent, stages = case
     places = list(range(len(weights) + 1))
     above = np.concatenate([[0.0], np.cumsum(weights)])
-    found = cut_evenly(places, above, np.concatenate([[0], np.cumsum(trained)]), sent, stages)
+    found = EvenCuts(places, above, np.concatenate([[0], np.cumsum(trained)]), sent).into(stages)
     wanted = cut_plainly(*case)
     assert found == (wanted[1] if wanted else None)
 
@@ -114,6 +114,6 @@ def test_no_cut_has_a_smaller_largest_stage(case: tuple[list[int], list[bool], l
 
 def test_among_equal_cuts_the_least_sent_then_the_earliest_wins() -> None:
     above, trained = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0, 1, 2, 3])
-    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 5, 4, 9], 2) == (2,)
-    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 5, 9], 2) == (1,)
-    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 4, 9], 2) == (1,)
+    assert EvenCuts([0, 1, 2, 3], above, trained, [9, 5, 4, 9]).into(2) == (2,)
+    assert EvenCuts([0, 1, 2, 3], above, trained, [9, 4, 5, 9]).into(2) == (1,)
+    assert EvenCuts([0, 1, 2, 3], above, trained, [9, 4, 4, 9]).into(2) == (1,)
