@@ -168,7 +168,7 @@ def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
                 f"model {network.name} has no blocks that can be computed again; name modules, as layer1,head"
             )
     elif tuple(chosen) == ATTENTION and not modules.has(*ATTENTION):
-        found = list(modules.attentions())
+        segments = list(modules.attentions())
     else:
         segments = [segment for text in chosen for segment in modules.named(text)]
     segments = sorted(dict.fromkeys(segments), key=lambda segment: segment.layers.start)
