@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paradl_bench.importers.training_programs.launch import Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 
 _ORDER = ("data", "tensor")
@@ -91,7 +91,7 @@ def _fsdp(degrees: Degrees, recomputes: bool) -> Settings:
     return settings
 
 
-def _read(settings: Found) -> Launch:
+def _read(settings: FileSettings) -> Launch:
     settings.refuse_set(_OTHERS)
     kinds = {name: name for name in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")}
     kind = settings.choice(_TYPE, kinds, "NO")

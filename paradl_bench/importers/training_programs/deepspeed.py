@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 
@@ -69,7 +69,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     return settings
 
 
-def _read(settings: Found) -> Launch:
+def _read(settings: FileSettings) -> Launch:
     settings.refuse_set(_OTHERS)
     tensor = settings.whole(_TENSOR, 1, least=0) or 1
     batch = settings.whole(_BATCH, most=1 << 40)
@@ -102,7 +102,7 @@ def _precision(dtype: str | None) -> Settings:
     return {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"} if dtype == "bf16" else {}
 
 
-def _low_dtype(settings: Found, stage: int) -> str:
+def _low_dtype(settings: FileSettings, stage: int) -> str:
     """What bf16 parameters are predicted as; empty where there are none."""
     if not settings.truth(_BF16):
         return ""

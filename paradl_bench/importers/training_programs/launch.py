@@ -216,7 +216,7 @@ class Wanted:
         return tuple(self.notes)
 
 
-class Found:
+class FileSettings:
     """Settings that a file holds, read with their types and bounds; each error names the file and the setting.
 
     Attributes:

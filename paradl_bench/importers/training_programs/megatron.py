@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS
-from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.graph import DTYPE_BYTES
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
@@ -44,90 +44,90 @@ _LEFT_OUT = {
 
 def _write(wanted: Wanted, kind: str) -> Settings:
     launch, degrees = wanted.launch, wanted.degrees(_ORDER, _DATA_OUTERMOST)
-    found: Settings = {
+    settings: Settings = {
         "tensor-model-parallel-size": degrees.tensor,
         "pipeline-model-parallel-size": degrees.pipeline,
     }
     kinds = [axis.kind for axis in launch.strategy.axes if axis.degree > 1]
     if kinds[:2] == ["data", "pipeline"]:
-        found[_DATA_OUTERMOST_FLAG] = True
+        settings[_DATA_OUTERMOST_FLAG] = True
     if degrees.pipeline > 1:
         schedule = wanted.take("schedule", "gpipe")
         if schedule not in _SCHEDULES:
             wanted.refuse(f"runs no pipeline by {schedule}", f"predict with --schedule {' or '.join(_SCHEDULES)}")
         if schedule == "interleaved":
-            found["num-virtual-stages-per-pipeline-rank"] = _VIRTUAL_STAGES
-    found["micro-batch-size"] = wanted.micro_batches(degrees).samples
-    found["global-batch-size"] = launch.batch or 1
-    found |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence} if launch.sequence else {}
-    found |= {"clip-grad": wanted.norm() or 0.0, "expert-model-parallel-size": degrees.expert}
-    found |= _data_parallel(wanted, degrees)
+            settings["num-virtual-stages-per-pipeline-rank"] = _VIRTUAL_STAGES
+    settings["micro-batch-size"] = wanted.micro_batches(degrees).samples
+    settings["global-batch-size"] = launch.batch or 1
+    settings |= {"seq-length": launch.sequence, "max-position-embeddings": launch.sequence} if launch.sequence else {}
+    settings |= {"clip-grad": wanted.norm() or 0.0, "expert-model-parallel-size": degrees.expert}
+    settings |= _data_parallel(wanted, degrees)
     if launch.dtype == "bf16":
-        found["bf16"] = True
+        settings["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
     elif launch.dtype and has_masters(launch.dtype):
-        found |= {"bf16": True, _BF16_GRADIENTS: True}
-    found |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
+        settings |= {"bf16": True, _BF16_GRADIENTS: True}
+    settings |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
     if degrees.tensor > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():
-        found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     if launch.optimizer:
         # Its adam decays parameters as AdamW does, in one kernel.
-        found["optimizer"] = launch.optimizer.partition("w")[0]
+        settings["optimizer"] = launch.optimizer.partition("w")[0]
     if wanted.take("offload", "none") == "optimizer":
         if not degrees.stage:
             wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")
-        found |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
-    return found
+        settings |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
+    return settings
 
 
 def _data_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
     """How gradients are exchanged, where there are several replicas."""
     if degrees.reading == 1:
         return {}
-    found: Settings = {"overlap-grad-reduce": True}
+    settings: Settings = {"overlap-grad-reduce": True}
     if degrees.replicas > 1:
-        found["num-distributed-optimizer-instances"] = degrees.replicas
+        settings["num-distributed-optimizer-instances"] = degrees.replicas
     if degrees.stage:
-        found["use-distributed-optimizer"] = True
+        settings["use-distributed-optimizer"] = True
     if degrees.stage in _SHARDED and degrees.pipeline > 1:
         wanted.refuse("gathers for every micro-batch under its FSDP, and predict once", f"predict z1d{degrees.data}")
     if degrees.stage in _SHARDED:
-        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED[degrees.stage]}
+        settings |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": _SHARDED[degrees.stage]}
         # The only format of checkpoints that it takes.
-        found["ckpt-format"] = "fsdp_dtensor"
+        settings["ckpt-format"] = "fsdp_dtensor"
     elif wanted.launch.bucket_cap_bytes:
-        found["ddp-bucket-size"] = max(1, wanted.launch.bucket_cap_bytes // _gradient_bytes(wanted.launch.dtype))
-    return found
+        settings["ddp-bucket-size"] = max(1, wanted.launch.bucket_cap_bytes // _gradient_bytes(wanted.launch.dtype))
+    return settings
 
 
-def _stage(found: Found) -> int:
-    if found.truth("use_torch_fsdp2"):
+def _stage(settings: FileSettings) -> int:
+    if settings.truth("use_torch_fsdp2"):
         return 3
-    if not found.truth("use_megatron_fsdp"):
-        return int(found.truth("use_distributed_optimizer"))
+    if not settings.truth("use_megatron_fsdp"):
+        return int(settings.truth("use_distributed_optimizer"))
     stages = {"no_shard": "0", "optim": "1"} | {name: str(stage) for stage, name in _SHARDED.items()}
-    return int(found.choice("data_parallel_sharding_strategy", stages, "optim_grads_params"))
+    return int(settings.choice("data_parallel_sharding_strategy", stages, "optim_grads_params"))
 
 
-def _degrees(found: Found, pipeline: int, tensor: int) -> Degrees:
+def _degrees(settings: FileSettings, pipeline: int, tensor: int) -> Degrees:
     """Data parallelism is what other degrees leave of the ranks: parted into replicas of shards, and experts."""
-    experts = found.whole("expert_model_parallel_size", 1)
-    data = found.replicas(found.ranks("ranks"), tensor * pipeline * experts)
-    instances = found.whole("num_distributed_optimizer_instances", 1)
-    stage = _stage(found) if data * experts > 1 else 0
+    experts = settings.whole("expert_model_parallel_size", 1)
+    data = settings.replicas(settings.ranks("ranks"), tensor * pipeline * experts)
+    instances = settings.whole("num_distributed_optimizer_instances", 1)
+    stage = _stage(settings) if data * experts > 1 else 0
     if stage > 1 and pipeline > 1:
-        found.notes.append(
+        settings.notes.append(
             "Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration"
         )
     if stage and experts > 1:
-        raise found.wrong(
+        raise settings.wrong(
             f"expert_model_parallel_size is {experts}: predict has no strategy of experts beside ZeRO; with a whole"
             f" optimizer it is {Degrees(data=data, expert=experts).strategy(('data', 'expert'))}"
         )
     if instances > 1 and (not stage or data % instances):
-        raise found.wrong(
+        raise settings.wrong(
             f"num_distributed_optimizer_instances is {instances}: it has to part {data} ranks of data parallelism, with"
             " --use-distributed-optimizer"
         )
@@ -140,59 +140,61 @@ def _degrees(found: Found, pipeline: int, tensor: int) -> Degrees:
     )
 
 
-def _read(found: Found) -> Launch:
-    found.refuse_set(_OTHERS)
-    found.note_set(_LEFT_OUT)
-    tensor = found.whole("tensor_model_parallel_size", 1)
-    pipeline = found.whole("pipeline_model_parallel_size", 1)
-    degrees = _degrees(found, pipeline, tensor)
-    samples = found.whole("micro_batch_size")
-    batch = found.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
-    options = found.micro_batches(degrees, batch, samples) | found.norm("clip_grad", "1.0")
-    options |= found.sequence_parallel(degrees, found.truth("sequence_parallel"))
+def _read(settings: FileSettings) -> Launch:
+    settings.refuse_set(_OTHERS)
+    settings.note_set(_LEFT_OUT)
+    tensor = settings.whole("tensor_model_parallel_size", 1)
+    pipeline = settings.whole("pipeline_model_parallel_size", 1)
+    degrees = _degrees(settings, pipeline, tensor)
+    samples = settings.whole("micro_batch_size")
+    batch = settings.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
+    options = settings.micro_batches(degrees, batch, samples) | settings.norm("clip_grad", "1.0")
+    options |= settings.sequence_parallel(degrees, settings.truth("sequence_parallel"))
     if pipeline > 1:
-        chunks = found.whole("num_virtual_stages_per_pipeline_rank", 1)
+        chunks = settings.whole("num_virtual_stages_per_pipeline_rank", 1)
         if chunks > _VIRTUAL_STAGES:
-            raise found.wrong(f"num_virtual_stages_per_pipeline_rank is {chunks}: interleaved pipelines have 2 here")
+            raise settings.wrong(f"num_virtual_stages_per_pipeline_rank is {chunks}: interleaved pipelines have 2 here")
         options["schedule"] = _SCHEDULES[chunks - 1]
-    options |= _recomputed(found)
-    if found.truth("optimizer_cpu_offload"):
+    options |= _recomputed(settings)
+    if settings.truth("optimizer_cpu_offload"):
         options["offload"] = "optimizer"
-    dtype = _dtype(found)
+    dtype = _dtype(settings)
     default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * _gradient_bytes(dtype)
     exchanges = degrees.reading > 1 and degrees.stage < 2
-    bucket_bytes = (_bucket_bytes(found, dtype) or default) if found.truth("overlap_grad_reduce") else _ONE_BUCKET_BYTES
+    bucket_bytes = (
+        (_bucket_bytes(settings, dtype) or default) if settings.truth("overlap_grad_reduce") else _ONE_BUCKET_BYTES
+    )
     return Launch(
-        strategy=degrees.strategy(_DATA_OUTERMOST if found.truth("use_tp_pp_dp_mapping") else _ORDER),
+        strategy=degrees.strategy(_DATA_OUTERMOST if settings.truth("use_tp_pp_dp_mapping") else _ORDER),
         batch=batch,
-        sequence=found.whole("seq_length", least=2) if found.has("seq_length") else None,
+        sequence=settings.whole("seq_length", least=2) if settings.has("seq_length") else None,
         dtype=dtype,
-        optimizer=found.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        optimizer=settings.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
         bucket_cap_bytes=bucket_bytes if exchanges else None,
         options=options,
     )
 
 
-def _recomputed(found: Found) -> dict[str, str]:
+def _recomputed(settings: FileSettings) -> dict[str, str]:
     """All blocks, or none; of so many of each stage predictions know nothing."""
-    if found.choice("recompute_granularity", {"full": "all", "selective": "", "none": ""}, "none"):
-        if found.choice("recompute_method", {"block": "some", "uniform": ""}, "uniform"):
-            if not found.whole("recompute_num_layers", 1, least=0):
+    if settings.choice("recompute_granularity", {"full": "all", "selective": "", "none": ""}, "none"):
+        if settings.choice("recompute_method", {"block": "some", "uniform": ""}, "uniform"):
+            if not settings.whole("recompute_num_layers", 1, least=0):
                 return {}
-            found.notes.append("predictions compute all blocks again, not recompute_num_layers of each stage")
+            settings.notes.append("predictions compute all blocks again, not recompute_num_layers of each stage")
         return {"recompute": "all"}
-    if found.has("recompute_granularity"):
-        found.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
+    if settings.has("recompute_granularity"):
+        settings.note_set({"recompute_granularity": "that some modules are computed again: see --recompute"})
     return {}
 
 
-def _dtype(found: Found) -> str:
+def _dtype(settings: FileSettings) -> str:
     """Parameters of bf16 have fp32 copies; gradients are added up and sent in fp32 unless they are told otherwise."""
-    if not found.truth("bf16"):
+    if not settings.truth("bf16"):
         return "fp32"
-    if found.truth(_BF16_GRADIENTS.replace("-", "_")):
+    if settings.truth(_BF16_GRADIENTS.replace("-", "_")):
         return WEIGHTS_DTYPE
-    found.note_set(
+    settings.note_set(
         {"bf16": "that parameters are bf16: they are fp32, with autocast, and so are the gradients that are sent"}
     )
     return computed_in(WEIGHTS_DTYPE)
@@ -202,8 +204,8 @@ def _gradient_bytes(dtype: str | None) -> int:
     return DTYPE_BYTES[computed_in(dtype)] if dtype and has_masters(dtype) else FP32_BYTES
 
 
-def _bucket_bytes(found: Found, dtype: str) -> int:
-    return (found.elements_bytes("ddp_bucket_size") or 0) // FP32_BYTES * _gradient_bytes(dtype)
+def _bucket_bytes(settings: FileSettings, dtype: str) -> int:
+    return (settings.elements_bytes("ddp_bucket_size") or 0) // FP32_BYTES * _gradient_bytes(dtype)
 
 
 def _knows(settings: Mapping[str, object]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import discover, lookup
 from paradl_bench.importers.training_programs.file_formats import encode_settings, format_of, read_settings
-from paradl_bench.importers.training_programs.launch import Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import FileSettings, Launch, Settings, Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Program:
     suffix: str
     write: Callable[[Wanted, str], Settings]
     knows: Callable[[Mapping[str, object]], bool]
-    read: Callable[[Found], Launch]
+    read: Callable[[FileSettings], Launch]
     start: Mapping[str, str]
 
     @property
@@ -125,7 +125,7 @@ def read_launch(path: Path, ranks: int | None = None) -> Read:
     settings = read_settings(path)
     for program in programs().values():
         if format_of(path) in program.formats and program.knows(settings):
-            file_settings = Found(settings, str(path), ranks)
+            file_settings = FileSettings(settings, str(path), ranks)
             return Read(launch=program.read(file_settings), program=program, notes=tuple(file_settings.notes))
     known = ", ".join(f"{program.title} ({', '.join(program.formats)})" for program in programs().values())
     raise UserError(f"--strategy @{path}: no configuration of a program that is known: {known}")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUBCOMMAND
-from paradl_bench.importers.training_programs.launch import MIB, Degrees, Found, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import MIB, Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.plan.schedules.catalog import schedules
 
@@ -117,7 +117,7 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     return {**settings, "activation_checkpoint.mode": "full" if recomputes else "none"}
 
 
-def _data(settings: Found, others: int) -> tuple[int, int, int]:
+def _data(settings: FileSettings, others: int) -> tuple[int, int, int]:
     """Replicas of shards, ranks of data parallelism beside them, and the stage of ZeRO."""
     replicate, shard = settings.whole(_REPLICATE, 1), settings.whole(_SHARD, -1, least=-1)
     if shard < 1:
@@ -135,7 +135,7 @@ def _data(settings: Found, others: int) -> tuple[int, int, int]:
     return replicate, shard, stage
 
 
-def _recompute(settings: Found) -> str:
+def _recompute(settings: FileSettings) -> str:
     name = SUBCOMMAND if settings.has(SUBCOMMAND) else "activation_checkpoint.mode"
     choices = {"full": "all", "none": "none", "selective": "", "memory_budget": "", "memory-budget": ""}
     meant = settings.choice(name, choices, "selective")
@@ -144,7 +144,7 @@ def _recompute(settings: Found) -> str:
     return meant or "none"
 
 
-def _dtype(settings: Found) -> str:
+def _dtype(settings: FileSettings) -> str:
     if settings.text(f"{_TRAINING}dtype", "float32") != "float32":
         raise settings.wrong(
             f"{_TRAINING}dtype is {settings.text(f'{_TRAINING}dtype')[:40]}: predict keeps parameters in fp32"
@@ -153,7 +153,7 @@ def _dtype(settings: Found) -> str:
     return settings.choice(f"{_TRAINING}mixed_precision_param", words, "bfloat16")
 
 
-def _read(settings: Found) -> Launch:
+def _read(settings: FileSettings) -> Launch:
     settings.refuse_set(_OTHERS)
     settings.note_set(_LEFT_OUT)
     tensor, pipeline = settings.whole(_TENSOR, 1), settings.whole(_PIPELINE, 1)
@@ -186,7 +186,7 @@ def _read(settings: Found) -> Launch:
     )
 
 
-def _refuse_experts(settings: Found, data: int) -> None:
+def _refuse_experts(settings: FileSettings, data: int) -> None:
     """Experts are parted among ranks that FSDP2 shards all else over, which no strategy does."""
     experts = settings.whole(_EXPERT, 1)
     if experts > 1:
@@ -197,7 +197,7 @@ def _refuse_experts(settings: Found, data: int) -> None:
         )
 
 
-def _optimizer(settings: Found) -> str | None:
+def _optimizer(settings: FileSettings) -> str | None:
     name = settings.text("optimizer.name").lower()
     if name == "adamw":
         return "adamw-fused" if settings.text("optimizer.implementation") == "fused" else name

@@ -184,7 +184,7 @@ class RankOperations:
             return False
         read = INPUT if source < 0 else self._layers[source].name
         shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
-        return any(own == all_of_it for name, own, all_of_it in shapes if name == read)
+        return any(part_shape == all_of_it for name, part_shape, all_of_it in shapes if name == read)
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]

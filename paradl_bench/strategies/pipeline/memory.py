@@ -194,8 +194,8 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
             | {field: number(name) for field, name in single.items()}
         )
 
-    def of_shard(own: LayerShard) -> dict[str, object]:
-        return own._asdict() | {"layer": of_layer(own.layer), "held": of_layer(own.held)}
+    def of_shard(layer_shard: LayerShard) -> dict[str, object]:
+        return layer_shard._asdict() | {"layer": of_layer(layer_shard.layer), "held": of_layer(layer_shard.held)}
 
     return msgspec.msgpack.encode(
         (
@@ -204,7 +204,7 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
             [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.buffers],
             [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
             (network.input_shape, network.input_dtype, network.frozen),
-            [(index, of_shard(own)) for index, own in sorted(run.shards.items())],
+            [(index, of_shard(layer_shard)) for index, layer_shard in sorted(run.shards.items())],
             (run.widths, run.outputs, run.kept_outputs, run.input_has_gradient),
             [(part.start, part.stop) for part in run.recomputed],
         )

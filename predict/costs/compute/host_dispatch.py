@@ -175,13 +175,13 @@ def _gaps(
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
     of_roles = [_stretches(role, (host_s > 0) | is_overhead) for role in plan.roles]
-    found = []
+    gaps_of_ends = []
     for times in ends:
         gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
         for role, stretches in zip(plan.roles, of_roles, strict=True):
             _add_waits(role.multiplicity, stretches, device_s, times * host_s, is_overhead, gaps)
-        found.append(gaps)
-    return found
+        gaps_of_ends.append(gaps)
+    return gaps_of_ends
 
 
 def _add_waits(

@@ -80,13 +80,13 @@ class GroupCosts:
         if self._columns.shape[1] < len(self._links):
             self._columns = np.array(list(self._links), np.int64).T
         fit, ranks, per_node = self._columns
-        found = np.zeros(sizes.shape)
+        seconds = np.zeros(sizes.shape)
         for at in np.unique(fit[links]).tolist():
-            own = fit[links] == at
+            of_fit = fit[links] == at
             if at >= 0:
-                over = links[own]
-                found[own] = self._times[at].seconds(ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
-        return found
+                over = links[of_fit]
+                seconds[of_fit] = self._times[at].seconds(ranks[over], sizes[of_fit].reshape(1, -1), per_node[over])[0]
+        return seconds
 
     def _fit(self, operation: str, group: Group) -> int:
         levels = self._communication.cluster.levels

@@ -201,12 +201,12 @@ def with_messages(
         return shard._replace(before_fw=before, after_bw=after)
     if index not in parts.scattered:
         return shard
-    found = TokenLayer(SEQUENCE, (None,) * len(layer.input_shapes))
+    token_layer = TokenLayer(SEQUENCE, (None,) * len(layer.input_shapes))
     return shard._replace(
         after_fw=(messages.of_part("reduce_scatter", layer.output_shape, width),),
         before_bw=(messages.of_part("all_gather", layer.output_shape, width),),
         sums=messages.sum_of(index),
-        held=part_of_tokens(layer, found, messages.ranks),
+        held=part_of_tokens(layer, token_layer, messages.ranks),
     )
 
 
