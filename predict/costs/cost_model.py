@@ -313,7 +313,8 @@ class CostModel:
     def _sum_up(self, place: PricingContext) -> PricedSums:
         groups: dict[str, list[tuple[Work, Priced]]] = {name: [] for name in SUMS}
         for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
-            groups[_sum_of(work)].append((work, part))
+            name = f"{work.way} between" if isinstance(work, FrameworkOverhead) else work.way
+            groups[name].append((work, part))
         spread = self._spread(place)
         parts = [[part for _, part in group] for group in groups.values()]
         return PricedSums(
@@ -396,7 +397,3 @@ class CostModel:
         of_roles = [sum(part.cost.seconds * count[index] for index, part in parts.items()) for count in counts]
         ranks = [role.multiplicity for role in plan.roles]
         return sum(math.prod(pair) for pair in zip(of_roles, ranks, strict=True)) / sum(ranks)
-
-
-def _sum_of(work: Work) -> str:
-    return f"{work.way} between" if isinstance(work, FrameworkOverhead) else work.way

@@ -74,14 +74,14 @@ def choose_network(
             f"--sequence {sequence}: {place} holds {model} with {samples}; other lengths are of a config.json, or of"
             f" --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
         )
+    add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
     if profile.network:
-        add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
         raise UserError(f"{unknown_choice('model', model, profile.network)}; {add}")
     shipped = traced_network(model)
     if shipped is None:
         raise UserError(
             f"{unknown_choice('model', model, traced_models())}, whose networks come with the tool; {place} holds no"
-            f" model. Of another: paradl-bench describe {model} -o FILE, then give --network FILE"
+            f" model; {add}; or give --network FILE: paradl-bench describe {model} -o FILE"
         )
     if sequence is not None:
         raise UserError(f"--sequence {sequence}: {model} reads no tokens: leave it out")

@@ -202,7 +202,7 @@ def test_a_killed_rank_is_named_with_its_signal_ending_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "crashed"), [("SIGSEGV", True), ("SIGTERM", False)])
-def test_a_crash_is_called_one_and_is_not_gone_on_with(name: str, crashed: bool) -> None:
+def test_a_crash_is_not_gone_on_with(name: str, crashed: bool) -> None:
     program = (
         f"import os, signal, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{name})\ntime.sleep(60)"
     )
