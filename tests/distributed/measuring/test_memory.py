@@ -224,6 +224,7 @@ TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "networks.py").write_text(NETWORKS)
