@@ -20,8 +20,10 @@ MOST_RANKS = 1 << 20
 MOST_COUNTED = 1 << 40
 MOST_BYTES = 1 << 60
 MOST_ELEMENTS = 1 << 50
-MOST_MICRO_BATCHES = 1 << 10
-"""Of an iteration: each has its own tasks in a plan."""
+MOST_MICRO_BATCHES = 1 << 14
+"""Of a pipeline's iteration: each has its own tasks in a plan."""
+MOST_ACCUMULATED = 1 << 10
+"""Of an iteration without a pipeline, whose plans add the tasks one by one: 16,384 take half a minute to validate."""
 SHORTEST_S = 1e-15
 """A shorter time is no measurement; its reciprocal overflows easily."""
 _MOST_RELATIVE = 1e9
@@ -53,6 +55,7 @@ PositiveEstimatedBytes = Annotated[float, msgspec.Meta(ge=1, le=float(MOST_BYTES
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNTED)]
 MicroBatches = Annotated[int, msgspec.Meta(ge=1, le=MOST_MICRO_BATCHES)]
+Accumulated = Annotated[int, msgspec.Meta(ge=1, le=MOST_ACCUMULATED)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 RanksOrUnknown = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]

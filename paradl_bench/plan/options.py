@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MOST_NORM
+from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_NORM
 from paradl_bench.core.checks import refuse_fp8
 from paradl_bench.core.terminal.forms import json_format
 from paradl_bench.core.terminal.help import Decorator, option_group, together
@@ -157,7 +157,7 @@ batch_norm_option = click.option(
 accumulate_option = click.option(
     "--accumulate",
     metavar="K",
-    type=click.IntRange(1, MOST_MICRO_BATCHES),
+    type=click.IntRange(1, MOST_ACCUMULATED),
     default=1,
     show_default=True,
     help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MOST_NORM, MicroBatches, PositiveCount, PositiveNorm, Ranks
+from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_NORM, Accumulated, PositiveCount, PositiveNorm, Ranks
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axes.registry import option_types
 
@@ -47,7 +47,7 @@ class ChosenSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch: PositiveCount
     optimizer: str = "sgd"
     batch_norm: Literal["local", "sync"] = "local"
-    accumulate: MicroBatches = 1
+    accumulate: Accumulated = 1
     recompute: tuple[str, ...] = ()
     offload: Literal["none", "optimizer"] = "none"
     clip_norm: PositiveNorm | None = None
@@ -78,8 +78,8 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch has to be at least 1, not {self.batch}")
-        if not 1 <= self.accumulate <= MOST_MICRO_BATCHES:
-            raise ValueError(f"accumulate has to be from 1 to {MOST_MICRO_BATCHES}, not {self.accumulate}")
+        if not 1 <= self.accumulate <= MOST_ACCUMULATED:
+            raise ValueError(f"accumulate has to be from 1 to {MOST_ACCUMULATED}, not {self.accumulate}")
         if self.clip_norm is not None and not 0 < self.clip_norm <= MOST_NORM:
             raise ValueError(f"clip_norm has to be larger than 0, and at most {MOST_NORM:g}, not {self.clip_norm}")
         if self.axes:

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from paradl_bench.core.bounds import MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
+from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import computed_in, has_masters
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -348,10 +348,11 @@ class FileSettings:
             UserError: they are not even.
         """
         count, rest = divmod(batch, degrees.reading * samples)
-        if rest or not 1 <= count <= MOST_MICRO_BATCHES:
+        most = MOST_MICRO_BATCHES if degrees.pipeline > 1 else MOST_ACCUMULATED
+        if rest or not 1 <= count <= most:
             raise self.wrong(
                 f"a mini-batch of {batch} does not part into micro-batches of {samples} over"
-                f" {degrees.reading} ranks of data parallelism, up to {MOST_MICRO_BATCHES} each"
+                f" {degrees.reading} ranks of data parallelism, up to {most} each"
             )
         return {"micro_batches" if degrees.pipeline > 1 else "accumulate": str(count)}
 

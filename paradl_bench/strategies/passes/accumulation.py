@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.bounds import MOST_ACCUMULATED
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
@@ -42,7 +42,7 @@ def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
         )
     local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
     if local % count:
-        even = (n for n in range(1, min(local, MOST_MICRO_BATCHES) + 1) if not local % n)
+        even = (n for n in range(1, min(local, MOST_ACCUMULATED) + 1) if not local % n)
         raise UserError(
             f"strategy {strategy}: {local} samples a rank do not split evenly into {count} micro-batches;"
             f" give --accumulate one of {', '.join(map(str, even))}"

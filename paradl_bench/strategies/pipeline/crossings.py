@@ -160,22 +160,22 @@ def refusals(network: ModelGraph) -> dict[int, str]:
         returned = made_by != value.layer or value.output not in layers[made_by].without_gradient
         return made_by in passed_back and returned
 
-    refusals = {}
+    reasons = {}
     for cut in range(1, operations_of_forward(network)):
         shared, writer = shared_at.get(cut), writer_at.get(cut)
         value = next((v for v in crossed[cut] if not has_gradient(v, flow.made_by(v, cut))), None)
         if shared is not None:
-            refusals[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
+            reasons[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
         elif (name := half_used_at.get(cut)) is not None:
             by = " and ".join(layers[i].name for i in half_used[name])
-            refusals[cut] = f"{name} is used on both sides, by {by}, and not all of these have a gradient"
+            reasons[cut] = f"{name} is used on both sides, by {by}, and not all of these have a gradient"
         elif cut <= reads_input:
-            refusals[cut] = "the model's own input is read behind it"
+            reasons[cut] = "the model's own input is read behind it"
         elif writer is not None:
-            refusals[cut] = f"{network.layers[writer].name} works in place on what crosses"
+            reasons[cut] = f"{network.layers[writer].name} works in place on what crosses"
         elif value is not None:
-            refusals[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
-    return refusals
+            reasons[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
+    return reasons
 
 
 def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:

@@ -149,23 +149,23 @@ def _for_loss_alone(network: ModelGraph, end: int, sharded: ShardedLayers) -> La
 def _led_inside(stage: Stage, sharded: ShardedLayers) -> dict[int, LayerShard]:
     """Shards of the stage's layers by index in the network, with leaders by index in the stage.
 
-    The first layer that one of an earlier stage leads communicates as that one does, and leads the others.
+    A leader may lie in an earlier stage. Then the first of its followers here communicates in its place.
     """
-    found: dict[int, LayerShard] = {}
-    first: dict[int, int] = {}
+    shards: dict[int, LayerShard] = {}
+    leader_here: dict[int, int] = {}
     for index in stage.layers:
         shard = sharded.shards.get(index)
         if shard is None:
             continue
         leader = index if shard.leader is None else shard.leader
-        own = first.setdefault(leader, index)
-        if own == index and leader != index:
+        here = leader_here.setdefault(leader, index)
+        if here == index and leader != index:
             before, after = sharded.shards[leader].before_fw, sharded.shards[leader].after_bw
             shard = shard._replace(before_fw=before, after_bw=after, leader=None)
         elif leader != index:
-            shard = shard._replace(leader=own - stage.layers.start)
-        found[index] = shard
-    return found
+            shard = shard._replace(leader=here - stage.layers.start)
+        shards[index] = shard
+    return shards
 
 
 def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:

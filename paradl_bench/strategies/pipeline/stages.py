@@ -184,8 +184,8 @@ def _arriving_in(
 ) -> tuple[str, ...]:
     """Parameters of a stage in the order in which their gradients arrive there.
 
-    That of one that other stages use too is complete with the first of this stage's layers that do, and that backward
-    runs.
+    Where other stages use a parameter too, its gradient here is complete with the first layer of this stage that reads
+    it and that backward runs.
     """
     reached = _reached(Same(network))
     first: dict[str, int] = {}

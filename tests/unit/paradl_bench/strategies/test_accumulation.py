@@ -15,6 +15,7 @@ from network_factory import NetworkFactory
 from profile_factory import free_copies, make_network, make_profile
 
 from calibrate.profile.profile import Profile
+from paradl_bench.core.bounds import MOST_ACCUMULATED
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import Z90
@@ -24,6 +25,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, Stream, WeightUpdate
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.cli import main
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
@@ -232,3 +234,10 @@ def test_predict_takes_it_as_a_user_gives_it(tmp_path: Path) -> None:
     refused = predict(tmp_path, *common, "--accumulate", "3")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
+
+
+def test_pipelines_take_more_micro_batches_than_accumulation() -> None:
+    more = MOST_ACCUMULATED + 1
+    with pytest.raises(ValueError, match=f"accumulate has to be from 1 to {MOST_ACCUMULATED}, not {more}"):
+        PlanSettings(batch=more, accumulate=more)
+    assert PipelineOptions(micro_batches=more).micro_batches == more
