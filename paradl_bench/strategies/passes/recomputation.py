@@ -108,7 +108,7 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
         UserError: segments that :func:`segments_of` refuses or that the model computes again by itself, or a model that
             does so under a strategy that does not see it.
     """
-    _check_own(network, strategy)
+    _check_own(network, strategy, settings)
     if not settings.recompute:
         return
     for segment in segments_of(network, settings):
@@ -120,7 +120,7 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
             )
 
 
-def _check_own(network: ModelGraph, strategy: Strategy) -> None:
+def _check_own(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are sharded or exchanged.
 
     Its second forward is run by autograd, which knows nothing of what a strategy does in the place of layers.
@@ -136,7 +136,15 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
             f"{where}, whose second forward is not {sharding.kind} parallel; leave that out, and give --recompute"
             " instead"
         )
-    if degree_of(strategy, Trait.DIVIDES_BATCH) > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
+    replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
+    again = (layer for layer in network.layers if layer.repeats and layer.kind == "batch_norm")
+    norm = next((layer for layer in again if layer.attributes["training"]), None)
+    if norm is not None and replicas > 1 and settings.batch_norm == "sync":
+        raise UserError(
+            f"strategy {strategy}: layer {norm.name} runs inside of the model's own torch.utils.checkpoint, whose"
+            " second forward is not synchronised; leave that out, and give --recompute instead"
+        )
+    if replicas > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
         _check_reentrant(network, strategy, where)
 
 

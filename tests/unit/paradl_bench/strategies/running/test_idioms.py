@@ -101,6 +101,16 @@ class Repeating(Convolved):
         return self.head(checkpoint(lambda y: torch.tanh(self.conv2(y)), x, use_reentrant=self.reentrant))
 
 
+class NormRepeating(Convolved):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        return self.head(checkpoint(lambda y: self.norm(self.conv2(y)), x, use_reentrant=False))
+
+
 class Reentrant(Repeating):
     reentrant = True
 
@@ -247,6 +257,15 @@ def test_no_axis_that_parts_layers_takes_a_models_own_checkpoint() -> None:
     for kind in {*kinds_with(Trait.SHARDS_LAYERS), *kinds_with(Trait.STAGES)}:
         with pytest.raises(UserError, match=f"whose second forward is not {kind.name} parallel"):
             check_recomputation(network_of(Repeating), parse_strategy(f"{kind.letter}2"), PlanSettings(batch=2))
+
+
+def test_a_norm_in_a_models_own_checkpoint_is_not_synchronised() -> None:
+    network, strategy = network_of(NormRepeating), parse_strategy("d2")
+    with pytest.raises(UserError, match=r"layer norm runs inside of .*whose second forward is not synchronised"):
+        check_recomputation(network, strategy, PlanSettings(batch=2, batch_norm="sync"))
+    check_recomputation(network, strategy, PlanSettings(batch=2))
+    check_recomputation(network, parse_strategy("d1"), PlanSettings(batch=2, batch_norm="sync"))
+    check_recomputation(network_of(Repeating), strategy, PlanSettings(batch=2, batch_norm="sync"))
 
 
 def test_what_the_model_runs_again_is_no_segment_of_recomputation() -> None:
