@@ -30,6 +30,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from equality_program import TOLERANCE
+from torch.distributed.tensor import DTensor
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
 from paradl_bench.measure.execution.optimizers import LEARNING_RATE, build_optimizer, optimizer_of
@@ -43,6 +44,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import settings_of_update
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
@@ -237,8 +239,10 @@ def moved(model: LoadedModel, optimizer: torch.optim.Optimizer, before: Gradient
     kept = getattr(optimizer, "optim", optimizer).state
     copies = {name: kept[p]["master"] for name, p in model.module.named_parameters() if "master" in kept.get(p, {})}
     parameters = dict(model.module.named_parameters())
-    assert all(copy.dtype == torch.float32 for copy in copies.values())
     assert all(torch.equal(parameters[name], copy.bfloat16()) for name, copy in copies.items())
+    # Shards take the place of copies.
+    copies |= {name: whole(p.detach()) for name, p in parameters.items() if isinstance(p, DTensor)}
+    assert all(copy.dtype == torch.float32 for copy in copies.values())
     return {name: copy.double() - before[name] for name, copy in copies.items()}
 
 
@@ -267,8 +271,9 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
     with CollectiveRecorder() as recorder:
         built = build_parallel(model.module, network, case.strategy, settings, context.device, model.loss)
     issued = list(recorder.issued("setup"))
-    optimizer = optimizer_of(settings, model.module.parameters(), built.optimizer_group, None)
-    before = {name: p.detach().double() for name, p in model.module.named_parameters()}
+    of_update = settings_of_update(case.strategy, settings)
+    optimizer = optimizer_of(of_update, model.module.parameters(), built.optimizer_group, None)
+    before = {name: whole(p.detach()).double() for name, p in model.module.named_parameters()}
     for when in WHEN:
         model.module.zero_grad(set_to_none=True)
         with CollectiveRecorder() as recorder:

@@ -31,6 +31,7 @@ from paradl_bench.measure.training.stamps import Stamps, communication_of, turns
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import settings_of_update
 from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.ranks.groups.process_group import end_groups
@@ -131,7 +132,8 @@ class Trainer:
             self.feed = ImageFeed(images, self._context.device, self._as_read, reads=not receives)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
-        self._optimizer = optimizer_of(request.settings, model.parameters(), built.optimizer_group, self._twin)
+        of_update = settings_of_update(request.strategy, request.settings)
+        self._optimizer = optimizer_of(of_update, model.parameters(), built.optimizer_group, self._twin)
         if self._twin:
             self._twin.follow(built.spans, model.parameters())
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")

@@ -6,7 +6,8 @@ and activations with their gradients are of the dtype that the operation ran in.
 
 With ``bf16-weights`` input, parameters, buffers and gradients are bf16 too, under the same autocast. The optimizer
 keeps fp32 copies of the parameters beside its fp32 state, updates those, and writes them back
-(:mod:`paradl_bench.measure.execution.master_weights`).
+(:mod:`paradl_bench.measure.execution.master_weights`). Ranks that hold shards of the parameters hold these in fp32,
+and gather them as bf16: their optimizer updates the shards themselves.
 
 A model may compute in other dtypes by itself: each layer has the one that it was traced in.
 """
@@ -75,6 +76,12 @@ def _as_held(same: Same[ModelGraph], lower: str) -> ModelGraph:
     if (parameters, buffers, frozen) == given:
         return network
     return msgspec.structs.replace(network, parameters=parameters, buffers=buffers, frozen=frozen)
+
+
+def as_sharded(parameter: Tensor, dtype: str) -> Tensor:
+    """A parameter as ranks hold shards of it, which take the place of fp32 copies: see the module."""
+    is_copy = has_masters(dtype) and parameter.dtype == computed_in(dtype)
+    return msgspec.structs.replace(parameter, dtype=KEPT_DTYPE) if is_copy else parameter
 
 
 class Width(NamedTuple):

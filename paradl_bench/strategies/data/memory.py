@@ -9,9 +9,9 @@ from paradl_bench.strategies.data.zero.memory import ZeroState
 class DataMemory:
     """See :class:`~paradl_bench.strategies.memory.peak.AxisMemory`."""
 
-    def state(self, axis: Axis, ranks: int) -> ZeroState | None:
+    def state(self, axis: Axis, ranks: int, replicas: int, dtype: str) -> ZeroState | None:
         """That of the axis' stage of ZeRO; None without one."""
-        return ZeroState(axis.prefix, ranks) if axis.prefix else None
+        return ZeroState(axis.prefix, ranks, replicas, dtype) if axis.prefix else None
 
 
 MEMORY = DataMemory()

@@ -131,7 +131,7 @@ def build_parallel(
     network, model, dtype = as_held(network, settings.dtype), module, dtype_of_squares(module)
     if staging_axis(strategy) is None:
         # Stages are recorded first, as the model is.
-        hold_weights(module, settings.dtype)
+        hold_weights(module, settings.dtype, in_shards=bool(strategy.axes) and zero_stage(strategy) > 1)
     if not strategy.axes:
         alone = None
         if run_layer is not None:

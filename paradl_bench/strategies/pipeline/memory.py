@@ -26,7 +26,7 @@ from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGr
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
-from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
+from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward, settings_of_update
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -91,7 +91,7 @@ def _parts(
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    parted, whole = parted_state(strategy), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
+    parted, whole = parted_state(strategy, dtype), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
     received = [message_bytes(cut, micro_batch) for shard in rank_shards for cut in (shard.receives, shard.sends)]
@@ -110,7 +110,9 @@ def _parts(
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
     ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
-    state = optimizer_state(held, settings, device, parted.updated(held) if parted else None)
+    state = optimizer_state(
+        held, settings_of_update(strategy, settings), device, parted.updated(held) if parted else None
+    )
     return {
         **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None),
         # Every rank makes the targets, as `train` does, though the last alone reads them.

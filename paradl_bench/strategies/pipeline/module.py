@@ -24,7 +24,7 @@ from paradl_bench.network.kinds.autocast import has_masters, is_autocast
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.compute import gradient_order
-from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.mesh import group_axes, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -70,7 +70,7 @@ class RankPipeline:
     ) -> None:
         # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
         calls = record_calls(module, network, samples_at_once(strategy, settings), widened=has_masters(settings.dtype))
-        hold_weights(module, settings.dtype)
+        hold_weights(module, settings.dtype, in_shards=zero_stage(strategy) > 1)
         self.sharding = sharding = shard()
         axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
         # Stages tell each other their shapes in the first step, which has to be heard.

@@ -24,13 +24,21 @@ def autocast_to(dtype: str, device: torch.device) -> Entered:
     return lambda: torch.autocast(device.type, dtype=TORCH_DTYPES[computed_in(dtype)])
 
 
-def hold_weights(module: torch.nn.Module, dtype: str) -> None:
-    """Round parameters and buffers to the dtype that ``dtype`` trains them in; they stay the same tensors."""
-    if has_masters(dtype):
-        lower = TORCH_DTYPES[computed_in(dtype)]
-        module._apply(  # type: ignore[no-untyped-call]
-            lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor
-        )
+def hold_weights(module: torch.nn.Module, dtype: str, *, in_shards: bool = False) -> None:
+    """Round parameters and buffers to the dtype that ``dtype`` trains them in; they stay the same tensors.
+
+    Args:
+        in_shards: whether ranks are to hold fp32 shards of the parameters, whose gathers round them.
+    """
+    if not has_masters(dtype):
+        return
+    lower = TORCH_DTYPES[computed_in(dtype)]
+    module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor.to(lower) if tensor.dtype == torch.float32 else tensor
+    )
+    for parameter in module.parameters() if in_shards else ():
+        if parameter.dtype == lower:
+            parameter.data = parameter.data.float()
 
 
 def as_given(inputs: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -70,12 +70,19 @@ class UnmeasuredCosts:
 
     def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
         """Seconds of the optimizer step over the whole model; a UserError of an optimizer that is not known."""
+        shape = self._update_shape(optimizer)
+        cost = self._cost(shape, "weight update", ranks_on_host)
+        return cost.over(1 / self.times_with_copies(optimizer))
+
+    def times_with_copies(self, optimizer: str) -> float:
+        """How many times as long fp32 copies of parameters make an optimizer's step, by the bytes that it moves."""
+        shape = self._update_shape(optimizer)
+        return 1 + update_bytes_beside(self._trained) * shape.sizes["elements"] / shape.bytes
+
+    def _update_shape(self, optimizer: str) -> KernelShape:
         parameters = self._network.parameters
         elements = sum(parameter.elements for parameter in parameters)
-        shape = optimizer_shape(optimizer, elements, len(parameters), self._dtype)
-        cost = self._cost(shape, "weight update", ranks_on_host)
-        # As many times as long as the bytes that it moves beside the step on fp32 copies.
-        return cost.over(shape.bytes / (shape.bytes + update_bytes_beside(self._trained) * elements))
+        return optimizer_shape(optimizer, elements, len(parameters), self._dtype)
 
     def copy(self, size_bytes: int, tensors: int, ranks_on_host: int) -> Cost:
         """Seconds of copying tensors of ``size_bytes`` together inside the device's memory."""

@@ -180,7 +180,8 @@ class MemoryBounds:
     def _copies(self, mesh: Mesh, states: int) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""
         if mesh.zero > 1:
-            return (1 + states) / mesh.parted
+            # Shards that are fp32 take the place of the optimizer's copies.
+            return (states + (not self._masters)) / mesh.parted
         # A bound from below: who holds some parameters alone exchanges the others only.
         return 1 + states / mesh.parted + (mesh.exchanges and not mesh.holds_alone)
 

@@ -147,11 +147,12 @@ MORE_LOWERED = {
     4: ("Split:p2t2:gpipe:2", "Split:t2p2:1f1b:3:q", "gpt2:d2p2:1f1b:2", "bert:p4:interleaved:4", "Own:t4:gpipe:1"),
 }
 
-# Parameters in bf16, whose fp32 copies take the steps that serial ones take.
+# Parameters in bf16, whose fp32 copies, or fp32 shards, take the steps that serial ones take.
 HELD_LOW = {
-    2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1"),
-    4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1"),
+    2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1", "Own:z3d2:gpipe:1"),
+    4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1", "Own:d2z2d2:gpipe:1"),
 }
+HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up")
 
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in WHOLE for schedule in ("gpipe", "interleaved", "zb")],
@@ -186,7 +187,8 @@ A_LAUNCH = 20
 def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping[str, str] | None = None) -> None:
     # A message that nobody answers ends the ranks after a minute; this is for the whole, with other work on the cores.
     command = [sys.executable, str(PROGRAM), *cases]
-    beside = {"PYTHONPATH": str(PROGRAM.parent), **(environment or {})}
+    places = os.pathsep.join(map(str, (PROGRAM.parent, PROGRAM.parents[2])))
+    beside = {"PYTHONPATH": places, **(environment or {})}
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=beside)
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import computed_in, has_masters
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
@@ -31,7 +30,7 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
     if ranks == 1:
         raise UserError(f"strategy {strategy}: one rank has nothing to shard; {whole} is the same")
     _check_beside(strategy, stage, str(whole))
-    _check_dtypes(network, strategy, settings, str(whole))
+    _check_dtypes(network, strategy, str(whole))
     if stage == 1:
         return
     if settings.batch_norm == "sync":
@@ -57,15 +56,9 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
     _check_segments(network, strategy, settings, instead)
 
 
-def _check_dtypes(network: ModelGraph, strategy: Strategy, settings: PlanSettings, whole: str) -> None:
-    """Refuse parameters of several dtypes together, which torch holds in one buffer, and copies of what are shards."""
+def _check_dtypes(network: ModelGraph, strategy: Strategy, whole: str) -> None:
+    """Refuse parameters of several dtypes together, which torch holds in one buffer."""
     stage = zero_stage(strategy)
-    if stage > 1 and has_masters(settings.dtype):
-        raise UserError(
-            f"strategy {strategy}: --dtype {settings.dtype} keeps fp32 copies of bf16 parameters, and the shards of"
-            f" ZeRO stage {stage} are such copies already, in fp32: give --dtype {computed_in(settings.dtype)}, or take"
-            f" {_with_prefix(strategy, 1)}"
-        )
     together = [("the model", network.parameters)]
     if stage > 1:
         together = [(unit.name or "what is in no other unit", unit.parameters) for unit in units_of(network)]

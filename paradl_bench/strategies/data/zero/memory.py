@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.network.graph import ModelGraph, Tensor
+from paradl_bench.network.kinds.autocast import as_sharded
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
@@ -31,20 +32,22 @@ class ZeroState(NamedTuple):
 
     stage: int
     ranks: int
+    replicas: int
+    dtype: str
 
     def held(self, network: ModelGraph) -> ModelGraph | None:
         """Shards, from stage 2 on, as large as the largest."""
         if self.stage < 2:
             return None
+        whole = (as_sharded(parameter, self.dtype) for parameter in network.parameters)
         parameters = tuple(
-            msgspec.structs.replace(p, shape=(shard_elements(p, self.ranks),)) if p.shape else p
-            for p in network.parameters
+            msgspec.structs.replace(p, shape=(shard_elements(p, self.ranks),)) if p.shape else p for p in whole
         )
         return msgspec.structs.replace(network, parameters=parameters)
 
     def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """With units that are gathered and gradients that are reduced."""
-        return ShardedLiveness(ledger, network, run, self.ranks, reshard=self.stage == 3)
+        return ShardedLiveness(ledger, network, run, self.ranks, self.replicas, reshard=self.stage == 3)
 
     def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
         """Of stage 1, which parts the update alone."""
@@ -68,27 +71,28 @@ class ZeroState(NamedTuple):
             part = shard_bytes(parameters, self.ranks)
             ledger.gradients -= self.ranks * shard_bytes(unit.parameters, self.ranks)
             ledger.mark(gradients=(self.ranks + 1) * part)
-            ledger.gradients += part - total_bytes(parameters)
+            ledger.gradients += _kept_bytes(parameters, self.ranks, self.dtype) - total_bytes(parameters)
 
 
 class ShardedLiveness(Liveness):
     """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
 
     Args:
-        ranks: that shard parameters. reshard: whether units are freed after forward (stage 3).
+        ranks: that shard parameters. replicas: that hold the same shards.
+        reshard: whether units are freed after forward (stage 3).
     """
 
-    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, ranks: int, *, reshard: bool):
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, ranks: int, replicas: int, *, reshard: bool):
         super().__init__(ledger, network, run)
-        self._units = _ShardedUnits(network, ranks, reshard=reshard)
+        self._units = _ShardedUnits(network, ranks, replicas, run.dtype, reshard=reshard)
         self._in_forward, self._entering = self._units.in_forward()
-        self._in_backward, self._in_reduction = self._units.in_backward()
+        self._backward = self._units.in_backward()
         self._held = 0
         self._again: int | None = None
 
     def _compute_again(self, layers: range, left: Pass, which: int) -> None:
         # Backward has gathered the unit, and holds gradients.
-        self._again = self._in_backward[layers[-1]]
+        self._again = self._backward.working[layers[-1]]
         super()._compute_again(layers, left, which)
         self._again = None
 
@@ -100,9 +104,11 @@ class ShardedLiveness(Liveness):
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
         made = sum(self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters)
-        self._ledger.gradients = max(0, self._in_backward[i] - made)
+        self._ledger.gradients = self._backward.entering.get(i, 0)
+        self._ledger.mark()
+        self._ledger.gradients = max(0, self._backward.working[i] - made)
         gradients = super()._differentiate(i, arrived, saved)
-        self._ledger.gradients = self._in_reduction[i]
+        self._ledger.gradients = self._backward.reducing[i]
         self._ledger.mark()
         return gradients
 
@@ -110,8 +116,13 @@ class ShardedLiveness(Liveness):
         """As without shards; what is left are the reduced gradients, which further micro-batches add theirs to."""
         storages = super().backward(left, given)
         self._held = self._ledger.gradients = self._units.scattered_bytes
-        self._in_backward, self._in_reduction = self._units.in_backward(held=self._held)
+        self._backward = self._units.in_backward(held=self._held)
         return storages
+
+
+def _kept_bytes(parameters: tuple[Tensor, ...], ranks: int, dtype: str) -> int:
+    """Bytes of the gradients that a rank keeps of parameters: of its shards, as these are."""
+    return shard_bytes(tuple(as_sharded(parameter, dtype) for parameter in parameters), ranks)
 
 
 def _made_with(network: ModelGraph) -> list[list[Tensor]]:
@@ -124,8 +135,21 @@ def _made_with(network: ModelGraph) -> list[list[Tensor]]:
     ]
 
 
+class _Backward(NamedTuple):
+    """Bytes of gathered parameters and gradients.
+
+    Attributes:
+        working: per layer, in its backward. reducing: in what it lets be reduced.
+        entering: by layer that backward comes to a unit with, while that is copied from the buffer it was received in.
+    """
+
+    working: list[int]
+    reducing: list[int]
+    entering: dict[int, int]
+
+
 class _ShardedUnits:
-    def __init__(self, network: ModelGraph, ranks: int, *, reshard: bool) -> None:
+    def __init__(self, network: ModelGraph, ranks: int, replicas: int, dtype: str, *, reshard: bool) -> None:
         self._network, self._ranks, self._reshard = network, ranks, reshard
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
@@ -139,10 +163,14 @@ class _ShardedUnits:
             unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
             for unit in self._units
         }
+        self._kept = {name: _kept_bytes(parameters, ranks, dtype) for name, parameters in self._updated.items()}
+        # What replicas all-reduced, which torch holds to the end of backward beside the gradients made of it.
+        parts = {name: shard_bytes(parameters, ranks) for name, parameters in self._updated.items()}
+        self._all_reduced = {name: part * (replicas > 1 and part != self._kept[name]) for name, part in parts.items()}
 
     @property
     def scattered_bytes(self) -> int:
-        return sum(shard_bytes(parameters, self._ranks) for parameters in self._updated.values())
+        return sum(self._kept.values())
 
     def _whole(self, unit: Unit) -> int:
         """Bytes of a unit's gathered parameters, padding included: also those of the buffer that receives them."""
@@ -166,16 +194,18 @@ class _ShardedUnits:
                 entering[layer] = gathered_bytes[-1] + before
         return gathered_bytes, entering
 
-    def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
-        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced."""
+    def in_backward(self, held: int = 0) -> _Backward:
+        """What ranks hold beside ``held`` bytes of gradients of earlier micro-batches."""
         layers = len(self._network.layers)
-        backward, reduction = [0] * layers, [0] * layers
+        backward, reduction, entering = [0] * layers, [0] * layers, dict[int, int]()
         root = self._units[-1]
         made = _made_with(self._network)
         of_root = {parameter.name for parameter in root.parameters}
         scattered, sent, unreduced, unreduced_of_root = held, 0, 0, 0
         for layer in reversed(range(layers)):
             unit = self._unit_of.get(layer)
+            if unit is not None and layer == unit.layers[-1] and self._reshard:
+                entering[layer] = self._whole(root) + 2 * self._whole(unit) + scattered + sent + unreduced_of_root
             unreduced_of_root += total_bytes(p for p in made[layer] if p.name in of_root)
             unreduced += total_bytes(p for p in made[layer] if p.name not in of_root)
             gradients = scattered + sent + unreduced + unreduced_of_root
@@ -184,12 +214,12 @@ class _ShardedUnits:
                 sent = self._ranks * shard_bytes(self._updated[unit.name], self._ranks)
                 reduction[layer] = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
                 reduction[layer] += unreduced + sent + sent // self._ranks
-                scattered += 0 if held else sent // self._ranks
+                scattered += self._all_reduced[unit.name] + (0 if held else self._kept[unit.name])
                 unreduced = 0
         if layers and root.parameters:
             whole = self._ranks * shard_bytes(self._updated[""], self._ranks)
             reduction[0] = max(int(reduction[0]), scattered + unreduced_of_root + whole + whole // self._ranks)
-        return backward, reduction
+        return _Backward(backward, reduction, entering)
 
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
         root = self._whole(self._units[-1])

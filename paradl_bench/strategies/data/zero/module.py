@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 
 from paradl_bench.core.errors import UserError
@@ -53,7 +53,7 @@ def shard_parameters(
             part = module.get_submodule(unit.name)
             check_holders(module, part)
             freed = stage == 3 and part is not module and not in_stages
-            fully_shard(part, mesh=mesh, reshard_after_forward=freed)
+            fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=_precision(part, unit))
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
@@ -69,6 +69,16 @@ def shard_parameters(
     _mark_parameters(module, units_of(network), marks)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
+
+
+def _precision(part: torch.nn.Module, unit: Unit) -> MixedPrecisionPolicy:
+    """Gathers, and the gradients that are reduced, in the dtype of the unit's parameters; shards keep the module's.
+
+    What goes into a unit stays as it is: the plan has no such conversions.
+    """
+    gathered = {parameter.dtype for parameter in unit.parameters}
+    is_lowered = gathered == {"bf16"} and all(parameter.dtype == torch.float32 for parameter in part.parameters())
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if is_lowered else None, cast_forward_inputs=False)
 
 
 def kept_through_stages(module: torch.nn.Module) -> Reduce:

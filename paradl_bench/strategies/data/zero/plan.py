@@ -48,6 +48,7 @@ from paradl_bench.plan.compute import (
     gradient_order,
     layers_with_gradient,
     operations_of_forward,
+    settings_of_update,
 )
 from paradl_bench.plan.mesh import group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
@@ -134,7 +135,7 @@ def _add_update(
     elements = sum(shard_elements(parameter, ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     done = add_clipping(builder, network, strategy, settings, done, work)
-    add_weight_update(builder, work, settings, done)
+    add_weight_update(builder, work, settings_of_update(strategy, settings), done)
 
 
 class ShardedStages:

@@ -157,7 +157,13 @@ class TestParametersInBf16:
         assert use.parts_bytes["optimizer"] == 3 * 4 * elements
         assert use.parts_bytes["activations"] == 4 * elements
 
-    @pytest.mark.parametrize(("text", "instead"), [("z2d2", "z1d2"), ("z3d2", "z1d2")])
-    def test_shards_are_such_copies_already(self, traced: dict[str, ModelGraph], text: str, instead: str) -> None:
-        with pytest.raises(UserError, match=f"such copies already.*--dtype bf16, or take {instead}"):
-            _planned(traced["fp32"], text, "bf16-weights")
+    @pytest.mark.parametrize("text", ["z2d2", "z3d2"])
+    def test_fp32_shards_are_gathered_and_reduced_in_bf16(self, traced: dict[str, ModelGraph], text: str) -> None:
+        network, strategy = traced["fp32"], parse_strategy(text)
+        own, lower = (_planned(network, text, dtype) for dtype in ("fp32", "bf16-weights"))
+        assert own
+        assert lower == [size // 2 for size in own]
+        settings = PlanSettings(batch=8, optimizer="adam")
+        held = [memory_of_plan(network, strategy, settings, dtype=dtype) for dtype in ("fp32", "bf16-weights")]
+        assert held[0].parts_bytes["optimizer"] == held[1].parts_bytes["optimizer"] == 4 * network.parameter_elements
+        assert held[0].parts_bytes["parameters"] == held[1].parts_bytes["parameters"]
