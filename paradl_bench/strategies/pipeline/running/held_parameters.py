@@ -52,11 +52,13 @@ def all_registered(missing: Sequence[Registered]) -> Iterator[None]:
     What is put in the place of one meanwhile, as what is gathered of it, stays there.
     """
     held = [item.owner._parameters for item in missing]
-    for item in missing:
-        item.owner.__dict__["_parameters"] = item.parameters
+    for item, parameters in zip(missing, held, strict=True):
+        # Those that the rank holds may have been replaced by shards.
+        item.owner.__dict__["_parameters"] = item.parameters | parameters
     try:
         yield
     finally:
         for item, parameters in zip(missing, held, strict=True):
-            parameters |= {name: item.parameters[name] for name in parameters}
+            listed = item.owner._parameters
+            parameters |= {name: listed[name] for name in parameters}
             item.owner.__dict__["_parameters"] = parameters
