@@ -77,12 +77,15 @@ class TimedStage(PipelineStage):
             return places[names[id(parameter)]]
 
         of_groups.sort(key=lambda together: max(map(place, together.parameters.values())))
-        for together in of_groups:
+        # From one use of a shared parameter to another autograd passes nodes of other groups, and would free them.
+        shared = [index for index, together in enumerate(of_groups) if len(together.nodes) > 1]
+        for index, together in enumerate(of_groups):
             parameters, (nodes, gradients) = list(together.parameters.values()), together.let_go()
+            keeps = bool(shared) and index <= shared[-1]
             if exchanged is not None and len(parameters) > _USUAL:
-                _hand_on(sorted(parameters, key=place), nodes, gradients)
+                _hand_on(sorted(parameters, key=place), nodes, gradients, keeps=keeps)
             else:
-                _differentiate(parameters, nodes, gradients)
+                _differentiate(parameters, nodes, gradients, keeps=keeps)
 
     @property
     def _own(self) -> torch.nn.Module:
@@ -139,21 +142,27 @@ def _apart(groups: list[dict[str, Any]]) -> list[_Together]:
     return list({id(together): together for together in place_of.values()}.values())
 
 
-def _differentiate(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients) -> None:
-    """Accumulate gradients of parameters from those of the nodes that they are used in; lets go of both."""
+def _differentiate(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients, *, keeps: bool) -> None:
+    """Accumulate gradients of parameters from those of the nodes that they are used in; lets go of both.
+
+    Args:
+        keeps: whether nodes that autograd passes can be passed again.
+    """
     with _edges(nodes, gradients) as (edges, values):
         if edges:
-            torch.autograd.backward(edges, values, inputs=parameters)
+            torch.autograd.backward(edges, values, retain_graph=keeps, inputs=parameters)
 
 
-def _hand_on(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients) -> None:
+def _hand_on(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients, *, keeps: bool) -> None:
     """The same, one parameter after the other as they are given.
 
     A node of a recurrent layer has the gradients of all its parameters at once. In which order autograd accumulates
     them depends on what else is asked of the node.
     """
     with _edges(nodes, gradients) as (edges, values):
-        made = list(torch.autograd.grad(edges, parameters, values, allow_unused=True)) if edges else []
+        made = (
+            list(torch.autograd.grad(edges, parameters, values, retain_graph=keeps, allow_unused=True)) if edges else []
+        )
     for parameter in parameters[: len(made)]:
         value = made.pop(0)
         if value is not None:
