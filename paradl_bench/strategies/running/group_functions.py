@@ -190,11 +190,6 @@ def reduce_scatter_slices(whole: torch.Tensor, slices: Sequence[Slices], group: 
     for row, part in zip(sent, parts, strict=True):
         row[: part.numel()].view(part.shape).copy_(part)
     own_part = parts[group.rank]
-    if own_part.numel() == longest:
-        # No view of what was received: a module may change it in place.
-        result = whole.new_empty(own_part.shape)
-        group.reduce_scatter(result.view(-1), sent.view(-1))
-        return result
     received = whole.new_empty(longest)
     group.reduce_scatter(received, sent.view(-1))
     return received[: own_part.numel()].view(own_part.shape)
@@ -278,14 +273,17 @@ def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:
     return _conjugate(partial, run, lambda gradient: gradient)
 
 
-def reduce_scatter(partial: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
-    """This rank's part of the sum over the group; gradients of the parts are gathered."""
-    shape = partial.shape
-    return _conjugate(
-        partial,
-        lambda tensor: reduce_scatter_slices(tensor, slices, group),
-        lambda gradient: all_gather_slices(gradient, slices, shape, group),
-    )
+def reduce_scatter(partial: torch.Tensor, slices: Sequence[Slices], group: Group, shape: Sequence[int]) -> torch.Tensor:
+    """This rank's part of the sum over the group, in a shape; gradients of the parts, of one size, are gathered."""
+    whole, part = partial.shape, partial[slices[group.rank]].shape
+
+    def run(tensor: torch.Tensor) -> torch.Tensor:
+        # No view: changed in place, it would lose the hooks that ``fully_shard`` has on it.
+        made = tensor.new_empty(shape)
+        group.reduce_scatter(made.view(-1), torch.stack([tensor[own] for own in slices]).view(-1))
+        return made
+
+    return _conjugate(partial, run, lambda gradient: all_gather_slices(gradient.reshape(part), slices, whole, group))
 
 
 class _SummedGradients(torch.autograd.Function):

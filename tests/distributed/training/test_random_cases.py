@@ -37,6 +37,15 @@ FAILED_ONCE = {
     "Adam divides the rounding of a gradient that is zero by its size": Case(
         number=51000569, strategy="z1d1s2", options={"optimizer": "adamw", "batch_norm": "sync", "accumulate": 3}
     ),
+    "a module has parameters of two stages, and shards of one": Case(
+        number=61000330, strategy="z3d2p2", options=SMALL | {"schedule": "1f1b", "micro_batches": 4}
+    ),
+    "two shared layers are used one after the other": Case(
+        number=61000626, strategy="p2", options={"schedule": "zb", "micro_batches": 3}
+    ),
+    "a unit's part of the sequence is changed in place": Case(
+        number=61001556, family="decoder", strategy="z3d2t2", options={"sequence_parallel": "on"}
+    ),
 }
 
 

@@ -34,8 +34,9 @@ class SequenceRun:
     def scattered(self, partial: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sum of what ranks made; the gradient is all-gathered."""
         by_sample = _by_sample(partial, self.own.length)
-        part = reduce_scatter(by_sample, self.own.slices(by_sample.dim(), -2), self._group)
-        marked: torch.Tensor = self.own.mark(part.flatten(-3, -2), SEQUENCE)
+        shape = *partial.shape[:-2], partial.shape[-2] // self._group.size, partial.shape[-1]
+        part = reduce_scatter(by_sample, self.own.slices(by_sample.dim(), -2), self._group, shape)
+        marked: torch.Tensor = self.own.mark(part, SEQUENCE)
         return marked
 
     def received(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
