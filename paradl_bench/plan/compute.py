@@ -7,15 +7,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import computed_in, has_masters
+from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.optimizers import state_copies
-from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import (
     Communication,
     Compute,
@@ -351,13 +347,6 @@ def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
     elements = sum(parameter.elements for parameter in parameters)
     return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
-
-
-def settings_of_update(strategy: Strategy, settings: PlanSettings) -> PlanSettings:
-    """With the dtype that the optimizer updates in: shards of ZeRO's stages 2 and 3 are fp32 by themselves."""
-    if zero_stage(strategy) < 2 or not has_masters(settings.dtype):
-        return settings
-    return msgspec.structs.replace(settings, dtype=computed_in(settings.dtype))
 
 
 def copies_of_state(settings: PlanSettings) -> int:

@@ -5,7 +5,7 @@ with :scatter for a reduce-scatter in filter's backward, :sequence for parts of 
 gradients of norms are not summed, which both comparisons have to find, :again=MODULE[+MODULE]... for what is computed
 again (body.1-4 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by
 autocast, with or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32
-copies.
+copies, and :reduced with gradients of shards reduced in fp32.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
@@ -44,7 +44,6 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import settings_of_update
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
@@ -52,6 +51,7 @@ from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
+from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
 from paradl_bench.strategies.tensor.sequence import module as of_sequence
 
@@ -59,7 +59,7 @@ SAMPLES = 2
 """Of a micro-batch."""
 MOST_TIMES, LEAST_TIMES = 2.0, 1e-3
 LOWERED = ("bf16", "bf16-weights")
-WORDS = ("scatter", "clip", "sequence", "unsummed", *LOWERED)
+WORDS = ("scatter", "clip", "sequence", "unsummed", "reduced", *LOWERED)
 STEPPED = LEARNING_RATE * sum((1, 1.9, 2.71))
 """How far three steps of SGD with momentum go along one gradient."""
 Gradients = dict[str, torch.Tensor]
@@ -80,6 +80,7 @@ class Case(NamedTuple):
     clipped: bool = False
     sequence: bool = False
     unsummed: bool = False
+    reduced: bool = False
 
     @property
     def replicas(self) -> int:
@@ -98,6 +99,7 @@ class Case(NamedTuple):
             clip_norm=1e6 if self.clipped else None,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
             sequence_parallel="on" if self.sequence else "off",
+            reduce_dtype="fp32" if self.reduced else "own",
         )
 
     def load(self) -> tuple[LoadedModel, ModelGraph]:
@@ -128,7 +130,7 @@ def case_of(text: str) -> Case:
     lowered = next((word for word in stages if word in LOWERED), "")
     scatter, clipped = "scatter" in stages, "clip" in stages
     found = Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
-    return found._replace(sequence="sequence" in stages, unsummed="unsummed" in stages)
+    return found._replace(sequence="sequence" in stages, unsummed="unsummed" in stages, reduced="reduced" in stages)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from paradl_bench.importers.training_programs.launch import Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
+from paradl_bench.network.kinds.autocast import AUTOCAST_DTYPES, WEIGHTS_DTYPE
 
 _ORDER = ("data", "tensor")
 _TYPE, _RANKS = "distributed_type", "num_processes"
@@ -69,11 +70,23 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     wanted.notes.append(f"predicted with what a script gives: {', '.join(script)}")
     if wanted.take_kernel("compile"):
         settings["dynamo_config.dynamo_backend"] = "INDUCTOR"
-    wanted.refuse_copies()
-    bf16 = launch.dtype == "bf16"
-    if bf16 and settings[_TYPE] != "MULTI_GPU" and degrees.ranks > 1:
-        wanted.notes.append("accelerate gathers and sends in bf16 here; predicted with autocast and fp32 parameters")
-    return {**settings, "mixed_precision": "bf16" if bf16 else "no", _RANKS: degrees.ranks, "num_machines": 1}
+    settings["mixed_precision"] = _precision(wanted, degrees, lowers_all=settings[_TYPE] != "MULTI_GPU")
+    return {**settings, _RANKS: degrees.ranks, "num_machines": 1}
+
+
+def _precision(wanted: Wanted, degrees: Degrees, *, lowers_all: bool) -> str:
+    """What ``mixed_precision`` is; ``lowers_all`` is whether that is parameters and gradients too."""
+    dtype = wanted.launch.dtype
+    if degrees.stage < 2:
+        wanted.refuse_copies()
+    elif wanted.take("reduce_dtype", "own") != "own":
+        wanted.refuse("reduces gradients of bf16 parameters in bf16", "predict without --reduce-dtype")
+    if dtype == "bf16" and lowers_all and degrees.ranks > 1:
+        remedy = f": see --dtype {WEIGHTS_DTYPE}" if degrees.stage > 1 else ""
+        wanted.notes.append(
+            f"accelerate gathers and sends in bf16 here; predicted with autocast and fp32 parameters{remedy}"
+        )
+    return "bf16" if dtype in AUTOCAST_DTYPES else "no"
 
 
 def _fsdp(degrees: Degrees, recomputes: bool) -> Settings:
@@ -115,7 +128,10 @@ def _read(settings: FileSettings) -> Launch:
         options["offload"] = "none" if settings.text(_OFFLOAD, "none").lower() == "none" else "optimizer"
     return Launch(
         strategy=Degrees(1, data, tensor, stage if data > 1 else 0).strategy(_ORDER),
-        dtype=settings.choice("mixed_precision", {"no": "fp32", "bf16": "bf16"}, "no"),
+        # FSDP gathers and reduces in the lower dtype.
+        dtype=settings.choice(
+            "mixed_precision", {"no": "fp32", "bf16": WEIGHTS_DTYPE if kind == "FSDP" and data > 1 else "bf16"}, "no"
+        ),
         kernels=("compile",) if settings.text("dynamo_config.dynamo_backend").upper() == "INDUCTOR" else (),
         options=options,
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUBCOMMAND
 from paradl_bench.importers.training_programs.launch import MIB, Degrees, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in
 from paradl_bench.plan.schedules.catalog import schedules
 
 _ORDER = ("pipeline", "replicas", "data", "tensor")
@@ -31,6 +32,7 @@ _MAX_NORM = f"{_TRAINING}max_norm"
 _BUCKET_CAP_BYTES = 100 * MIB
 _RESHARDS = {2: "never", 3: "always"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_REDUCES = "torchtitan reduces gradients in fp32; predictions of a pipeline reduce them in bf16"
 _OTHERS = {
     f"{_PARALLELISM}context_parallel_degree": "context parallelism (write its strategy, as d4x2)",
     f"{_TRAINING}enable_cpu_offload": "offloading of parameters",
@@ -60,9 +62,9 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     }
     if launch.sequence:
         settings[f"{_TRAINING}seq_len"] = launch.sequence
-    wanted.refuse_copies()
+    _check_precision(wanted, degrees)
     if launch.dtype:
-        settings[f"{_TRAINING}mixed_precision_param"] = _DTYPES[launch.dtype]
+        settings[f"{_TRAINING}mixed_precision_param"] = _DTYPES[computed_in(launch.dtype)]
     settings |= {
         # It clips always; no norm is larger than this one.
         _MAX_NORM: wanted.norm() or math.inf,
@@ -81,11 +83,24 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     return {**settings, **_of_format(wanted, kind, degrees)}
 
 
+def _check_precision(wanted: Wanted, degrees: Degrees) -> None:
+    """Refuse bf16 parameters beside fp32 copies, but for shards whose gradients are reduced in fp32."""
+    if degrees.stage < 2:
+        wanted.refuse_copies()
+    elif wanted.launch.dtype == WEIGHTS_DTYPE and wanted.take("reduce_dtype", "own") == "own":
+        if degrees.pipeline == 1:
+            wanted.refuse("reduces gradients in fp32", "predict with --reduce-dtype fp32")
+        wanted.notes.append(_REDUCES)
+
+
 def _note(wanted: Wanted, degrees: Degrees) -> None:
     """What the settings don't tell, and predictions take otherwise."""
     launch = wanted.launch
     if launch.dtype == "bf16" and (degrees.stage > 1 or degrees.reading < degrees.ranks):
-        wanted.notes.append("torchtitan gathers and sends in bf16 here; predicted with autocast and fp32 parameters")
+        wanted.notes.append(
+            "torchtitan gathers and sends in bf16 here; predicted with autocast and fp32 parameters"
+            + (f": see --dtype {WEIGHTS_DTYPE}" if degrees.stage > 1 else "")
+        )
     if degrees.data > 1 and not degrees.stage and launch.bucket_cap_bytes not in (None, _BUCKET_CAP_BYTES):
         cap = (launch.bucket_cap_bytes or 0) / MIB
         wanted.notes.append(f"predicted with buckets of {cap:g} MiB; torchtitan's have 100: see --bucket-cap-mb 100")
@@ -166,6 +181,14 @@ def _read(settings: FileSettings) -> Launch:
     options = {"recompute": _recompute(settings), **settings.norm(_MAX_NORM, "1.0", off="inf")}
     on = not settings.truth(_NO_SEQUENCE_PARALLEL) and settings.truth(_SEQUENCE_PARALLEL, True)
     options |= settings.sequence_parallel(degrees, on)
+    dtype = _dtype(settings)
+    if dtype == "bf16" and stage > 1:
+        # fully_shard gathers in bf16.
+        dtype = WEIGHTS_DTYPE
+        if pipeline == 1:
+            options["reduce_dtype"] = "fp32"
+        else:
+            settings.notes.append(_REDUCES)
     if pipeline > 1:
         if batch != local * degrees.reading:
             raise settings.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
@@ -178,7 +201,7 @@ def _read(settings: FileSettings) -> Launch:
         strategy=degrees.strategy(_ORDER),
         batch=batch,
         sequence=settings.whole(f"{_TRAINING}seq_len", 2048, least=2),
-        dtype=_dtype(settings),
+        dtype=dtype,
         optimizer=_optimizer(settings),
         bucket_cap_bytes=_BUCKET_CAP_BYTES if degrees.data > 1 and not degrees.stage else None,
         kernels=("compile",) if settings.truth("compile.enable") else (),

@@ -25,7 +25,7 @@ from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, Preset, preset_named
-from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings, settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
 RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
@@ -86,6 +86,11 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         return PlanSettings(
             blocking=self.device != "cuda", dtype=self.dtype, device=self.device, axes=self.axes, **self.chosen
         )
+
+    @property
+    def settings_of_update(self) -> PlanSettings:
+        """What a plan of its weight update needs."""
+        return settings_of_update(self.strategy, self.settings)
 
     @property
     def shares_layers(self) -> bool:

@@ -31,7 +31,6 @@ from paradl_bench.measure.training.stamps import Stamps, communication_of, turns
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import settings_of_update
 from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.ranks.groups.process_group import end_groups
@@ -110,16 +109,9 @@ class Trainer:
         """
         request, model, model_loss = self._request, self._model.module, self._model.loss
         self.phase = "building the parallel module"
+        device, layers = self._context.device, self._twin.layers if self._twin else None
         with CollectiveRecorder() as recorder:
-            built = build_parallel(
-                model,
-                network,
-                request.strategy,
-                request.settings,
-                self._context.device,
-                model_loss,
-                self._twin.layers if self._twin else None,
-            )
+            built = build_parallel(model, network, request.strategy, request.settings, device, model_loss, layers)
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._groups, self._loss_of_parts, self._clipper = built.groups, built.loss, built.clipper
         if built.pipeline is None:
@@ -132,10 +124,10 @@ class Trainer:
             self.feed = ImageFeed(images, self._context.device, self._as_read, reads=not receives)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
-        of_update = settings_of_update(request.strategy, request.settings)
-        self._optimizer = optimizer_of(of_update, model.parameters(), built.optimizer_group, self._twin)
-        if self._twin:
-            self._twin.follow(built.spans, model.parameters())
+        parameters, twin = list(model.parameters()), self._twin
+        self._optimizer = optimizer_of(request.settings_of_update, parameters, built.optimizer_group, twin)
+        if twin:
+            twin.follow(built.spans, parameters)
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
         recorded = self._run_compiled() if request.kernel_settings.compile else self._run_recorded()
         return (*issued, *recorded)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.data.zero.module import kept_through_stages, shard_parameters
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.running.group_functions import Group, Reduce
 
 
@@ -21,12 +23,16 @@ class DataRunner:
         device: torch.device,
         group: Group,
         replicas: Group | None,
+        settings: PlanSettings,
         in_stages: bool,
     ) -> Reduce | None:
         """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""
         if axis.prefix < 2:
             return None
-        shard_parameters(module, network, axis.prefix, device, group, replicas, in_stages=in_stages)
+        reduce_dtype = settings.of(ExchangeOptions).reduce_dtype
+        shard_parameters(
+            module, network, axis.prefix, device, group, replicas, in_stages=in_stages, reduce_dtype=reduce_dtype
+        )
         return kept_through_stages(module) if in_stages else None
 
 

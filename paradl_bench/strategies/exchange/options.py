@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -49,6 +49,12 @@ def _read_exchange(exchange: str) -> Mapping[str, Any]:
     return {"exchange": exchange}
 
 
+def _read_reduce_dtype(dtype: str) -> Mapping[str, Any]:
+    if dtype not in ("own", "fp32"):
+        raise UserError(f"--reduce-dtype {dtype}: give own or fp32")
+    return {"reduce_dtype": dtype}
+
+
 class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
     """How gradients are exchanged.
 
@@ -60,6 +66,7 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
         fused_bytes: of each message that gradients are exchanged in, in the place of DDP's buckets
             (:mod:`~paradl_bench.strategies.exchange.messages`); empty for DDP's. fused_by: what found them, in words.
         after_backward: whether messages are sent when all of backward is over, and not as their gradients are there.
+        reduce_dtype: that shards of bf16 gradients are reduced in, their own or fp32.
     """
 
     first_bucket_bytes: Bytes = 1024 * 1024
@@ -69,6 +76,7 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
     fused_bytes: tuple[Bytes, ...] = ()
     fused_by: str = ""
     after_backward: bool = False
+    reduce_dtype: Literal["own", "fp32"] = "own"
 
     unsaid: ClassVar[tuple[str, ...]] = ("first_bucket_bytes", "bucket_cap_bytes", "fused_bytes", "after_backward")
     shown: ClassVar[tuple[Shown, ...]] = (
@@ -96,6 +104,14 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
             least=1,
             searched="exchanges gradients flat",
             help="Ranks that count as a node in --exchange.",
+        ),
+        Shown(
+            name="reduce_dtype",
+            metavar="own|fp32",
+            default="own",
+            searched="reduces gradients in their own dtype",
+            help="Dtype that z2 and z3 reduce bf16 gradients in.",
+            read=_read_reduce_dtype,
         ),
     )
 

@@ -23,7 +23,7 @@ from paradl_bench.network.kinds.autocast import KEPT_DTYPE, given_dtype, has_mas
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_order, settings_of_update
+from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_order
 from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -31,6 +31,7 @@ from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
 
@@ -57,8 +58,8 @@ class PartedState(Protocol):
 class AxisMemory(Protocol):
     """``MEMORY`` of the ``memory.py`` in the folder of an axis along which ranks hold the same parameters."""
 
-    def state(self, axis: Axis, ranks: int, replicas: int, dtype: str) -> PartedState | None:
-        """What ranks hold in parts where ``dtype`` is trained in; None for nothing.
+    def state(self, axis: Axis, ranks: int, replicas: int, settings: PlanSettings) -> PartedState | None:
+        """What ranks hold in parts; None for nothing.
 
         Args:
             ranks: that may hold parts. replicas: that hold the same part.
@@ -96,7 +97,7 @@ def per_phase_memory(
 
     Args:
         network: with the shapes that parameters have on the rank.
-        settings: of the weight update: :func:`~paradl_bench.plan.compute.settings_of_update`.
+        settings: of the weight update: :func:`~paradl_bench.strategies.passes.lower_precision.settings_of_update`.
         exchanged: whether gradients are exchanged, which holds them a second time. alone: parameters whose are not,
             since no other rank holds them.
         device, shards, recomputed: as :class:`~paradl_bench.strategies.memory.rank_operations.RankRun` has them.
@@ -217,7 +218,7 @@ def planned_memory(
             device=device,
             shards=sharded.shards,
             block_elements=block_of_input(network, strategy),
-            parted=parted_state(strategy, dtype),
+            parted=parted_state(strategy, settings),
             micro_batches=settings.accumulate,
             recomputed=run_again(sharded.network, settings),
         )
@@ -232,14 +233,14 @@ def run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
     return sorted((*chosen, *repeated_by_model(network)), key=lambda layers: layers.start)
 
 
-def parted_state(strategy: Strategy, dtype: str) -> PartedState | None:
+def parted_state(strategy: Strategy, settings: PlanSettings) -> PartedState | None:
     """What some axis has ranks hold in parts; None for nothing."""
     replicating, ranks = group_axes(strategy, Trait.REPLICATES), ranks_along(strategy, sharing_axes(strategy))
     replicas = ranks_along(strategy, replicating) // ranks
     for index in replicating:
         axis = strategy.axes[index]
         memory = axis.declared.beside("memory", "MEMORY", AxisMemory)  # type: ignore[type-abstract]
-        state = memory.state(axis, ranks, replicas, dtype) if memory else None
+        state = memory.state(axis, ranks, replicas, settings) if memory else None
         if state is not None:
             return state
     return None

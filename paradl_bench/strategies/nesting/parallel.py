@@ -144,7 +144,7 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    _shard_parameters(module, mesh, strategy, device, sharding.network)
+    _shard_parameters(module, mesh, settings, device, sharding.network)
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     if group_axes(strategy, Trait.REPLICATES):
@@ -183,14 +183,14 @@ def _clipper(
 def _shard_parameters(
     module: torch.nn.Module,
     mesh: ProcessMesh,
-    strategy: Strategy,
+    settings: PlanSettings,
     device: torch.device,
     network: ModelGraph,
     *,
     in_stages: bool = False,
 ) -> Reduce | None:
     """Let axes that do so shard the model's own modules, whatever runs its layers then."""
-    reduce = None
+    reduce, strategy = None, mesh.strategy
     replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
     for index in replicating:
         runner = axis_runner(strategy.axes[index].declared)
@@ -199,7 +199,7 @@ def _shard_parameters(
             replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
             group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
             axis = strategy.axes[index]
-            reduce_shards = runner.shard_parameters(module, network, axis, device, group, replicas, in_stages)
+            reduce_shards = runner.shard_parameters(module, network, axis, device, group, replicas, settings, in_stages)
             reduce = reduce_shards or reduce
     return reduce
 
@@ -270,7 +270,7 @@ def _build_pipeline(
         loss,
         sharded=planner_for(strategy).shards_of(dist.get_rank(), network, strategy, settings),
         shard=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
-        shard_parameters=functools.partial(_shard_parameters, module, mesh, strategy, device, in_stages=True),
+        shard_parameters=functools.partial(_shard_parameters, module, mesh, settings, device, in_stages=True),
         group_along=mesh.group,
     )
     sharding = pipeline.sharding

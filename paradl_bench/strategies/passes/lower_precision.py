@@ -8,8 +8,10 @@ compiled is a whole model: rules that run its layers one by one are not followed
 
 from __future__ import annotations
 
+import msgspec
+
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.kinds.autocast import computed_in, has_masters, is_autocast
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters, is_autocast
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.mesh import zero_stage
@@ -26,6 +28,8 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
     Raises:
         UserError: names what does not go with it.
     """
+    if settings.of(ExchangeOptions).reduce_dtype != "own":
+        _check_reduction(strategy, dtype)
     if not is_autocast(dtype):
         return
     axes = (axis for axis in strategy.axes if axis.degree > 1)
@@ -45,6 +49,30 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
         )
     if settings.batch_norm == "sync":
         raise UserError(f"--dtype {dtype} with --batch-norm sync: normalise over each rank's samples, or train in fp32")
+
+
+def settings_of_update(strategy: Strategy, settings: PlanSettings) -> PlanSettings:
+    """With the dtype that the optimizer updates in: shards of ZeRO's stages 2 and 3 are fp32 by themselves."""
+    if zero_stage(strategy) < 2 or not has_masters(settings.dtype):
+        return settings
+    return msgspec.structs.replace(settings, dtype=computed_in(settings.dtype))
+
+
+def _check_reduction(strategy: Strategy, dtype: str) -> None:
+    """Refuse a dtype of reductions where gradients have it already, or where nothing reduces in another."""
+    if not has_masters(dtype):
+        raise UserError(f"--reduce-dtype is for --dtype {WEIGHTS_DTYPE}: gradients of --dtype {dtype} are not bf16")
+    if zero_stage(strategy) < 2:
+        raise UserError(
+            f"strategy {strategy}: --reduce-dtype is for stages 2 and 3 of ZeRO (z2, z3), whose shards are fp32; other"
+            " exchanges send gradients as they are"
+        )
+    staging = next((axis.kind for axis in strategy.axes if axis.has(Trait.STAGES) and axis.degree > 1), None)
+    if staging:
+        raise UserError(
+            f"strategy {strategy}: --reduce-dtype in a {staging} is not planned, where torch adds up whole gradients of"
+            " micro-batches in that dtype; leave it out"
+        )
 
 
 def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str) -> None:

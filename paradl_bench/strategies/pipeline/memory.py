@@ -26,7 +26,7 @@ from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGr
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
-from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward, settings_of_update
+from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -47,6 +47,7 @@ from paradl_bench.strategies.memory.peak import (
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
@@ -91,7 +92,7 @@ def _parts(
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    parted, whole = parted_state(strategy, dtype), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
+    parted, whole = parted_state(strategy, settings), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
     received = [message_bytes(cut, micro_batch) for shard in rank_shards for cut in (shard.receives, shard.sends)]

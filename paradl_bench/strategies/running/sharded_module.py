@@ -204,13 +204,14 @@ class ParameterRunner(Protocol):
         device: torch.device,
         group: Group,
         replicas: Group | None,
+        settings: PlanSettings,
         in_stages: bool,
     ) -> Reduce | None:
         """Have ranks hold parts of parameters, where the axis says so.
 
         Args:
             network: with the shapes that parameters have on this rank before. group: that shares them out.
-            replicas: whose ranks then hold the same parts, if any. in_stages: whether what is returned reduces.
+            replicas: with the same parts afterwards, if any. in_stages: whether what is returned reduces.
         """
 
 
@@ -242,8 +243,7 @@ class ShardedModule(torch.nn.Module):
         Raises:
             WorkError: forward called other operations than when the network was traced.
         """
-        sharding = self._sharding
-        walk = Walk(sharding)
+        sharding, walk = self._sharding, Walk(self._sharding)
         # Outside the walk, which would take what it calls for layers.
         entered = sharding.enter(inputs) if sharding.enter else inputs
         with walk, self.observer or contextlib.nullcontext():

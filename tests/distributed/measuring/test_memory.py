@@ -179,7 +179,7 @@ OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["d2 optimizer=adamw-fused", "z3d2 optimizer=adamw-fused"]
 OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 accumulate=4", "d2 optimizer=adam")]
 OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("d2", "z1d2 optimizer=adam", "d2 offload=optimizer")]
-OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("z2d2", "z3d2 accumulate=4", "z3d2 optimizer=adam")]
+OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("z2d2", "z3d2 accumulate=4", "z3d2 reduce_dtype=fp32")]
 OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
@@ -205,6 +205,7 @@ OF_BLOCKS = {
         "z2d2t2",
         "z1d2t2",
         "z3d2p2 optimizer=adamw",
+        "d2z3d2 dtype=bf16-weights reduce_dtype=fp32",
         *(f"{strategy} dtype=bf16-weights" for strategy in ("z3d4", "d2z3d2", "z3d2t2", "z3d2p2")),
     ],
 }

@@ -149,7 +149,7 @@ MORE_LOWERED = {
 
 # Parameters in bf16, whose fp32 copies, or fp32 shards, take the steps that serial ones take.
 HELD_LOW = {
-    2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1", "Own:z3d2:gpipe:1"),
+    2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1", "Own:z3d2:gpipe:1:reduced"),
     4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1", "Own:d2z2d2:gpipe:1"),
 }
 HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up")

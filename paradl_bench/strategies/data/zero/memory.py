@@ -19,7 +19,14 @@ import msgspec
 from paradl_bench.network.graph import ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import as_sharded
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
-from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
+from paradl_bench.strategies.data.zero.units import (
+    Unit,
+    as_reduced,
+    optimizer_parts,
+    shard_bytes,
+    shard_elements,
+    units_of,
+)
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
@@ -32,8 +39,9 @@ class ZeroState(NamedTuple):
 
     stage: int
     ranks: int
-    replicas: int
-    dtype: str
+    replicas: int = 1
+    dtype: str = "fp32"
+    reduce_dtype: str = "own"
 
     def held(self, network: ModelGraph) -> ModelGraph | None:
         """Shards, from stage 2 on, as large as the largest."""
@@ -47,7 +55,7 @@ class ZeroState(NamedTuple):
 
     def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """With units that are gathered and gradients that are reduced."""
-        return ShardedLiveness(ledger, network, run, self.ranks, self.replicas, reshard=self.stage == 3)
+        return ShardedLiveness(ledger, network, run, self)
 
     def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
         """Of stage 1, which parts the update alone."""
@@ -78,13 +86,12 @@ class ShardedLiveness(Liveness):
     """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
 
     Args:
-        ranks: that shard parameters. replicas: that hold the same shards.
-        reshard: whether units are freed after forward (stage 3).
+        state: how parameters are held.
     """
 
-    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, ranks: int, replicas: int, *, reshard: bool):
+    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, state: ZeroState) -> None:
         super().__init__(ledger, network, run)
-        self._units = _ShardedUnits(network, ranks, replicas, run.dtype, reshard=reshard)
+        self._units = _ShardedUnits(network, state, run.device)
         self._in_forward, self._entering = self._units.in_forward()
         self._backward = self._units.in_backward()
         self._held = 0
@@ -149,8 +156,10 @@ class _Backward(NamedTuple):
 
 
 class _ShardedUnits:
-    def __init__(self, network: ModelGraph, ranks: int, replicas: int, dtype: str, *, reshard: bool) -> None:
-        self._network, self._ranks, self._reshard = network, ranks, reshard
+    def __init__(self, network: ModelGraph, state: ZeroState, device: str) -> None:
+        # Stage 3 frees units after forward.
+        self._network, self._ranks, self._reshard = network, state.ranks, state.stage == 3
+        ranks = self._ranks
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
@@ -163,10 +172,18 @@ class _ShardedUnits:
             unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
             for unit in self._units
         }
-        self._kept = {name: _kept_bytes(parameters, ranks, dtype) for name, parameters in self._updated.items()}
+        updated_by_unit = self._updated.items()
+        self._kept = {name: _kept_bytes(parameters, ranks, state.dtype) for name, parameters in updated_by_unit}
+        self._parts = {
+            name: shard_bytes(as_reduced(parameters, state.reduce_dtype), ranks) for name, parameters in updated_by_unit
+        }
+        # On a CPU chunk_cat joins gradients in their own dtype first, where it is to convert them.
+        joins = device == "cpu" and state.reduce_dtype != "own"
+        self._joined = {name: ranks * shard_bytes(parameters, ranks) * joins for name, parameters in updated_by_unit}
         # What replicas all-reduced, which torch holds to the end of backward beside the gradients made of it.
-        parts = {name: shard_bytes(parameters, ranks) for name, parameters in self._updated.items()}
-        self._all_reduced = {name: part * (replicas > 1 and part != self._kept[name]) for name, part in parts.items()}
+        self._all_reduced = {
+            name: part * (state.replicas > 1 and part != self._kept[name]) for name, part in self._parts.items()
+        }
 
     @property
     def scattered_bytes(self) -> int:
@@ -211,14 +228,16 @@ class _ShardedUnits:
             gradients = scattered + sent + unreduced + unreduced_of_root
             backward[layer] = self._gathered_in_backward(layer, unit) + gradients
             if unit is not None and layer == unit.layers[0]:
-                sent = self._ranks * shard_bytes(self._updated[unit.name], self._ranks)
+                sent = self._ranks * self._parts[unit.name]
                 reduction[layer] = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
-                reduction[layer] += unreduced + sent + sent // self._ranks
+                reduction[layer] += unreduced + self._joined[unit.name] + sent + sent // self._ranks
                 scattered += self._all_reduced[unit.name] + (0 if held else self._kept[unit.name])
                 unreduced = 0
         if layers and root.parameters:
-            whole = self._ranks * shard_bytes(self._updated[""], self._ranks)
-            reduction[0] = max(int(reduction[0]), scattered + unreduced_of_root + whole + whole // self._ranks)
+            whole = self._ranks * self._parts[""]
+            reduction[0] = max(
+                int(reduction[0]), scattered + unreduced_of_root + self._joined[""] + whole + whole // self._ranks
+            )
         return _Backward(backward, reduction, entering)
 
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:

@@ -29,6 +29,7 @@ def shard_parameters(
     replicas: Group | None = None,
     *,
     in_stages: bool = False,
+    reduce_dtype: str = "own",
 ) -> None:
     """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
 
@@ -40,6 +41,7 @@ def shard_parameters(
         group: whose ranks share parameters out.
         replicas: whose ranks hold the same shards as this one; None where no other does.
         in_stages: whether units stay gathered until :func:`kept_through_stages` reduces their gradients.
+        reduce_dtype: that bf16 gradients are reduced in, their own or fp32.
 
     Raises:
         UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
@@ -53,7 +55,7 @@ def shard_parameters(
             part = module.get_submodule(unit.name)
             check_holders(module, part)
             freed = stage == 3 and part is not module and not in_stages
-            fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=_precision(part, unit))
+            fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=_precision(part, unit, reduce_dtype))
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
@@ -71,14 +73,17 @@ def shard_parameters(
     getattr(mesh, "_pg_registry", {}).clear()
 
 
-def _precision(part: torch.nn.Module, unit: Unit) -> MixedPrecisionPolicy:
-    """Gathers, and the gradients that are reduced, in the dtype of the unit's parameters; shards keep the module's.
+def _precision(part: torch.nn.Module, unit: Unit, reduce_dtype: str) -> MixedPrecisionPolicy:
+    """Gathers in the dtype of the unit's parameters; shards keep the module's.
 
     What goes into a unit stays as it is: the plan has no such conversions.
     """
     gathered = {parameter.dtype for parameter in unit.parameters}
     is_lowered = gathered == {"bf16"} and all(parameter.dtype == torch.float32 for parameter in part.parameters())
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if is_lowered else None, cast_forward_inputs=False)
+    if not is_lowered:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    reduced = torch.float32 if reduce_dtype == "fp32" else None
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced, cast_forward_inputs=False)
 
 
 def kept_through_stages(module: torch.nn.Module) -> Reduce:

@@ -48,15 +48,23 @@ from paradl_bench.plan.compute import (
     gradient_order,
     layers_with_gradient,
     operations_of_forward,
-    settings_of_update,
 )
 from paradl_bench.plan.mesh import group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, BucketCopy, Collective, Phase, RoleBuilder, Stream, WeightUpdate
-from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
+from paradl_bench.strategies.data.zero.units import (
+    Unit,
+    as_reduced,
+    optimizer_parts,
+    shard_bytes,
+    shard_elements,
+    units_of,
+)
 from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
+from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import segments_of
 
 _EMPTY_BUCKET_BYTES = 4
@@ -219,7 +227,7 @@ class _ShardedUnits:
         reshard: bool,
     ) -> None:
         self._builder, self._groups, self._ranks, self._reshard = builder, groups, groups.ranks, reshard
-        self._blocking = settings.blocking
+        self._blocking, self._reduce_dtype = settings.blocking, settings.of(ExchangeOptions).reduce_dtype
         self._units = units_of(network)
         self._root = self._units[-1]
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
@@ -328,7 +336,7 @@ class _ShardedUnits:
         parameters = tuple(parameter for parameter in unit.parameters if parameter.name in self._updated)
         if not parameters:
             return
-        size = shard_bytes(parameters, self._ranks)
+        size = shard_bytes(as_reduced(parameters, self._reduce_dtype), self._ranks)
         copy = BucketCopy(direction="into", bytes=self._ranks * size, tensors=len(parameters))
         # torch keeps one buffer of gradients at a time: the next is filled when the last has been sent.
         waits = (*after, *self._scattered, *self._take_waited_for())

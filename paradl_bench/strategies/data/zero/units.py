@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import Latest
 
@@ -131,6 +133,13 @@ def shard_elements(parameter: Tensor, ranks: int) -> int:
 def shard_bytes(parameters: tuple[Tensor, ...], ranks: int) -> int:
     """Bytes of the ranks' equal, padded shards of parameters."""
     return sum(shard_elements(parameter, ranks) * DTYPE_BYTES[parameter.dtype] for parameter in parameters)
+
+
+def as_reduced(parameters: tuple[Tensor, ...], reduce_dtype: str) -> tuple[Tensor, ...]:
+    """Parameters with the dtype that their gradients are reduced in."""
+    if reduce_dtype == "own":
+        return parameters
+    return tuple(msgspec.structs.replace(parameter, dtype=reduce_dtype) for parameter in parameters)
 
 
 def optimizer_parts(network: ModelGraph, ranks: int) -> tuple[tuple[Tensor, ...], ...]:
