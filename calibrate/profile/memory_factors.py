@@ -18,6 +18,7 @@ from paradl_bench.core.bounds import (
     PositiveBytes,
     PositiveCount,
     PositiveShare,
+    Ratio,
     Relative,
 )
 from paradl_bench.core.checks import check_covariance, check_rises
@@ -82,7 +83,7 @@ class MemoryFactor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     factor: Relative
     covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
     relative_sd: Relative
-    deviations_90: Relative
+    deviations_90: Ratio
     runs: PositiveCount
     models: tuple[str, ...]
     tensor_bytes_range: tuple[PositiveBytes, PositiveBytes]
@@ -114,7 +115,7 @@ class MemoryReuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str
     rho: PositiveShare
     relative_sd: Relative
-    deviations_90: Relative
+    deviations_90: Ratio
     runs: PositiveCount
 
     def estimate(self, paradl_bytes: float) -> MemoryEstimate:

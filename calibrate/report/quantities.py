@@ -164,8 +164,9 @@ def _memory_factors(profile: Profile, other: Profile) -> Iterator[tuple[str, Qua
         sizes = {size for like in factors if like.device == factor.device for size in like.tensor_bytes_range}
         for size in sorted(sizes):
             peak, reach = factor.estimate(size)
+            relative_sd = reach / factor.deviations_90 / peak if peak > 0 else None
             name = f"memory of {factor.measured} on {factor.device} for {format_bytes(size)} of tensors"
-            yield name, Quantity(peak, reach / factor.deviations_90 / peak, "bytes", blocks=len(factor.models))
+            yield name, Quantity(peak, relative_sd, "bytes", blocks=len(factor.models))
 
 
 _COMPARED: Mapping[str, Callable[[Profile, Profile], Iterator[tuple[str, Quantity]]]] = {

@@ -110,11 +110,14 @@ def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
 
 
 def _shifted(workload: PreparedEvaluation, costs: Costs, mode: CorrelatedError, by: float) -> float:
-    return workload.iteration_s(
+    shifted = (
         np.maximum(costs.seconds + by * mode.seconds, 0.0),
         np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
         np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
     )
+    if not all(np.isfinite(values).all() for values in shifted):
+        raise UserError(f"the profile's fit is broken: the error of {mode.name} is more than any time; measure it anew")
+    return workload.iteration_s(*shifted)
 
 
 def _unexplained_s(remainder: float, workload: PreparedEvaluation) -> float:

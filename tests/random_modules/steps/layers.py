@@ -165,8 +165,12 @@ def mlp(own: Parts, x: torch.Tensor, gated: bool, **_: Any) -> torch.Tensor:
     return x + own["down"](hidden)
 
 
+_MOST_BILINEAR = 128
+
+
 def draw_bilinear(rng: Random, sight: Sight) -> dict[str, Any] | None:
-    found = other(rng, sight)
+    # It has as many parameters as the cube of that.
+    found = other(rng, sight) if sight.features <= _MOST_BILINEAR else None
     return found and {**found, "features": sight.features}
 
 

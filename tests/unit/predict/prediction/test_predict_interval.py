@@ -263,3 +263,10 @@ def test_compute_s_own_errors_go_below_that() -> None:
     assert moved_s > 0
     assert unsure.low_s == pytest.approx(point_s - math.hypot(point_s - sure.low_s, moved_s))
     assert unsure.low_s < sure.low_s
+
+
+def test_an_error_of_more_than_any_time_is_refused() -> None:
+    workload = of_large_messages()
+    endless = [mode._replace(seconds=mode.seconds + np.inf) for mode in workload.costs.modes]
+    with pytest.raises(UserError, match=r"fit is broken: the error of .* is more than any time; measure it anew"):
+        interval(dataclasses.replace(workload, costs=dataclasses.replace(workload.costs, modes=tuple(endless))))
