@@ -216,4 +216,5 @@ class Judge:
 
 
 def _without_contention(profile: Profile) -> Profile:
-    return msgspec.structs.replace(profile, contention=())
+    others = tuple(entry for entry in profile.contexts if entry.context != "groups")
+    return msgspec.structs.replace(profile, contexts=others)

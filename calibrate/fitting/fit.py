@@ -56,7 +56,7 @@ def fit_profile(
     memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
     fitted = fit_communication((record for _, record in measured.collectives), operations())
-    contexts, context_notes = fit_contexts(measured.contexts, measured.collectives, fitted.fits, operations())
+    contexts, context_notes = fit_contexts(measured.contexts, fitted.fits, operations())
     kernel_models, regressor_notes = _kernel_models(measured, beside)
     profile = Profile(
         schema_version=SCHEMA_VERSION,

@@ -22,6 +22,7 @@ from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.records.contexts.context import ContextSamples
 from paradl_bench.records.contexts.older import read_contexts
+from paradl_bench.records.contexts.swept_groups import swept_groups
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_load import read_load
 from paradl_bench.records.hosts.host_record import read_host_records
@@ -128,6 +129,8 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
             pace = sweep_pace(sweeps, read_host_records(directory), _contexts(directory))
             notes += [f"{directory}: {line}" for line in (*lines_of_nodes(directory), *pace.lines())]
     _check_distinct(sources)
+    collectives = _records(directories, COLLECTIVES_FILE, CollectiveSamples)
+    contexts = [(index, record) for index, place in enumerate(directories) for record in _contexts(place)]
     return Measurements(
         sources=tuple(sources),
         environments=tuple(environments),
@@ -135,8 +138,8 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         layers=_records(directories, LAYERS_FILE, LayerSamples),
         iterations=_records(directories, ITERATIONS_FILE, IterationSamples),
         copies=_records(directories, COPIES_FILE, CopySamples),
-        collectives=_records(directories, COLLECTIVES_FILE, CollectiveSamples),
-        contexts=tuple(Placed(index, record) for index, place in enumerate(directories) for record in _contexts(place)),
+        collectives=collectives,
+        contexts=tuple(Placed(*placed) for placed in (*contexts, *swept_groups(collectives))),
         notes=tuple(notes),
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
         rates=_records(directories, RATES_FILE, RateSamples),

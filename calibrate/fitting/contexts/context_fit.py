@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.fitting.contexts.groups_at_once import ByteShares, paired_groups
-from calibrate.fitting.contexts.pairs import About, Measured, NotFitted, paired
+from calibrate.fitting.contexts.byte_shares import byte_shares
+from calibrate.fitting.contexts.pairs import TICK_S, About, Measured, NotFitted, paired
 from calibrate.fitting.reading import Placed
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import ContextPoint, InContext
@@ -23,48 +23,52 @@ from calibrate.statistics.regression import HUBER_K
 from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD, Floats
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.context import ContextSamples
-from paradl_bench.records.samples import CollectiveSamples
 
 _ITERATIONS = 5
 
 
 def fit_contexts(
     records: Iterable[Placed[ContextSamples]],
-    sweeps: Iterable[Placed[CollectiveSamples]],
     fits: Sequence[CommunicationFit],
     operations: Mapping[str, CollectiveOperation],
 ) -> tuple[tuple[InContext, ...], tuple[str, ...]]:
     """An entry a library, operation, level and context, and what was left out and why.
 
     Args:
-        sweeps: that hold groups at once and alone. fits: of alpha and beta, which say what bytes take.
+        fits: of alpha and beta, which say what bytes take.
     """
     groups: dict[About, list[Measured]] = {}
-    for about, measured in (*paired(records, operations), *paired_groups(sweeps, operations)):
+    for about, measured in paired(records, operations):
         groups.setdefault(about, []).append(measured)
     entries: list[InContext] = []
     notes: list[str] = []
     for about, measured_of in sorted(groups.items()):
         try:
-            shares = ByteShares(about, measured_of, fits, operations) if about.context == "groups" else None
-            entries.append(_entry(about, [sample for sample in measured_of if sample.in_context_s.size], shares))
+            whole = [sample for sample in measured_of if sample.idle_s.size and sample.in_context_s.size]
+            of_call = [fit for fit in fits if fit.key == (about.library, about.operation, about.level)]
+            entries.append(_entry(about, whole, operations[about.operation], of_call))
         except NotFitted as reason:
             notes.append(f"{about.words}: {reason}: left out")
     return tuple(entries), tuple(notes)
 
 
-def _entry(about: About, measured: Sequence[Measured], shares: ByteShares | None) -> InContext:
+def _entry(
+    about: About,
+    measured: Sequence[Measured],
+    operation: CollectiveOperation,
+    fits: Sequence[CommunicationFit],
+) -> InContext:
+    groups = about.context == "groups"
     if not measured:
-        raise NotFitted("no call began before that was done")
-    if min(sample.idle_s.min() for sample in measured) <= 0:
-        raise NotFitted("a time of 0 seconds is no measurement")
+        alone = "nothing alike ran alone (same tool, ranks, size and level)"
+        raise NotFitted(alone if groups else "no call began before that was done")
     points = sorted({sample.point for sample in measured})
     blocks = sorted({sample.block for sample in measured})
     pairs = [
         Pair(blocks.index(sample.block), points.index(sample.point), sample.idle_s, sample.in_context_s)
         for sample in measured
     ]
-    solver = Solver(len(points), None if shares is None else shares.of(points))
+    solver = Solver(len(points), byte_shares(points, operation, fits) if groups else None)
     at = np.array([pair.at for pair in pairs])
     idle_s, in_context_s = medians(pairs)
     added_s, factor = solver.solve(idle_s, in_context_s, at)
@@ -99,14 +103,17 @@ def _entry(about: About, measured: Sequence[Measured], shares: ByteShares | None
 
 def _of_neighbours(measured: Sequence[Measured]) -> dict[str, Any]:
     """What an entry holds of what surrounded the calls."""
-    waited, begun = np.sum([sample.queued for sample in measured], axis=0)
+    records = [sample.record for sample in measured]
+    waited, begun = np.sum([record.queued() for record in records], axis=0)
     fields: dict[str, Any] = {
-        "neighbours": tuple(sorted({sample.neighbour for sample in measured} - {""})),
+        "neighbours": tuple(sorted({record.neighbour for record in records} - {""})),
         "waiting": float(waited / begun),
     }
-    if (seconds := np.concatenate([sample.neighbour_s for sample in measured])).size:
-        fields["neighbour_s"] = float(np.median(seconds))
-    if (slower := np.concatenate([sample.neighbour_ratios for sample in measured])).size:
+    if seconds := [np.ravel(record.neighbour_s) for record in records if record.neighbour_s]:
+        fields["neighbour_s"] = float(np.median(np.concatenate(seconds)))
+    compute = [(record.neighbour_s, record.neighbour_idle_s) for record in records if record.neighbour_idle_s]
+    if compute:
+        slower = np.concatenate([np.ravel(np.divide(beside, np.maximum(alone, TICK_S))) for beside, alone in compute])
         fields["neighbour_factor"] = max(1.0, float(np.median(slower)))
         # Of what ran, kernels and sizes together: one number stands for all of them.
         fields["neighbour_sd"] = float(np.subtract(*np.percentile(slower, [75, 25]))) * IQR_TO_SD

@@ -13,9 +13,8 @@ from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.context import Context, ContextSamples
 from paradl_bench.records.emulation import GHOSTS
 
-_TICK_S = 1e-9
+TICK_S = 1e-9
 """A clock's tick is no time; relative errors need one."""
-_NONE = np.zeros(0)
 
 
 class NotFitted(Exception):
@@ -50,22 +49,17 @@ class Point(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Times of one size in one block; idle and in the context not necessarily equally many.
+    """A record and its times, one a repetition; idle and in the context not necessarily equally many.
 
     Attributes:
-        block: (directory, block). neighbour: what surrounded the calls; empty for groups.
-        neighbour_ratios: how many times longer compute beside took. neighbour_s: seconds of what surrounded a call.
-        queued: (calls that ended only after what was in flight as they began, calls that began in the context).
+        block: (directory, block). idle_s: empty where nothing alike ran idle.
     """
 
     point: Point
     block: tuple[int, int]
     idle_s: Floats
     in_context_s: Floats
-    neighbour: str = ""
-    neighbour_ratios: Floats = _NONE
-    neighbour_s: Floats = _NONE
-    queued: tuple[int, int] = (0, 1)
+    record: ContextSamples
 
 
 def paired(
@@ -82,22 +76,12 @@ def paired(
             record.operation,
             record.level,
             record.neighbour_level,
+            record.groups,
             # What shares a host's cores depends on how many do.
             ranks=record.ranks if beside else 0,
             ghosts=beside and record.neighbour == GHOSTS,
         )
-        idle_s = record.idle_s(operations[record.operation].call_seconds)
-        neighbour_s = np.ravel(record.neighbour_s)
-        yield (
-            about,
-            Measured(
-                Point(record.ranks, record.message_bytes),
-                (directory, record.block),
-                np.maximum(idle_s, _TICK_S),
-                np.maximum(record.in_context_s(), _TICK_S),
-                record.neighbour,
-                neighbour_s / np.maximum(np.ravel(record.neighbour_idle_s), _TICK_S) if beside else _NONE,
-                neighbour_s,
-                record.queued(),
-            ),
-        )
+        point = Point(record.ranks, record.message_bytes, record.ranks_per_node)
+        call_seconds = operations[record.operation].call_seconds
+        idle_s, in_context_s = (np.maximum(half(call_seconds), TICK_S) for half in (record.idle_s, record.in_context_s))
+        yield about, Measured(point, (directory, record.block), idle_s, in_context_s, record)

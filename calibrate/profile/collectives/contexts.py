@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -124,22 +123,14 @@ class InContext(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.factor + self.added_s / idle_s, math.sqrt(max(variance, 0.0))
 
 
-class Contention(NamedTuple):
-    """phi for a number of groups at once, and whether that is beyond what was measured."""
-
-    factor: float
-    factor_sd: float
-    extrapolated: bool
-
-
-def contention_of(entries: Sequence[InContext], groups: float) -> Contention:
-    """phi for ``groups`` groups from entries of one (library, operation, level) with groups at once, at least one.
+def contention_of(entries: Sequence[InContext], groups: float) -> tuple[float, float]:
+    """phi for ``groups`` groups and its sd, from at least one entry of one (library, operation, level).
 
     Straight between neighbouring numbers of groups, from 1 for one group on. Beyond the largest the last slope goes on:
     flows that fill a link share it evenly, so that phi grows with their number.
     """
     if groups <= 1:
-        return Contention(1.0, 0.0, False)
+        return 1.0, 0.0
     known = [(1.0, 1.0, 0.0)]
     known += sorted((float(entry.groups), entry.factor, entry.factor_sd) for entry in entries)
     lower, upper = next((pair for pair in itertools.pairwise(known) if groups <= pair[1][0]), (known[-2], known[-1]))
@@ -147,4 +138,4 @@ def contention_of(entries: Sequence[InContext], groups: float) -> Contention:
     factor = lower[1] + share * (upper[1] - lower[1])
     # Neighbours are measured apart: their errors are independent.
     sd = math.hypot((1 - share) * lower[2], share * upper[2])
-    return Contention(max(1.0, factor), sd, groups > known[-1][0])
+    return max(1.0, factor), sd

@@ -197,7 +197,7 @@ class BesideComputeBench:
 
     def __init__(self, calls: Calls, layout: NodeLayout | None) -> None:
         context, group = calls.context, calls.team.process_group
-        self._calls, self._context, self._team = calls, context, calls.team
+        self._calls, self._context = calls, context
         on_gpu = context.device.type == "cuda"
         self._streams = _CudaStreams(context.device, group) if on_gpu else _CpuStreams(group)
         self._kernels = (
@@ -226,25 +226,16 @@ class BesideComputeBench:
         )
         return [
             ContextSamples(
-                library=self._context.backend,
-                operation=OPERATION,
-                level=self._team.level,
-                ranks=self._team.ranks,
-                message_bytes=size,
-                dtype="fp32",
-                block=block,
+                **self._calls.about(OPERATION, size, block, members),
                 context="with-compute",
                 neighbour=kernel_name,
                 # Means over a window, in which no rank is late.
-                one_clock=True,
                 idle_end_s=tuple(communication_alone_s[rank] for rank in members),
-                start_s=((0.0,) * len(rows),) * len(members),
                 end_s=tuple(communication_beside_s[rank] for rank in members),
                 neighbour_s=tuple(compute_beside_s[rank] for rank in members),
                 neighbour_idle_s=tuple(compute_alone_s[rank] for rank in members),
-                first_rank=self._team.first_rank(members),
             )
-            for members in self._team.groups
+            for members in self._calls.team.groups
         ]
 
     def estimate_s(self, steps: Sequence[object]) -> float:

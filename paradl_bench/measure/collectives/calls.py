@@ -54,6 +54,29 @@ class Calls:
         self.clock.synchronise()
         return self.clock.seconds(start, end)
 
+    def in_turn(self, routine: Routine, buffers: Buffers) -> float:
+        """Seconds of one call on this rank, while the other teams wait for their turn."""
+        seconds = 0.0
+        for index in range(self.team.count):
+            if index == self.team.index:
+                seconds = self.seconds(routine, buffers)
+            else:
+                self.meet()
+        return seconds
+
+    def about(self, operation: str, size: int, block: int, members: range) -> dict[str, Any]:
+        """What any record says of a team's calls."""
+        return {
+            "library": self.context.backend,
+            "operation": operation,
+            "level": self.team.level,
+            "ranks": self.team.ranks,
+            "message_bytes": size,
+            "dtype": "fp32",
+            "block": block,
+            "first_rank": self.team.first_rank(members),
+        }
+
     def warm(self, routine: Routine, buffers: Buffers, least: int) -> float:
         """Call until that needs no new memory, at least ``least`` times; median seconds of those calls on this rank.
 

@@ -13,7 +13,6 @@ from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.contexts.context import ContextSamples
-from paradl_bench.records.samples import CollectiveSamples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,25 +48,19 @@ class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = True
 
 
-def context_rows(records: Iterable[ContextSamples], sweeps: Iterable[CollectiveSamples]) -> tuple[ContextRow, ...]:
+def context_rows(records: Iterable[ContextSamples]) -> tuple[ContextRow, ...]:
     """One row a context, neighbour, operation and size."""
-    groups = sorted_groups(records, lambda r: (r.context, r.neighbour, r.neighbour_level, r.operation, r.message_bytes))
-    by_size = sorted_groups(sweeps, lambda r: (r.operation, r.message_bytes, r.concurrent))
-    return (
-        *map(_row, groups.values()),
-        *(
-            _row_of_groups(together, by_size.get((operation, size, 1), []))
-            for (operation, size, concurrent), together in by_size.items()
-            if concurrent > 1
-        ),
+    groups = sorted_groups(
+        records, lambda r: (r.context, r.neighbour, r.neighbour_level, r.operation, r.message_bytes, r.groups)
     )
+    return tuple(map(_row, groups.values()))
 
 
 def _row(records: Sequence[ContextSamples]) -> ContextRow:
     first = records[0]
     operation = lookup(operations(), first.operation, "collective")
     idle_s = _median([value for record in records for value in record.idle_s(operation.call_seconds)])
-    in_context_s = _median([value for record in records for value in record.in_context_s()])
+    in_context_s = _median([value for record in records for value in record.in_context_s(operation.call_seconds)])
     waited, begun = np.sum([record.queued() for record in records], axis=0).tolist()
     beside = [np.divide(record.neighbour_s, record.neighbour_idle_s) for record in records if record.neighbour_idle_s]
     lags = [value for record in records if record.context == "after-compute" for value in record.lags_s()]
@@ -76,7 +69,7 @@ def _row(records: Sequence[ContextSamples]) -> ContextRow:
         operation=first.operation,
         level=first.level,
         ranks=first.ranks,
-        context=first.context,
+        context=first.context if first.groups == 1 else f"{first.context}={first.groups}",
         neighbour=first.neighbour,
         neighbour_level=first.neighbour_level,
         message_bytes=first.message_bytes,
@@ -87,28 +80,7 @@ def _row(records: Sequence[ContextSamples]) -> ContextRow:
         lag_s=_median(lags),
         queued=waited / begun if begun and first.outlived else None,
         calls=begun,
-    )
-
-
-def _row_of_groups(together: Sequence[CollectiveSamples], alone: Sequence[CollectiveSamples]) -> ContextRow:
-    first = together[0]
-    call_seconds = lookup(operations(), first.operation, "collective").call_seconds
-    idle_s, together_s = (
-        _median([value for record in records for value in call_seconds(record.samples_s)])
-        for records in (alone, together)
-    )
-    return ContextRow(
-        library=first.library,
-        operation=first.operation,
-        level=first.level,
-        ranks=first.ranks,
-        context=f"groups={first.concurrent}",
-        message_bytes=first.message_bytes,
-        idle_s=idle_s,
-        in_context_s=together_s,
-        ratio=_ratio(together_s, idle_s),
-        calls=sum(len(record.samples_s[0]) for record in together),
-        verified=all(record.verified for record in (*together, *alone)),
+        verified=all(record.verified for record in records),
     )
 
 

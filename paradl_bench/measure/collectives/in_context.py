@@ -181,13 +181,7 @@ class ContextBench:
         idle_start_s, idle_end_s = idle.stamps(ranks, one_clock=one_clock and all_reduce is not None)
         start_s, end_s = surrounded.stamps(ranks, one_clock=one_clock)
         return ContextSamples(
-            library=calls.context.backend,
-            operation=operation,
-            level=calls.team.level,
-            ranks=calls.team.ranks,
-            message_bytes=size,
-            dtype="fp32",
-            block=block,
+            **calls.about(operation, size, block, members),
             context=self._context,
             neighbour=self._compute.kernel,
             neighbour_bytes=all_reduce.bytes if all_reduce else 0,
@@ -203,7 +197,6 @@ class ContextBench:
             neighbour_s=surrounded.rows("all_reduce_s" if all_reduce else "compute_s", ranks),
             host_start_s=surrounded.rows("start_s", ranks) if stamped else (),
             attempt=self._attempt,
-            first_rank=calls.team.first_rank(members),
         )
 
 

@@ -19,6 +19,7 @@ from paradl_bench.measure.stragglers.pace import SweepPace, sweep_pace
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories.directory import emulation_noted
 from paradl_bench.records.contexts.older import read_contexts
+from paradl_bench.records.contexts.swept_groups import swept_groups
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import COLLECTIVES_FILE, read_records
@@ -66,9 +67,10 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
     noted = read_host_records(directory)
     clocks = HostClocks(noted)
     contexts = [record.aligned(clocks) for record in read_contexts(directory)]
+    contexts += [record for _, record in swept_groups((0, swept) for swept in sweeps)]
     return CollectivesSummary(
         collectives=sweep_rows(record for record in sweeps if record.concurrent == 1),
-        contexts=context_rows(contexts, sweeps),
+        contexts=context_rows(contexts),
         pace=sweep_pace(sweeps, noted, contexts),
         nodes=tuple(lines_of_nodes(directory)),
         emulated=emulation_noted(directory),

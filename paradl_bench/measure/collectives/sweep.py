@@ -1,9 +1,8 @@
 """The sweep: every operation at every size through torch.distributed, verified, in blocks spread over time.
 
 Ranks meet in a barrier before each repetition, then each times its own call. A block visits all operations and sizes in
-shuffled order, so that a slow spell of the machine does not fall on neighbouring sizes. Where several groups of ranks
-run at once, repetitions in which all of them call alternate with such in which one calls and the others wait, so that
-what the groups cost each other is told within one run.
+shuffled order, so that a slow spell of the machine does not fall on neighbouring sizes. Groups of ranks that share
+links call in turn, while the others wait.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from paradl_bench.measure.collectives.request import CollectivesRequest
 from paradl_bench.measure.machine.measured_nodes import note_places
 from paradl_bench.measure.opening import open_directory
 from paradl_bench.plan.collectives.catalog import routines
-from paradl_bench.plan.collectives.routine import Buffers, Routine
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.ranks.environment import host_memory_bytes
 from paradl_bench.ranks.groups.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.groups.teams import form_teams, leave_team
-from paradl_bench.records.contexts.context import CONTEXTS_FILE, ContextSamples, OfGroup
+from paradl_bench.records.contexts.context import CONTEXTS_FILE, Context, ContextSamples
 from paradl_bench.records.measurement import COLLECTIVES_FILE
 from paradl_bench.records.samples import CollectiveSamples
 
@@ -45,7 +43,7 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
-Sort = Literal["sweep"] | OfGroup
+Sort = Literal["sweep"] | Context
 _Measured = dict[Sort, list[CollectiveSamples | ContextSamples]]
 
 
@@ -100,7 +98,9 @@ def measure_collectives(
 def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]:
     steps = []
     for block in range(request.blocks):
-        steps += [Step(block, "sweep", name, size) for name, size in request.order(block) if name in accepted]
+        swept = [point for point in request.order(block) if point[0] in accepted]
+        sorts: tuple[Sort, ...] = ("sweep", "groups") if request.concurrent > 1 else ("sweep",)
+        steps += [Step(block, sort, name, size) for sort in sorts for name, size in swept]
         for context in request.contexts:
             if context == "with-compute":
                 points = order_beside_compute(request.seed, block, request.layout)
@@ -117,12 +117,12 @@ def _unmeasured(
     noted: Counter[Step] = Counter()
     if directory is not None and directory.resumed:
         for swept in directory.records(COLLECTIVES_FILE, CollectiveSamples):
-            if swept.concurrent == request.concurrent:
-                noted[Step(swept.block, "sweep", swept.operation, swept.message_bytes)] += 1
+            # Older sweeps hold groups at once too.
+            sort: Sort = "sweep" if swept.concurrent == 1 else "groups"
+            noted[Step(swept.block, sort, swept.operation, swept.message_bytes)] += 1
         for record in directory.records(CONTEXTS_FILE, ContextSamples):
-            if record.context != "groups":
-                name = record.neighbour if record.context == "with-compute" else record.operation
-                noted[Step(record.block, record.context, name, record.message_bytes)] += 1
+            name = record.neighbour if record.context == "with-compute" else record.operation
+            noted[Step(record.block, record.context, name, record.message_bytes)] += 1
     # A step of several groups is done when all of their records are there.
     wanted = of_first(context, [int(noted[step] < request.groups) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
@@ -131,6 +131,8 @@ def _unmeasured(
 def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> _Bench:
     if sort == "sweep":
         return sweep
+    if sort == "groups":
+        return AtOnceBench(sweep)
     if sort == "with-compute":
         return BesideComputeBench(sweep.calls, request.layout)
     return ContextBench(sort, sweep.calls, request.point_s, attempt, request.layout)
@@ -226,86 +228,66 @@ class CollectiveSweep:
         verified = time.perf_counter()
         call_s = statistics.median(calls.seconds(routine, buffers) for _ in range(ESTIMATE_CALLS))
         with_barrier_s = (time.perf_counter() - verified) / ESTIMATE_CALLS
-        count = WARMUP_CALLS + self._count(largest(calls.context, call_s)) * (2 if self._in_turns else 1)
+        count = WARMUP_CALLS + self.count(largest(calls.context, call_s)) * self._request.concurrent
         return verified - start + count * with_barrier_s
 
-    def _count(self, call_s: float) -> int:
-        """Repetitions of one point; with several teams each of them calls alone equally often."""
-        teams, count = self.calls.team.count, repetitions(call_s, self._request.point_s)
-        return teams * max(MIN_REPETITIONS, -(-count // teams)) if self._in_turns else count
-
-    @property
-    def _in_turns(self) -> bool:
-        """Whether teams call at once and each alone."""
-        return self._request.concurrent > 1
+    def count(self, call_s: float) -> int:
+        """Repetitions of one point, for which teams that share links take turns."""
+        count, turns = repetitions(call_s, self._request.point_s), self._request.concurrent
+        return max(MIN_REPETITIONS, -(-count // turns))
 
     def measure(self, operation: str, size: int, block: int) -> list[CollectiveSamples]:
-        """One operation and size, verified, then repeated; the same records on all ranks.
+        """One operation and size, verified, then repeated; a record a team, the same on all ranks.
 
-        With teams that share links, those that called alone come first, then those that called at once, one record a
-        team. Teams side by side call at once, a record each.
+        Teams that share links call in turn, teams side by side at once.
         """
         calls, routine = self.calls, routines()[operation]
         buffers = calls.buffers(routine, size)
         verified = calls.verify(routine, buffers)
-        count = self._count(largest(calls.context, calls.warm(routine, buffers, WARMUP_CALLS)))
-        teams = range(calls.team.count)
-        if not self._in_turns:
-            times = everyones(calls.context, [calls.seconds(routine, buffers) for _ in range(count)])
-            return [self._record(operation, size, block, times, verified, team=team, concurrent=1) for team in teams]
-        together, alone = self._in_turn(routine, buffers, count)
+        count = self.count(largest(calls.context, calls.warm(routine, buffers, WARMUP_CALLS)))
+        call = calls.in_turn if self._request.concurrent > 1 else calls.seconds
+        times = everyones(calls.context, [call(routine, buffers) for _ in range(count)])
         return [
-            self._record(operation, size, block, times, verified, team=team, concurrent=concurrent)
-            for times, concurrent in ((alone, 1), (together, len(teams)))
-            for team in teams
+            CollectiveSamples(
+                **calls.about(operation, size, block, members),
+                tool="torch",
+                samples_s=tuple(times[members[side]] for side in routine.sides(len(members))),
+                verified=is_verified,
+                ranks_per_node=calls.team.ranks_per_node,
+            )
+            for members, is_verified in zip(calls.team.groups, verified, strict=True)
         ]
 
-    def _in_turn(
-        self, routine: Routine, buffers: Buffers, count: int
-    ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-        """Every rank's times of all teams at once, and of its own team alone, in turn; a team is alone in its turn."""
-        calls = self.calls
-        together, alone = [], []
-        for index in range(count):
-            together.append(calls.seconds(routine, buffers))
-            if index % calls.team.count == calls.team.index:
-                alone.append(calls.seconds(routine, buffers))
-            else:
-                calls.meet()
-        return everyones(calls.context, together), everyones(calls.context, alone)
 
-    def _record(
-        self,
-        operation: str,
-        size: int,
-        block: int,
-        times: list[tuple[float, ...]],
-        verified: tuple[bool, ...],
-        *,
-        team: int,
-        concurrent: int,
-    ) -> CollectiveSamples:
-        teams = self.calls.team
-        members = teams.groups[team]
-        return CollectiveSamples(
-            library=self.calls.context.backend,
-            tool="torch",
-            operation=operation,
-            level=teams.level,
-            ranks=teams.ranks,
-            message_bytes=size,
-            dtype="fp32",
-            block=block,
-            samples_s=tuple(times[members[side]] for side in routines()[operation].sides(teams.ranks)),
-            verified=verified[team],
-            ranks_per_node=teams.ranks_per_node,
-            concurrent=concurrent,
-            group=team if concurrent > 1 else 0,
-            first_rank=teams.first_rank(members),
-        )
+class AtOnceBench:
+    """Measures pairs of calls of groups that share links: each in its turn, and all at once."""
+
+    def __init__(self, sweep: CollectiveSweep) -> None:
+        self._sweep = sweep
+        self.estimate_s = sweep.estimate_s
+
+    def measure(self, operation: str, size: int, block: int) -> list[ContextSamples]:
+        """One operation and size, a record a group; the same on all ranks. The sweep before has verified results."""
+        calls, routine = self._sweep.calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        buffers.clear()
+        count = self._sweep.count(largest(calls.context, calls.warm(routine, buffers, WARMUP_CALLS)))
+        pairs = [(calls.in_turn(routine, buffers), calls.seconds(routine, buffers)) for _ in range(count)]
+        idle_s, at_once_s = (everyones(calls.context, list(column)) for column in zip(*pairs, strict=True))
+        return [
+            ContextSamples(
+                **calls.about(operation, size, block, members),
+                context="groups",
+                groups=calls.team.count,
+                ranks_per_node=calls.team.ranks_per_node,
+                idle_end_s=tuple(idle_s[members[side]] for side in routine.sides(len(members))),
+                end_s=tuple(at_once_s[members[side]] for side in routine.sides(len(members))),
+            )
+            for members in calls.team.groups
+        ]
 
 
-_Bench = CollectiveSweep | BesideComputeBench | ContextBench
+_Bench = CollectiveSweep | AtOnceBench | BesideComputeBench | ContextBench
 
 
 def repetitions(call_s: float, point_s: float) -> int:

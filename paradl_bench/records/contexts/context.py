@@ -12,7 +12,17 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-from paradl_bench.core.bounds import Bytes, ClockSeconds, Index, PositiveCount, RankIndex, Ranks, Samples, Seconds
+from paradl_bench.core.bounds import (
+    Bytes,
+    ClockSeconds,
+    Index,
+    PositiveCount,
+    RankIndex,
+    Ranks,
+    RanksOrUnknown,
+    Samples,
+    Seconds,
+)
 from paradl_bench.records.hosts.host_clocks import HostClocks
 
 CONTEXTS_FILE = "contexts.jsonl"
@@ -31,18 +41,20 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Raw times of one operation idle and in a context, in one block (file ``contexts.jsonl``).
 
     A repetition is ``calls`` calls idle, and as many in the context. Lists are a list a rank that takes part, one value
-    a call; index i is the same call on all of them. Groups at once are in ``collectives.jsonl``, with the sweep.
+    a call; index i is the same call on all of them.
 
     Attributes:
         message_bytes: as the operation defines it.
+        groups: how many call at once, of the context ``groups``; idle, each calls in its turn while the others wait.
+        ranks_per_node: the most ranks of the group that share a host; 0 where nobody said.
         neighbour: what surrounds the calls: the kernel that computes (``layers``, ``ghosts``, ``conv2d``, ...).
         neighbour_bytes, neighbour_level: of the all-reduce in flight; the level that it spans where it goes over more
             ranks than the calls, else empty.
         one_clock: whether starts and ends of all ranks are of one clock, with the earliest start of the call as 0; else
             each rank's are its own, and its start is 0.
-        idle_start_s: empty where an idle call stands right behind a barrier, as in a sweep.
-        start_s, end_s: when a rank came to a call in the context, and when it went on. Of compute beside, a call's mean
-            over a window.
+        idle_end_s: empty where no such call ran idle. idle_start_s, start_s: when a rank came to a call; empty where it
+            stands right behind a barrier, as in a sweep.
+        end_s: when it went on. Of compute beside, a call's mean over a window.
         neighbour_s: a value a repetition: seconds of the compute before, of a call of the kernel beside, or of the
             all-reduce with all that is in it. neighbour_idle_s: of a call of the kernel without the collective.
         begun, outlived: whether the all-reduce was in flight on that rank as the call began, and still as it ended.
@@ -50,6 +62,7 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             GPUs), and where some ranks take no part.
         attempt: at the measurement, as ``hosts.jsonl`` counts them.
         first_rank: of all ranks, the first one here.
+        verified: whether results were those expected; of others than groups the sweep's say it.
         clock_error_s: None as measured; of what :meth:`aligned` returns, most that an arrival may be wrong by.
     """
 
@@ -61,12 +74,14 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: str
     block: Index
     context: Context
-    neighbour: str
-    one_clock: bool
+    groups: Ranks = 1
+    ranks_per_node: RanksOrUnknown = 0
+    neighbour: str = ""
+    one_clock: bool = False
     idle_end_s: Rows
-    start_s: Rows
+    start_s: Rows = ()
     end_s: Rows
-    neighbour_s: Rows
+    neighbour_s: Rows = ()
     neighbour_idle_s: Rows = ()
     idle_start_s: Rows = ()
     begun: Flags = ()
@@ -77,18 +92,24 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host_start_s: tuple[tuple[ClockSeconds, ...], ...] = ()
     attempt: Index = 0
     first_rank: RankIndex = 0
+    verified: bool = True
     clock_error_s: Seconds | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.operation} of {self.message_bytes} bytes {self.context}"
-        optional = (self.idle_start_s, self.begun, self.outlived, self.host_start_s)
-        lists = (self.idle_end_s, self.start_s, self.end_s, *filter(None, optional))
-        counts = {len(row) for rows in lists for row in rows}
-        ranks = {len(rows) for rows in (*lists, self.neighbour_s, *filter(None, (self.neighbour_idle_s,)))}
-        if len(counts) != 1 or len(ranks) != 1:
+        if (self.groups > 1) != (self.context == "groups"):
+            raise ValueError(f"groups of {where} has to be 1, or of the context 'groups' at least 2, not {self.groups}")
+        surrounded = (self.end_s, self.start_s, self.begun, self.outlived, self.host_start_s)
+        idle, beside = (self.idle_end_s, self.idle_start_s), (self.neighbour_s, self.neighbour_idle_s)
+        # In older sweeps of groups each was idle as often as it had a turn.
+        alike = (surrounded, idle) if self.groups > 1 else ((*surrounded, *idle),)
+        counts = [{len(row) for rows in lists for row in rows} for lists in alike]
+        ranks = {len(self.end_s), *(len(rows) for rows in (*surrounded, *idle, *beside) if rows)}
+        lacking = not self.end_s or bool(self.neighbour_s) != (self.groups == 1) or (self.groups > 1 and any(beside))
+        if lacking or len(ranks) != 1 or max(map(len, counts)) > 1:
             raise ValueError(f"{where} has not as many samples on every rank and of every sort")
-        repetitions = {len(row) * self.calls for row in (*self.neighbour_s, *self.neighbour_idle_s)}
-        if repetitions != counts:
+        repetitions = {len(row) * self.calls for rows in beside for row in rows}
+        if repetitions and repetitions != counts[0]:
             raise ValueError(f"{where} has not {self.calls} calls a repetition")
         for starts, ends in ((self.idle_start_s, self.idle_end_s), (self.start_s, self.end_s)):
             if any(
@@ -105,14 +126,19 @@ class ContextSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             call_seconds: of the operation, from seconds of its ranks behind a barrier.
         """
         if not self.idle_start_s:
-            return call_seconds(self.idle_end_s)
+            return call_seconds(self.idle_end_s) if self.idle_end_s else ()
         return tuple(_mean(row) for row in self._repetitions(self._spans(self.idle_start_s, self.idle_end_s)))
 
-    def in_context_s(self) -> tuple[float, ...]:
+    def in_context_s(self, call_seconds: Callable[[Rows], T]) -> T | tuple[float, ...]:
         """Mean seconds of calls that began in the context on every rank, one a repetition that has any.
 
         The mean, since a run's calls add up, and a few that wait long count.
+
+        Args:
+            call_seconds: as of :meth:`idle_s`.
         """
+        if not self.start_s:
+            return call_seconds(self.end_s)
         spans = self._spans(self.start_s, self.end_s)
         rows = self._repetitions([span if flag else None for span, flag in zip(spans, self._begun, strict=True)])
         counted = ([span for span in row if span is not None] for row in rows)

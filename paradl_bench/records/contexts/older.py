@@ -97,9 +97,7 @@ class _Interference(_Call, frozen=True, kw_only=True, forbid_unknown_fields=True
         return {
             **self._about(),
             "context": "with-compute",
-            "one_clock": False,
             "idle_end_s": (self.communication_alone_s,),
-            "start_s": ((0.0,) * len(self.communication_beside_s),),
             "end_s": (self.communication_beside_s,),
             "neighbour_s": (self.compute_beside_s,),
             "neighbour_idle_s": (self.compute_alone_s,),

@@ -16,7 +16,7 @@ from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
-from predict.costs.communication.context_costs import ContextCosts, measure_with
+from predict.costs.communication.context_costs import ContextCosts, Wanted, measure_with
 from predict.costs.sourced import Remark
 
 
@@ -52,16 +52,16 @@ class ContentionCosts:
         if groups <= 1:
             return ALONE
         count = f"{round(groups)} groups"
-        entries, remarks = self._contexts.groups_at_once(work.operation, level.name)
-        if not entries:
+        entry, remarks = self._contexts.likest(Wanted("groups", work.operation, level.name))
+        if entry is None:
             measure = f"{measure_with(f'groups={math.ceil(groups)}')} --ranks {work.ranks}"
             text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
             return Sharing(1.0, 0.0, (Remark(text, True),))
-        contention = contention_of(entries, groups)
-        if contention.extrapolated:
-            most = max(entry.groups for entry in entries)
+        entries = self._contexts.of_other_groups(entry)
+        most = max(other.groups for other in entries)
+        if groups > most:
             remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
-        return Sharing(contention.factor, contention.factor_sd, remarks)
+        return Sharing(*contention_of(entries, groups), remarks)
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""

@@ -50,7 +50,8 @@ class Wanted(NamedTuple):
     def words(self) -> str:
         """For a remark."""
         over = f" at level {self.spanned!r}" if self.spanned else ""
-        return f"{self.operation} at level {self.level!r} {self.context}{over}"
+        context = "groups at once" if self.context == "groups" else self.context
+        return f"{self.operation} at level {self.level!r} {context}{over}"
 
 
 class Slowdown(NamedTuple):
@@ -77,7 +78,10 @@ class ContextCosts:
 
     def likest(self, wanted: Wanted) -> tuple[InContext | None, tuple[Remark, ...]]:
         """What was measured of such a call, else of the most alike, which is said; None where nothing was."""
-        known = self._entries.get(wanted.context)
+        known = self._entries.get(wanted.context, [])
+        if wanted.context == "groups":
+            # Links of another level say nothing of those of this one.
+            known = [entry for entry in known if entry.level == wanted.level]
         if not known:
             what = _UNMEASURED.get(wanted.context, f"{wanted.context} was not measured")
             return None, (Remark(f"{what}: {measure_with(wanted.context)}", True),)
@@ -94,16 +98,10 @@ class ContextCosts:
             remarks.append(Remark(f"{wanted.context} beyond the {entry.ranks[1]} ranks that were measured", True))
         return entry, tuple(remarks)
 
-    def groups_at_once(self, operation: str, level: str) -> tuple[list[InContext], tuple[Remark, ...]]:
-        """What was measured of groups at once over a level, of an operation, else of the one that is known best."""
-        here = [entry for entry in self._entries.get("groups", []) if entry.level == level]
-        of_operation = [entry for entry in here if entry.operation == operation]
-        if of_operation or not here:
-            return of_operation, ()
-        # A link is shared by whatever runs over it: the operation with most numbers of groups, then most calls.
-        of = {name: [entry for entry in here if entry.operation == name] for name in sorted(e.operation for e in here)}
-        best = max(of, key=lambda name: (len(of[name]), sum(entry.samples for entry in of[name])))
-        return of[best], (Remark(f"contention of {operation}: as measured for {best}", True),)
+    def of_other_groups(self, entry: InContext) -> list[InContext]:
+        """What was measured of all numbers of groups at once, of an entry's operation and level."""
+        alike = (entry.operation, entry.level)
+        return [other for other in self._entries["groups"] if (other.operation, other.level) == alike]
 
     def with_compute(self, wanted: Wanted, idle_s: float, *, of_gpu: bool) -> tuple[Slowdown, tuple[Remark, ...]]:
         """What compute and a collective side by side cost each other: as measured, else as published for GPUs.
@@ -134,6 +132,7 @@ def _unlikeness(entry: InContext, wanted: Wanted) -> tuple[object, ...]:
         wanted.spanned not in ("", entry.spanned),
         abs(math.log(entry.ranks[1] / wanted.ranks)) if wanted.ranks else 0.0,
         outside(wanted.message_bytes, entry.bytes_range) if wanted.message_bytes else 0.0,
+        -entry.samples,
     )
 
 

@@ -38,7 +38,7 @@ def swept(output: Path) -> list[CollectiveSamples]:
 
 @pytest.mark.slow
 def test_groups_call_at_once_and_alone_with_verified_results(tmp_path: Path) -> None:
-    """Two groups of two: each block has, of every operation and size, both groups alone and both at once."""
+    """Two groups of two: each block has, of every operation and size, both groups alone and in pairs at once."""
     output = tmp_path / "out"
     result = collectives(output, "--ranks", "2", "--contexts", "groups=2", "--sizes", "2K", "--json")
     assert result.returncode == 0, result.stderr
@@ -48,20 +48,20 @@ def test_groups_call_at_once_and_alone_with_verified_results(tmp_path: Path) -> 
         assert record.verified
         assert (record.ranks, record.ranks_per_node, record.level) == (2, 2, "node")
         assert len(record.samples_s) == len(routines()[record.operation].sides(2))
-    found = Counter((r.operation, r.message_bytes, r.block, r.concurrent, r.group) for r in records)
-    for name in operations():
-        # Alone each group has a record of its own; nobody ran beside, so that all are group 0 of 1.
-        assert found[name, 2048, 0, 1, 0] == 2
-        assert found[name, 2048, 0, 2, 0] == found[name, 2048, 0, 2, 1] == 1
+    pairs = read_records(output, CONTEXTS_FILE, ContextSamples)
+    for record in pairs:
+        assert (record.context, record.groups, record.ranks_per_node) == ("groups", 2, 2)
+        assert len(record.idle_end_s) == len(record.end_s) == len(routines()[record.operation].sides(2))
+    for of in (records, pairs):
+        # Every group has a record of its own.
+        found = Counter((each.operation, each.message_bytes, each.block, each.ranks) for each in of)
+        assert found == Counter({(name, 2048, 0, 2): 2 for name in operations()})
     shown = json.loads(result.stdout)
     assert {row["operation"] for row in shown["contexts"]} == set(operations())
     assert all(row["ratio"] > 0 for row in shown["contexts"])
-    # The sweep's own table is of groups alone: half of the calls, since each is alone in its turn only.
-    alone = {row["operation"]: row["calls"] for row in shown["collectives"]}
-    assert all(row["calls"] == 2 * alone[row["operation"]] for row in shown["contexts"])
     # A point whose last record is missing is measured again.
-    whole = (output / COLLECTIVES_FILE).read_bytes().splitlines(keepends=True)
-    (output / COLLECTIVES_FILE).write_bytes(b"".join(whole[:-1]) + whole[-1][:30])
+    whole = (output / CONTEXTS_FILE).read_bytes().splitlines(keepends=True)
+    (output / CONTEXTS_FILE).write_bytes(b"".join(whole[:-1]) + whole[-1][:30])
     again = collectives(output, "--ranks", "2", "--contexts", "groups=2", "--sizes", "2K")
     assert again.returncode == 0, again.stderr
     assert "1 measurement to go" in again.stderr
@@ -92,7 +92,7 @@ def test_collectives_after_compute_are_kept_with_stamps_and_fitted(tmp_path: Pat
         assert record.one_clock
         # The first to arrive is the zero of its repetition, and nobody goes on before the call began.
         assert all(min(starts) == 0 for starts in zip(*record.start_s, strict=True))
-        assert min(record.in_context_s()) > 0
+        assert min(record.in_context_s(max)) > 0
         assert min(value for row in record.neighbour_s for value in row) > 1e-5
     assert {row["operation"] for row in json.loads(result.stdout)["contexts"]} == {"all_reduce", "send_recv"}
     profile = fit_profile([output], command_line=("calibrate",), force=False)

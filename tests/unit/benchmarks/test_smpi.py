@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from profile_factory import make_network, make_profile, ring_fit, with_compute
+from profile_factory import in_context, make_network, make_profile, ring_fit, with_compute
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "smpi"))
 
 from cases import PARTS, Extent, calibration, judged
 from fat_tree import FatTree
-from judging import records
+from judging import _without_contention, records
 from plan_file import plan_text
 from simulation import Result, Row, Simulator, Sweep
 
@@ -109,6 +109,11 @@ def priced(strategy: str) -> PricedPlan:
     profile = make_profile(make_network(), communication=fits, contexts=(with_compute(),))
     model = CostModel(profile=profile, network=make_network())
     return prepared.price(model, Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8)))
+
+
+def test_a_profile_without_contention_keeps_its_other_contexts() -> None:
+    profile = make_profile(make_network(), contexts=(with_compute(), in_context("groups", groups=2)))
+    assert _without_contention(profile).contexts == (with_compute(),)
 
 
 def test_the_plan_file_holds_the_plans_tasks() -> None:

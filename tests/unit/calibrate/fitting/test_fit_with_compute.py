@@ -25,7 +25,7 @@ COMMITTED = ROOT / "results/emulation/2026-11-23-db62732/4-a-node/1x4"
 
 
 def fitted(records: list[ContextSamples]) -> tuple[InContext, ...]:
-    entries, notes = fit_contexts([Placed(0, record) for record in records], (), (), operations())
+    entries, notes = fit_contexts([Placed(0, record) for record in records], (), operations())
     assert notes == ()
     return entries
 

@@ -15,6 +15,7 @@ from calibrate.fitting.collectives.communication_fit import fit_communication
 from calibrate.fitting.contexts.context_fit import fit_contexts
 from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.fitting.reading import Placed
+from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import InContext, contention_of
 from calibrate.profile.profile import Profile
 from calibrate.report.diff import compare
@@ -26,6 +27,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.contexts.swept_groups import swept_groups
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
@@ -74,8 +76,10 @@ def sweep(
     return found
 
 
-def fitted(records: Sequence[Placed[CollectiveSamples]]) -> tuple[tuple[InContext, ...], tuple[str, ...]]:
-    return fit_contexts((), records, (ring_fit(),), operations())
+def fitted(
+    records: Sequence[Placed[CollectiveSamples]], *, fits: Sequence[CommunicationFit] = (ring_fit(),)
+) -> tuple[tuple[InContext, ...], tuple[str, ...]]:
+    return fit_contexts((Placed(*pair) for pair in swept_groups(records)), fits, operations())
 
 
 def entry(factor: float, groups: int = 2, *, sd: float = 0.0, **more: object) -> InContext:
@@ -97,6 +101,31 @@ def test_intervals_cover_a_known_phi_as_often_as_stated() -> None:
         assert np.median(widths) < 0.2 * phi
 
 
+def test_groups_measured_in_pairs_give_the_phi_of_a_sweep() -> None:
+    """A sweep has its groups in one record, pairs have one each; the same fit reads both."""
+    swept = sweep(2.0, noise=0.01)
+    pairs = [
+        Placed(directory, msgspec.structs.replace(record, end_s=tuple(row[of_group] for row in record.end_s)))
+        for directory, record in swept_groups(swept)
+        for of_group in (slice(12), slice(12, 24))
+    ]
+    (joined,), _ = fitted(swept)
+    (found,), notes = fit_contexts(pairs, (ring_fit(),), operations())
+    assert notes == ()
+    assert found.factor == pytest.approx(joined.factor, rel=0.02)
+    assert found.samples == joined.samples
+
+
+@pytest.mark.parametrize(
+    "changes", [{"groups": 1}, {"end_s": ()}, {"neighbour_s": ((1.0,) * 24,) * 2}, {"context": "after-compute"}]
+)
+def test_records_of_groups_that_cannot_be_are_refused(changes: dict[str, object]) -> None:
+    _, record = next(iter(swept_groups(sweep(2.0))))
+    assert record.groups == 2
+    with pytest.raises(ValueError, match=r"not 1|not 2|not as many samples"):
+        msgspec.structs.replace(record, **changes)
+
+
 def test_groups_that_do_not_contend_have_a_phi_of_1() -> None:
     (found,), _ = fitted(sweep(0.9))
     assert found.factor == 1
@@ -116,15 +145,13 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     assert entries == ()
     assert "sweep larger ones" in note
     together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
-    fits = (ring_fit(),)
-    assert "nothing alike ran alone" in fit_contexts((), together, fits, operations())[1][0]
-    assert "no fit of alpha and beta" in fit_contexts((), sweep(2.0), (), operations())[1][0]
+    assert "nothing alike ran alone" in fitted(together)[1][0]
+    assert "no fit of alpha and beta" in fitted(sweep(2.0), fits=())[1][0]
 
 
 def test_phi_is_linear_between_group_counts_and_extrapolated_beyond() -> None:
     entries = [entry(3.0, 4), entry(2.0, 2)]
-    assert [contention_of(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
-    assert [contention_of(entries, groups).extrapolated for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
+    assert [contention_of(entries, groups)[0] for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
 
 
 def costs(
@@ -200,7 +227,7 @@ def test_more_groups_than_measured_and_other_operations_are_flagged() -> None:
     sharing = found.sharing(work, Level(name="node", ranks=8), parse_strategy("d2f4"))
     assert sharing.factor == 4
     assert [remark.text for remark in sharing.remarks] == [
-        "contention of broadcast: as measured for all_reduce",
+        "broadcast at level 'node' groups at once: as all_reduce at level 'node' groups at once",
         "contention of 4 groups, beyond the 2 that were measured at once",
     ]
 

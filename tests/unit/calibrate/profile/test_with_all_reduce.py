@@ -86,7 +86,7 @@ def rows(*of_ranks: np.ndarray) -> tuple[tuple[float, ...], ...]:
 
 
 def fitted(records: Sequence[Placed[ContextSamples]]) -> InContext:
-    (entry,), notes = fit_contexts(records, (), (), operations())
+    (entry,), notes = fit_contexts(records, (), operations())
     assert notes == ()
     return entry
 
@@ -109,7 +109,7 @@ def test_calls_that_find_the_all_reduce_done_are_not_counted() -> None:
         Placed(each.directory, msgspec.structs.replace(each.record, begun=rows(*[np.zeros((6, 4), bool)] * 2)))
         for each in sweep()
     ]
-    entries, notes = fit_contexts(landed, (), (), operations())
+    entries, notes = fit_contexts(landed, (), operations())
     assert entries == ()
     assert notes == ("gloo send_recv node with-all-reduce: no call began before that was done: left out",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import msgspec
@@ -169,9 +170,22 @@ def test_one_wrong_block_makes_the_row_wrong() -> None:
 
 
 def test_rows_of_contexts_hold_both_slowdowns() -> None:
-    (row,) = context_rows([beside(0), beside(1)], ())
+    (row,) = context_rows([beside(0), beside(1)])
     assert (row.neighbour_ratio, row.ratio) == (2.0, 4.0)
     assert row.calls == 4
+
+
+def test_groups_that_an_older_sweep_timed_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "of_first", lambda _context, values: values)
+    alone = [sample(1024), sample(1024)]
+    at_once = [msgspec.structs.replace(each, concurrent=2, group=group) for group, each in enumerate(alone)]
+    asked = request(ranks=2, concurrent=2, sizes=(1024,), operations=("all_gather",), blocks=1)
+    steps = collectives._steps(asked, asked.operations)
+    assert [step.sort for step in steps] == ["sweep", "groups"]
+    for held, left in ((alone, ["groups"]), ([*alone, *at_once[:1]], ["groups"]), ([*alone, *at_once], [])):
+        directory = SimpleNamespace(resumed=True, records=lambda name, _, held=held: held if "coll" in name else [])
+        found = collectives._unmeasured(asked, steps, directory, None)  # type: ignore[arg-type]
+        assert [step.sort for step in found] == left
 
 
 @pytest.mark.parametrize(
