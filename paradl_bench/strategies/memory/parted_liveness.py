@@ -27,7 +27,7 @@ class PartedLiveness(Liveness):
         """Run the part that makes gradients of what the network read, which the caller holds."""
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}
-        of_input, of_weight = self._parts
+        of_input, _ = self._parts
         for i in of_input.layers:
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
