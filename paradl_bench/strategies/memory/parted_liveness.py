@@ -16,6 +16,9 @@ from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
 from paradl_bench.strategies.memory.rank_operations import RECEIVED
 
+_BY_NONE = -1
+"""In the place of a turn: of layers that no turn needs."""
+
 
 class PartedLiveness(Liveness):
     """A walk whose backward can be run in two parts as well."""
@@ -24,7 +27,7 @@ class PartedLiveness(Liveness):
         """Run the part that makes gradients of what the network read, which the caller holds."""
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}
-        of_input, of_weight = self._parts
+        of_input, _ = self._parts
         for i in of_input.layers:
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
@@ -42,8 +45,8 @@ class PartedLiveness(Liveness):
                     continue
                 for gradient in upstream:
                     self._ledger.release(gradient.storage)
-        kept = self._read_by(of_weight.layers) if of_input.layers else frozenset(range(len(self._layers)))
-        self._let_go(saved for i, saved in enumerate(left.saved) if i not in kept)
+        if of_input.layers:
+            self._let_go(left.saved[i] for i in self._last_needed[_BY_NONE])
         return [gradient.storage for gradient in pending.pop(RECEIVED, [])]
 
     def backward_weight(self, left: Pass, given: Sequence[Gradient] = ()) -> None:
@@ -68,8 +71,7 @@ class PartedLiveness(Liveness):
                 self._ledger.release(gradient.storage)
             self._let_go([left.saved[i]])
             # Autograd's nodes keep those of what they were made of.
-            alive = self._read_by(of_weight.layers[number + 1 :])
-            self._let_go(saved for layer, saved in enumerate(left.saved) if layer not in alive)
+            self._let_go(left.saved[layer] for layer in self._last_needed.get(number, ()))
         for gradients in left.waiting.values():
             for gradient in gradients:
                 self._ledger.release(gradient.storage)
@@ -91,13 +93,17 @@ class PartedLiveness(Liveness):
         sources = (self._index.get(name, RECEIVED) for name in self._layers[i].inputs)
         return i in self._parts[1].layers or any(s in self._reached and s not in self._behind for s in sources)
 
-    def _read_by(self, layers: Sequence[int]) -> frozenset[int]:
-        """The layers and all that they were made of."""
-        read = set(layers)
+    @functools.cached_property
+    def _last_needed(self) -> dict[int, list[int]]:
+        """Layers by the last turn of the parameters' part that runs them, or a layer that was made of them."""
+        turns = {layer: turn for turn, layer in enumerate(self._parts[1].layers)}
+        last = [turns.get(i, _BY_NONE) for i in range(len(self._layers))]
+        by_turn: dict[int, list[int]] = {_BY_NONE: []}
         for i in range(len(self._layers) - 1, -1, -1):
-            if i in read:
-                read.update(self._index[name] for name in self._layers[i].inputs if name in self._index)
-        return frozenset(read)
+            by_turn.setdefault(last[i], []).append(i)
+            for source in (self._index[name] for name in self._layers[i].inputs if name in self._index):
+                last[source] = max(last[source], last[i])
+        return by_turn
 
     def _let_go(self, rows: Iterable[list[Storage]]) -> None:
         for saved in rows:

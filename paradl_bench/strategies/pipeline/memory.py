@@ -190,11 +190,14 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
             return None
         named = {"inputs": layer.inputs, "parameters": layer.parameters, "state": layer.state}
         single = {"name": layer.name, "held_until": layer.held_until}
+        # Shards have those of the whole network.
+        values = {"reads": layer.reads} | ({} if layer.writes is None else {"writes": layer.writes})
         return (
             msgspec.structs.asdict(layer)
             | {"other_dtype": layer.dtype}
             | {field: numbered(names) for field, names in named.items()}
             | {field: number(name) for field, name in single.items()}
+            | {field: [(number(name), output) for name, output in tensors] for field, tensors in values.items()}
         )
 
     def of_shard(layer_shard: LayerShard) -> dict[str, object]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work
@@ -64,6 +67,13 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
     collectives (buffers that are broadcast). A pipeline's message is waited for by the stage that receives it. An
     all-reduce of gradients does not: it is issued beside backward, and waits for the others.
     """
+    return _works_after_compute(Same(plan))
+
+
+# Calls are priced by it, and what they leave of the host's time.
+@functools.lru_cache(maxsize=2)
+def _works_after_compute(same: Same[Plan]) -> NDArray[np.bool_]:
+    plan = same.thing
     behind = np.zeros((2, len(plan.works)), int)
     is_sent = np.zeros(len(plan.works), bool)
     is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True
@@ -77,43 +87,28 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
 def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
     after_compute = np.zeros(role.tasks, bool)
-    computes, chosen = role.stream == Stream.COMPUTE, _communicating_or_waiting_for_it(role)
+    computes, issued = role.stream == Stream.COMPUTE, np.flatnonzero(role.stream == Stream.COMMUNICATION)
+    if not len(issued):
+        return after_compute
+    # A run are calls of one phase, one right behind the other.
+    begins = (np.diff(issued, prepend=-2) > 1) | (np.diff(role.phase[issued], prepend=-1) != 0)
+    first, last = issued[begins], issued[np.append(begins[1:], True)]
+    run_of = np.full(role.tasks, -1)
+    run_of[issued] = np.cumsum(begins) - 1
+    task, waits_for = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start)), role.dependencies
+    from_compute, waited_for = np.zeros((2, len(first)), bool)
+    # What an iteration begins with stands behind the weight update of the one before.
+    from_compute[0] = first[0] == 0
+    from_compute[run_of[task[computes[waits_for] & np.isin(task, first)]]] = True
+    # Compute that waits for a run does so before the next one begins.
+    met = computes[task] & (run_of[waits_for] >= 0)
+    runs, in_front = run_of[waits_for[met]], np.searchsorted(first, task[met]) - 1
+    waited_for[runs[runs == in_front]] = True
     last_computed = int(np.flatnonzero(computes)[-1]) if computes.any() else -1
-    run: list[int] = []
-    phase_of_run = -1
-    waited_for = False
-    from_compute = False
-
-    def end_run() -> None:
-        if run and from_compute and (waited_for or last_computed < run[-1]):
-            after_compute[run[0]] = not _is_exchange(works[role.work[run[0]]], phase_of_run)
-
-    # Few of the tasks: lists of all of them would take longer than the rest.
-    bounds = role.dependency_start[chosen], role.dependency_start[chosen + 1]
-    columns = chosen, *bounds, computes[chosen], role.phase[chosen]
-    for task, start, stop, is_compute, phase in zip(*(column.tolist() for column in columns), strict=True):
-        waits_for = role.dependencies[start:stop]
-        if is_compute:
-            waited_for = waited_for or any(other in run for other in waits_for.tolist())
-            continue
-        computed = waits_for[computes[waits_for]].tolist()
-        goes_on = run and run[-1] == task - 1 and phase_of_run == phase
-        if goes_on and max(computed, default=-1) < run[0]:
-            run.append(task)
-            continue
-        end_run()
-        # What an iteration begins with stands behind the weight update of the one before.
-        run, waited_for, from_compute, phase_of_run = [task], False, bool(computed) or task == 0, phase
-    end_run()
+    chosen = first[from_compute & (waited_for | (last_computed < last))]
+    phases, of_tasks = role.phase[chosen].tolist(), role.work[chosen].tolist()
+    after_compute[chosen] = [not _is_exchange(works[work], phase) for work, phase in zip(of_tasks, phases, strict=True)]
     return after_compute
-
-
-def _communicating_or_waiting_for_it(role: Role) -> NDArray[np.integer]:
-    """Tasks of the communication stream, and those of the compute stream that wait for one, in order."""
-    row = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
-    chosen = role.stream == Stream.COMMUNICATION
-    chosen[row[chosen[role.dependencies] & (role.stream[row] == Stream.COMPUTE)]] = True
-    return np.flatnonzero(chosen)
 
 
 def _is_exchange(work: Work, phase: int) -> bool:
