@@ -155,8 +155,8 @@ def run_suite(
 
     Args:
         name: of the suite. ranks: of layouts that are measured; all where none are given. only: patterns of names of
-            runs, as their directories have them. minutes: after which nothing is begun; None for no limit. measure: false takes what is
-            complete.
+            runs, as their directories have them.
+        minutes: after which nothing is begun; None for no limit. measure: false takes what is complete.
     """
     suite = SUITES[name]
     until = None if minutes is None else time.monotonic() + 60 * minutes

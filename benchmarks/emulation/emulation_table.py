@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from emulation_cases import FOUND, Case
 
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.strategy import parse_strategy
 from predict.validation.validation import validate_runs
 from predict.validation.validation_scores import spearman
@@ -41,8 +42,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Of its strategy: the kinds of its axes, from the outermost."""
-        return parse_strategy(self.strategy).name
+        """Of its strategy: the kinds of its axes, from the outermost, and ZeRO's stage."""
+        strategy = parse_strategy(self.strategy)
+        stage = zero_stage(strategy)
+        return f"{strategy.name}, ZeRO {stage}" if stage else strategy.name
 
     @property
     def in_turns(self) -> bool:

@@ -79,8 +79,8 @@ CONFIGURATIONS: dict[str, dict[int, list[Configured]]] = {
 
 _SHARED_SIZES = (*LAYER_SIZES, 4 * 1024**2)
 """Of activations, which ranks that share layers sum: all samples have 4 MiB."""
-_UNIT_SIZES = (256 * 1024, 4 * 1024**2, 16 * 1024**2)
-"""Of what ZeRO gathers and reduces, a block or the table of tokens at a time."""
+_LARGEST_UNIT = 16 * 1024**2
+"""Of what ZeRO gathers and reduces, a block or the table of tokens at a time: every rank sends its part of it."""
 _PAIR = 2
 
 
@@ -95,10 +95,11 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     shared = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "send_recv")
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // _PAIR if lone else on_node
+    parts = (64 * 1024, 256 * 1024, _LARGEST_UNIT // layout.ranks)
     found = {
         "stages": asked(layout, ("send_recv", "broadcast"), _SHARED_SIZES, waited=True),
         "buckets": asked(layout, ("all_reduce",), BUCKET_SIZES, waited=True),
-        "units": asked(layout, ("all_gather", "reduce_scatter"), _UNIT_SIZES, waited=True),
+        "units": asked(layout, ("all_gather", "reduce_scatter"), parts, waited=True),
         "pairs": asked(layout, shared, _SHARED_SIZES, side_by_side=_PAIR, waited=True),
         "beside": asked(layout, ("all_reduce",), LAYER_SIZES[:1], beside=True, blocks=1),
         "at-once": asked(layout, ("all_reduce", "send_recv"), (*_SHARED_SIZES, 16 * 1024**2), concurrent=groups),
@@ -107,7 +108,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         between = tuple(name for name in shared if name not in ("all_reduce", "send_recv"))
         found["layers"] = asked(layout, between, _SHARED_SIZES, waited=True)
     else:
-        found["inside"] = asked(layout, shared, (*_SHARED_SIZES, 16 * 1024**2), side_by_side=on_node, waited=True)
+        found["inside"] = asked(layout, shared, _SHARED_SIZES, side_by_side=on_node, waited=True)
         found["crossed"] = asked(layout, shared, CROSSED_SIZES, side_by_side=on_node, crossed=True)
         found["beside-inside"] = asked(
             layout, ("all_reduce",), LAYER_SIZES[:1], side_by_side=on_node, beside=True, blocks=1

@@ -2,10 +2,10 @@
 ``:llama``, ``:mixtral``.
 
 BERT, GPT-2 (345M) and T5 are the networks of DistSim's figures 8 to 10 at a sixth of their depth and half of their
-width, so that a host of few cores can carry their messages. Llama's and Mixtral's blocks have the proportions of
-Llama-2-7B and Mixtral-8x7B, and the same number of bytes of gradients. ``:tiny_bert`` and so on are as small as it takes
-to train them on such a host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would
-only add calls.
+width, so that a host of few cores can carry their messages. Llama's and Mixtral's perceptrons have the proportions of
+Llama-2-7B and Mixtral-8x7B, and about as many gradients as GPT-2. ``:tiny_bert`` and so on are as small as it takes to
+train them on such a host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would only
+add calls.
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ class _Called(Substitute):
         return _Called(self._ghost.awake, function)
 
 
-def _ghost(
-    layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]
-) -> _Ghost:
+def _ghost(layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]) -> _Ghost:
     event = partial(_event, seconds, layer.name)
     return _Ghost(
         functions=functions_of(layer),

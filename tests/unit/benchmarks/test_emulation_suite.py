@@ -100,7 +100,9 @@ def test_every_configuration_is_plannable_and_survives_encoding(name: str, model
 
 @pytest.mark.parametrize("suite", [DISTSIM, TRANSFORMERS], ids=["distsim", "transformers"])
 @pytest.mark.parametrize("layout", LAYOUTS[4], ids=str)
-def test_every_group_of_a_configuration_is_swept(suite: emulation_cases.Suite, layout: NodeLayout, tmp_path: Path) -> None:
+def test_every_group_of_a_configuration_is_swept(
+    suite: emulation_cases.Suite, layout: NodeLayout, tmp_path: Path
+) -> None:
     on_node = layout.ranks_per_node
     swept: dict[tuple[str, bool], int] = {}
     for sweep in suite.sweeps(tmp_path, layout):
@@ -187,6 +189,14 @@ def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     assert "| small | 1x4 | second: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "| small | 1x4 | worst: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
+
+
+def test_the_table_has_each_kind_of_strategy() -> None:
+    rows = [row("d4", 1.1, 1.0), row("d8", 1.0, 1.0, layout="2x4"), row("z3d4", 0.9, 1.0), row("d2t2", 1.0, 1.0)]
+    text = emulation_table.table(rows)
+    assert "| data | 2 | 95.0% | +10.0% | 1 |" in text
+    assert "| data, ZeRO 3 | 1 | 90.0% | -10.0% | 0 |" in text
+    assert "| data+tensor | 1 | 100.0% | +0.0% | 1 |" in text
 
 
 def test_activity_has_a_line_a_rank() -> None:
