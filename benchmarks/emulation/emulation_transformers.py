@@ -79,8 +79,9 @@ CONFIGURATIONS: dict[str, dict[int, list[Configured]]] = {
 
 _SHARED_SIZES = (*LAYER_SIZES, 4 * 1024**2)
 """Of activations, which ranks that share layers sum: all samples have 4 MiB."""
-_LARGEST_UNIT = 16 * 1024**2
-"""Of what ZeRO gathers and reduces, a block or the table of tokens at a time: every rank sends its part of it."""
+_LARGEST_UNIT, _MOST_PARTS = 24 * 1024**2, 8
+"""Of what ZeRO gathers and reduces, a block of the Mixtral: every rank sends its part of it, of eight experts' matrices
+an eighth at least."""
 _PAIR = 2
 
 
@@ -95,7 +96,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     shared = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "send_recv")
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // _PAIR if lone else on_node
-    parts = (64 * 1024, 256 * 1024, _LARGEST_UNIT // layout.ranks)
+    parts = (64 * 1024, 256 * 1024, _LARGEST_UNIT // min(layout.ranks, _MOST_PARTS))
     found = {
         "stages": asked(layout, ("send_recv", "broadcast"), _SHARED_SIZES, waited=True),
         "buckets": asked(layout, ("all_reduce",), BUCKET_SIZES, waited=True),
