@@ -7,7 +7,7 @@ bandwidth (15.7 TFLOP/s in fp32 and 900 GB/s, NVIDIA's data sheet of the V100 SX
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -93,8 +93,14 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("broadcast", "all_gather", "send_recv", "exchange") if lone else ()))
         found["at-once"] = asked(layout, at_once, to_segments, concurrent=groups)
+    return named(base, layout, found)
+
+
+def named(base: Path, layout: NodeLayout, requests: Mapping[str, CollectivesRequest]) -> list[Sweep]:
+    """Sweeps of a layout, each in a directory of its name."""
     return [
-        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request) for name, request in found.items()
+        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request)
+        for name, request in requests.items()
     ]
 
 

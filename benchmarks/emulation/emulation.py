@@ -2,6 +2,8 @@
 
     make emulate    or    python benchmarks/emulation/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
                           python benchmarks/emulation/emulation.py -o DIR --suite distsim
+                          python benchmarks/emulation/emulation.py -o DIR --suite transformers [--ranks N,...]
+                                                                   [--only 'gpt2-x4*',...]
                           python benchmarks/emulation/emulation.py -o DIR --table
 
 A cluster has so many ranks a node, and links of one rate. For each layout copies of gradients are measured on this
@@ -11,8 +13,9 @@ train every configuration.
 Runs are held against predictions from the sweeps of their own layout: its ranks share this host's cores, so that what
 fewer of them measure is of another cluster. ``table.md`` and ``table.json`` have a row each, and how strategies rank at
 every size. A suite says which models train by which strategies: convolutional networks by all
-(:mod:`emulation_cases`), or DistSim's three by its axes (:mod:`emulation_distsim`), and ``activity.md`` how far each
-forward and backward of a micro-batch is off on every rank.
+(:mod:`emulation_cases`), DistSim's three by its axes (:mod:`emulation_distsim`), or transformers by every axis that
+trains them (:mod:`emulation_transformers`). ``activity.md`` says how far each forward and backward of a micro-batch is
+off on every rank.
 
 What is complete is not run again; remove a directory to have it measured anew. Nothing is begun after ``--minutes``;
 the same command goes on with what is left. ``--table`` measures nothing, and has the rows of what is complete, also
@@ -27,6 +30,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -34,6 +38,7 @@ from emulated_profile import Sweep, fit, measure_copies
 from emulation_cases import CLUSTERS, LINK_BYTES_PER_S, NODES_OF, STRATEGIES, Case, Suite, cases_of, profile_of
 from emulation_distsim import DISTSIM
 from emulation_table import Row, activity_table, rows_of, table
+from emulation_transformers import TRANSFORMERS
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.measure.collectives.sweep import measure_collectives
@@ -47,7 +52,7 @@ from predict.emulation.ghost import make_table
 
 MINUTES = 28.5
 
-SUITES = {"strategies": STRATEGIES, "distsim": DISTSIM}
+SUITES = {"strategies": STRATEGIES, "distsim": DISTSIM, "transformers": TRANSFORMERS}
 
 _COMMAND = ("benchmarks/emulation/emulation.py",)
 
@@ -141,14 +146,17 @@ def run_suite(
     models: Sequence[str],
     clusters: Iterable[int],
     *,
+    ranks: Sequence[int] = (),
+    only: Sequence[str] = ("*",),
     minutes: float | None = None,
     measure: bool = True,
 ) -> list[Row]:
     """Calibrate, train and compare on every cluster, and write the table.
 
     Args:
-        name: of the suite. minutes: after which nothing is begun; None for no limit. measure: false takes what is
-            complete.
+        name: of the suite. ranks: of layouts that are measured; all where none are given. only: patterns of names of
+            runs, as their directories have them.
+        minutes: after which nothing is begun; None for no limit. measure: false takes what is complete.
     """
     suite = SUITES[name]
     until = None if minutes is None else time.monotonic() + 60 * minutes
@@ -158,11 +166,19 @@ def run_suite(
         layouts = [
             NodeLayout(nodes=nodes, ranks_per_node=on_node, link_bytes_per_s=LINK_BYTES_PER_S)
             for nodes in NODES_OF[on_node]
+            if not ranks or nodes * on_node in ranks
         ]
         left = 0
         for layout in layouts:
             sweeps = suite.sweeps(base, layout)
-            cases = [case for model in models for case in cases_of(base, suite, model, layout)]
+            cases = [
+                case
+                for model in models
+                for case in cases_of(base, suite, model, layout)
+                if any(fnmatchcase(Path(case.directory).name, pattern) for pattern in only)
+            ]
+            if not cases:
+                continue
             host = base / f"{layout}" / "host"
             work = LayoutWork(suite=name, sweeps=sweeps, cases=cases, host=str(host), until=until)
             fitted_before = profile_of(base, layout).exists()
@@ -210,6 +226,8 @@ def main() -> None:
     parser.add_argument("--suite", default="strategies", choices=SUITES)
     parser.add_argument("--models", help="of the suite's, separated by commas; all unless given")
     parser.add_argument("--ranks-per-node", default=",".join(map(str, CLUSTERS)), help="clusters: 4, 2, or both")
+    parser.add_argument("--ranks", help="of layouts, separated by commas: of 4, 8 and 16; all unless given")
+    parser.add_argument("--only", default="*", help="runs of such names alone, separated by commas: 'gpt2-x4*'")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="after which nothing is begun")
     parser.add_argument("--table", action="store_true", help="measure nothing: the table of what is complete")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
@@ -224,12 +242,18 @@ def main() -> None:
     models, clusters = (options.models or ",".join(known)).split(","), options.ranks_per_node.split(",")
     if not set(models) <= set(known) or not set(clusters) <= set(map(str, NODES_OF)):
         parser.error(f"--models takes {', '.join(known)}; --ranks-per-node {', '.join(map(str, NODES_OF))}")
+    sizes = sorted({int(on_node) * nodes for on_node in clusters for nodes in NODES_OF[int(on_node)]})
+    ranks = options.ranks.split(",") if options.ranks else []
+    if not set(ranks) <= set(map(str, sizes)):
+        parser.error(f"--ranks takes {', '.join(map(str, sizes))}")
     options.output.mkdir(parents=True, exist_ok=True)
     rows = run_suite(
         options.output.resolve(),
         options.suite,
         models,
         map(int, clusters),
+        ranks=[*map(int, ranks)],
+        only=options.only.split(","),
         minutes=options.minutes,
         measure=not options.table,
     )

@@ -22,8 +22,10 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.records.measurement import is_complete
 from paradl_bench.records.slow_rank import parse_slow_rank
+from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 
 Configured = tuple[str, dict[str, object]]
 """A strategy, and what of a :class:`Case` is not its default."""
@@ -87,6 +89,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int | None = None
     bucket_cap_mb: float | None = None
     exchange: str = "flat"
+    context_exchange: str = "gather"
+    sequence_parallel: str = "off"
     slow_rank: str = ""
     dilate: float
     iterations: int
@@ -110,6 +114,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
                     first_bucket_bytes=first,
                     bucket_cap_bytes=cap,
                 ),
+                msgspec.convert({"context_exchange": self.context_exchange}, ContextOptions),
+                msgspec.convert({"sequence_parallel": self.sequence_parallel}, SequenceOptions),
             ),
             layout=self.layout,
             iterations=self.iterations,

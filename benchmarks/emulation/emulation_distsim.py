@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 from emulated_networks import SMALL
-from emulated_profile import BUCKET_SIZES, CROSSED_SIZES, LAYER_SIZES, Sweep, asked
+from emulated_profile import BUCKET_SIZES, CROSSED_SIZES, LAYER_SIZES, Sweep, asked, named
 from emulation_cases import Configured, Suite
 
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
@@ -69,9 +69,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         found["beside-inside"] = asked(
             layout, ("all_reduce",), LAYER_SIZES[:1], side_by_side=on_node, beside=True, blocks=1
         )
-    return [
-        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request) for name, request in found.items()
-    ]
+    return named(base, layout, found)
 
 
 DISTSIM = Suite(

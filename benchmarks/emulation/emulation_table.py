@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from emulation_cases import FOUND, Case
 
+from paradl_bench.plan.mesh import zero_stage
+from paradl_bench.plan.strategy import parse_strategy
 from predict.validation.validation import validate_runs
 from predict.validation.validation_scores import spearman
 
@@ -37,6 +39,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     issued_equals_plan: bool | None
     activity: tuple[float, float] | None
     units: tuple[dict[str, float], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Of its strategy: the kinds of its axes, from the outermost, and ZeRO's stage."""
+        strategy = parse_strategy(self.strategy)
+        stage = zero_stage(strategy)
+        return f"{strategy.name}, ZeRO {stage}" if stage else strategy.name
 
     @property
     def in_turns(self) -> bool:
@@ -98,6 +107,10 @@ def table(rows: Sequence[Row]) -> str:
         + (f", activity error {_mean(known):.1%} in the mean" if known else "")
         + _turns(rows),
         "",
+        "| kind | runs | mean accuracy | farthest off | in interval |",
+        "|---|---|---|---|---|",
+        *_kinds(rows),
+        "",
         "| model | nodes x ranks | best predicted | best measured | regret | noise floor | order |",
         "|---|---|---|---|---|---|---|",
         *(_ranking(group) for group in _sizes(rows)),
@@ -127,6 +140,16 @@ def activity_table(rows: Sequence[Row]) -> str:
             lines.append(f"| {rank} | {cells} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _kinds(rows: Sequence[Row]) -> Iterator[str]:
+    of_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        of_kind.setdefault(row.kind, []).append(row)
+    for kind, found in of_kind.items():
+        farthest = max((row.error for row in found), key=abs)
+        held = sum(row.holds for row in found)
+        yield f"| {kind} | {len(found)} | {1 - _mean(abs(row.error) for row in found):.1%} | {farthest:+.1%} | {held} |"
 
 
 def _turns(rows: Sequence[Row]) -> str:

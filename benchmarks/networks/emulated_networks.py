@@ -1,8 +1,11 @@
-"""Networks of the emulation suites that no library has: ``emulated_networks:small_vgg``, ``:bert``, ``:gpt2``, ``:t5``.
+"""Networks of the emulation suites that no library has: ``emulated_networks:small_vgg``, ``:bert``, ``:gpt2``, ``:t5``,
+``:llama``, ``:mixtral``.
 
-The last three are the networks of DistSim's figures 8 to 10 at a sixth of their depth and half of their width, so that
-a host of few cores can carry their messages; ``:tiny_bert`` and so on are as small as it takes to train them on such a
-host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would only add calls.
+BERT, GPT-2 (345M) and T5 are the networks of DistSim's figures 8 to 10 at a sixth of their depth and half of their
+width, so that a host of few cores can carry their messages. Llama's and Mixtral's perceptrons have the proportions of
+Llama-2-7B and Mixtral-8x7B, and about as many gradients as GPT-2. ``:tiny_bert`` and so on are as small as it takes to
+train them on such a host for real. Weights are untied, as pipelines need them. Without dropout, whose layers would only
+add calls.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class Size:
 
 
 SMALL = Size(tokens=128, width=512, heads=8, blocks=4, vocabulary=8192)
+NARROW = Size(tokens=128, width=256, heads=8, blocks=4, vocabulary=8192)
+"""Of a model with eight experts, whose matrices then hold as much as another model's."""
 TINY = Size(tokens=64, width=128, heads=4, blocks=2, vocabulary=1024)
 
 
@@ -56,6 +61,22 @@ def t5(size: Size = SMALL) -> nn.Module:
     """An encoder and a decoder."""
     sizes = {"d_model": size.width, "d_ff": 4 * size.width, "d_kv": size.width // size.heads, "num_heads": size.heads}
     return _untied("t5", size, **sizes, num_layers=size.blocks // 2, dropout_rate=0.0)
+
+
+def llama(size: Size = SMALL) -> nn.Module:
+    """A causal language model with rotary positions, a gated perceptron, and half as many heads of keys."""
+    return _untied("llama", size, **_rotary(size), intermediate_size=size.width * 11008 // 4096)
+
+
+def mixtral(size: Size = NARROW) -> nn.Module:
+    """Likewise, with two of eight experts for each token."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": size.width * 14336 // 4096}
+    return _untied("mixtral", size, **_rotary(size), **experts)
+
+
+def _rotary(size: Size) -> dict[str, int]:
+    heads = {"num_attention_heads": size.heads, "num_key_value_heads": size.heads // 2}
+    return {"hidden_size": size.width, "num_hidden_layers": size.blocks, **heads}
 
 
 def tiny_bert() -> nn.Module:

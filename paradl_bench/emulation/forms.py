@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
+from paradl_bench.strategies.running.operations import function_name
 from paradl_bench.strategies.running.sharded_module import Call
 
 
@@ -16,12 +17,14 @@ class Output(NamedTuple):
 
     Attributes:
         argument: of a function that works in place: which tensor argument it is.
+        choices: of places that a function chose by values: among how many; None of what is no such place.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     argument: int | None
+    choices: int | None = None
 
     @property
     def floats(self) -> bool:
@@ -50,6 +53,8 @@ class Form(NamedTuple):
 
 
 _TENSOR = object()
+_CHOOSING = {"topk": 2, "max": 1, "min": 1}
+"""Functions that return values and their places along a dim, and which argument the dim is."""
 
 
 def describe(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
@@ -73,8 +78,8 @@ def form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
     with torch.no_grad():
         try:
             result = _called(function, args, on_meta, tensors, twins)
-        except NotImplementedError:
-            # What the meta device does not know computes once, on zeros.
+        except RuntimeError:
+            # What the meta device does not know, or not in this dtype, computes once, on zeros.
             twins = [torch.zeros_like(tensor) for tensor in tensors]
             result = _called(function, args, kwargs, tensors, twins)
     flat, structure = tree_flatten(result)
@@ -82,10 +87,25 @@ def form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
     if not any(tensor.is_floating_point() for tensor in returned):
         return Form(None)
     given = {id(twin): place for place, twin in enumerate(twins)}
-    outputs = tuple(Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t))) for t in returned)
+    choices = _choices(function, args, kwargs, tensors)
+    outputs = tuple(
+        Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t)), None if t.is_floating_point() else choices)
+        for t in returned
+    )
     if isinstance(result, torch.Tensor):
         return Form(outputs)
     return Form(outputs, structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
+
+
+def _choices(
+    function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+) -> int | None:
+    """Among how many places a function chooses; None of another function."""
+    at = _CHOOSING.get(function_name(function)[0])
+    if at is None:
+        return None
+    dim = kwargs.get("dim", args[at] if len(args) > at else -1)
+    return tensors[0].shape[dim] if isinstance(dim, int) else None
 
 
 def _called(

@@ -28,12 +28,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from paradl_bench.emulation.forms import Form, Output, describe, form_of
-from paradl_bench.emulation.sleeper import Sleeper
+from paradl_bench.emulation.sleeper import Sleeper, Slept
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
-from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.running.operations import function_name
-from paradl_bench.strategies.running.sharded_module import Call, Substitute
+from paradl_bench.strategies.running.sharded_module import Call, Substitute, functions_of
 
 
 class GhostLayers:
@@ -46,7 +45,7 @@ class GhostLayers:
     def __init__(self, network: ModelGraph, seconds: GhostRole, sleeper: Sleeper) -> None:
         zeros = _Zeros()
         arrival = {name: place for place, name in enumerate(network.gradient_order)}
-        self._ghosts = [_ghost(layer, seconds, sleeper, zeros, arrival) for layer in network.layers]
+        self._ghosts = tuple(_ghost(layer, seconds, sleeper, zeros, arrival) for layer in network.layers)
 
     def __call__(self, index: int, function: Call) -> Call:
         """What runs in the place of ``function``: itself where that is no call of the layer's, as of a shape."""
@@ -65,24 +64,21 @@ class _Called(Substitute):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._ghost.run(self._function, *args, **kwargs)
 
-    def instead(self, function: Call) -> Call:
-        return _Called(self._ghost, function)
+    def instead(self, function: Call, *, rounds: int = 1, backward: bool = False) -> Call:
+        return _Called(self._ghost.in_rounds(rounds, backward=backward), function)
 
     def beside(self, function: Call) -> Call:
         return _Called(self._ghost.awake, function)
 
 
-def _ghost(
-    layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]
-) -> _Ghost | None:
-    if layer.attributes.get(RETURNS_INPUT):
-        return None
-    kind = layer_kinds().get(layer.kind)
-    functions = frozenset(kind.functions) if kind else frozenset((str(layer.attributes.get("function")),))
+def _ghost(layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]) -> _Ghost:
+    event = partial(_event, seconds, layer.name)
     return _Ghost(
-        functions=functions,
-        fw=_event(seconds, layer.name, "FW"),
-        bw=_Backward(*(_event(seconds, layer.name, phase) for phase in _BACKWARD)),
+        functions=functions_of(layer),
+        returns_input=bool(layer.attributes.get(RETURNS_INPUT)),
+        event=event,
+        fw=event("FW"),
+        bw=_Backward(*map(event, _BACKWARD)),
         last_first=_last_first(layer, arrival),
         sleeper=sleeper,
         zeros=zeros,
@@ -165,8 +161,8 @@ _NOTHING = _Event()
 _BACKWARD: tuple[GhostPhase, ...] = ("BW", "BW_input", "BW_weight")
 
 
-def _event(seconds: GhostRole, layer: str, phase: GhostPhase) -> _Event:
-    return _Event(seconds.seconds(layer, phase), seconds.relative_sd(layer, phase))
+def _event(seconds: GhostRole, layer: str, phase: GhostPhase, rounds: int = 1) -> _Event:
+    return _Event(seconds.seconds(layer, phase, rounds), seconds.relative_sd(layer, phase))
 
 
 class _Backward(NamedTuple):
@@ -200,23 +196,44 @@ class _Ghost:
 
     Attributes:
         functions: normalised names of the torch functions that the layer may be a call of.
+        returns_input: whether the function returns what it is given, as it does here too: the call alone takes time.
+        event: what it sleeps in a phase, and in one of so many rounds of it.
+        phase: that a call is of. fw: what the call sleeps. bw: what its backward sleeps.
     """
 
     functions: frozenset[str]
+    returns_input: bool
+    event: Callable[..., _Event]
     fw: _Event
     bw: _Backward
     last_first: tuple[int, ...]
     sleeper: Sleeper
     zeros: _Zeros
+    phase: Slept = "FW"
     forms: dict[Hashable, Form] = field(default_factory=dict)
+    rounds: dict[tuple[int, bool], _Ghost] = field(default_factory=dict)
 
     @cached_property
     def awake(self) -> _Ghost:
         """One that returns what it has to without sleep, for what is called beside the layer's work."""
         return replace(self, fw=_NOTHING, bw=_Backward(), last_first=(), forms={})
 
+    def in_rounds(self, rounds: int, *, backward: bool) -> _Ghost:
+        """One that is called for each round of a pass; a rule that works in rounds runs backward by itself."""
+        if rounds == 1 and not backward:
+            return self
+        key = rounds, backward
+        if key not in self.rounds:
+            phase: Slept = "BW" if backward else "FW"
+            one = self.event(phase, rounds)
+            self.rounds[key] = replace(self, phase=phase, fw=one, bw=_Backward(), last_first=(), forms={}, rounds={})
+        return self.rounds[key]
+
     def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Sleep for the layer's forward; returns what the function would, without its values."""
+        """Sleep for a pass of the layer, or a round; returns what the function would, without its values."""
+        self.sleeper.ask(self.phase, *self.fw)
+        if self.returns_input:
+            return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key: list[Hashable] = [function]
         describe(args, tensors, key)
@@ -225,7 +242,6 @@ class _Ghost:
         form = self.forms.get(known)
         if form is None:
             form = self.forms[known] = form_of(function, args, kwargs, tensors)
-        self.sleeper.ask("FW", *self.fw)
         if form.outputs is None:
             return function(*args, **kwargs)
         if self.last_first and torch.is_grad_enabled():
@@ -305,8 +321,14 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
 
 
 def _zeros_of(output: Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
-    """Memory that nobody reads the values of; its own where somebody does: indices, and a loss."""
+    """Memory that nobody reads the values of; its own where somebody does: indices, and a loss.
+
+    What is chosen goes round, so that rows go to all experts alike, as a plan has it.
+    """
     device = tensors[0].device if tensors else torch.device("cpu")
     if output.shape and output.floats:
         return zeros.output(output, device)
+    if output.choices is not None:
+        places = torch.arange(math.prod(output.shape), dtype=output.dtype, device=device)
+        return (places % output.choices).view(output.shape)
     return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device).zero_()

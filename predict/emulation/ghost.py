@@ -82,7 +82,6 @@ def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: s
     Raises:
         UserError: the profile has no time for a layer, nor anything that tells of one.
     """
-    _refuse_rounds(plan)
     costs = model.compute_costs(plan)
     remarks = Remarks()
     remarks.add(*model.missing_layers)
@@ -99,20 +98,6 @@ def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: s
         sources=_sources(plan, costs),
         extrapolated=remarks.extrapolated(),
     )
-
-
-def _refuse_rounds(plan: Plan) -> None:
-    """Raises:
-    UserError: a layer's backward runs several times a micro-batch, beside messages; a ghost's sleeps once.
-    """
-    for role in plan.roles:
-        times = np.bincount(role.work, minlength=len(plan.works))
-        for index, work in plan.of_kind(Compute, role).items():
-            if work.phase == "BW" and times[index] > plan.micro_batches:
-                raise UserError(
-                    f"layer {work.layer} of {plan.strategy} computes in rounds, beside messages, and ghosts compute at"
-                    f" once: leave out what has it so ({work.shard})"
-                )
 
 
 def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:

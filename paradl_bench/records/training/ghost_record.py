@@ -83,15 +83,16 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     own_relative_sd: dict[str, dict[GhostPhase, Relative]] = {}
     update_own_relative_sd: Relative = 0.0
 
-    def seconds(self, layer: str, phase: GhostPhase) -> float:
+    def seconds(self, layer: str, phase: GhostPhase, rounds: int = 1) -> float:
         """One run of a layer's phase, with its share of the time between operations; 0 of what the plan does not run.
 
-        The parts of backward have their share of it each, as the plan has it.
+        The parts of backward have their share of it each, as the plan has it. A layer that runs in so many rounds has
+        its share once for all of them.
         """
         alone_s = self.layers.get(layer, {}).get(phase)
         if alone_s is None:
             return 0.0
-        return alone_s + self.between.get("FW" if phase == "FW" else "BW", 0.0)
+        return alone_s + self.between.get("FW" if phase == "FW" else "BW", 0.0) / rounds
 
     def relative_sd(self, layer: str, phase: GhostPhase) -> float:
         """How one run of a layer's phase spreads by itself, over its seconds; 0 where it does not."""

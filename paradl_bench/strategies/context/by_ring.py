@@ -14,7 +14,7 @@ from paradl_bench.strategies.context.ring_kernels import Scoring
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, Messages
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import Call
+from paradl_bench.strategies.running.sharded_module import Call, beside, instead
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.sequence.on_tokens import OwnTokens
 
@@ -55,7 +55,7 @@ class AttentionByRing:
             mask = mask.unsqueeze(-3) if mask is not None and mask.dim() == len("NLS") else mask
         scoring = Scoring(bool(given.get("is_causal")), given.get("scale"), given.get("dropout_p") or 0.0)
         with self._random.used(query) if scoring.dropout else contextlib.nullcontext():
-            attended = _RingAttention.apply(query, key, value, mask, _Ring(self._own, scoring))  # type: ignore[no-untyped-call]
+            attended = _RingAttention.apply(query, key, value, mask, _Ring(self._own, scoring, function))  # type: ignore[no-untyped-call]
         return self._own.mark(attended.squeeze(-3) if one_head else attended, Cut(-2))
 
 
@@ -67,10 +67,14 @@ class _Ring(NamedTuple):
     """How blocks go round, and what of each a rank's queries see.
 
     Where attention is causal, the tokens of ranks are mirrored.
+
+    Attributes:
+        called: what the model calls for all of it.
     """
 
     own: OwnTokens
     scoring: Scoring
+    called: Call
 
     @property
     def group(self) -> Group:
@@ -122,12 +126,13 @@ class _RingAttention(torch.autograd.Function):
             rows, keys = ring.seen(turn)
             operands = query[..., rows, :], *(part[..., keys, :] for part in _parts(block, key, value))
             seen = ring.columns(turn, mask, rows, keys)
-            *made, drawn = ring_kernels.attend(operands, seen, ring.scoring_of(turn))
+            attend = instead(ring.called, ring_kernels.attend, rounds=size)
+            *made, drawn = attend(operands, seen, ring.scoring_of(turn))
             draws.append(drawn)
             if turn == 0:
                 out, lse = (tensor.to(_wide(query)) for tensor in made)
             else:
-                ring_kernels.join(out[..., rows, :], lse[..., rows], *made)
+                beside(ring.called, ring_kernels.join)(out[..., rows, :], lse[..., rows], *made)
             del made, operands
             wait()
             block = landing[0] if landing else block
@@ -149,7 +154,7 @@ class _RingAttention(torch.autograd.Function):
             landing, wait = ring.pass_on(*[block] * (turn < size - 1), *sums[1:])
             rows, keys = ring.seen(turn)
             operands = query[..., rows, :], *(part[..., keys, :] for part in _parts(block, key, value))
-            made = ring_kernels.differentiate(
+            made = instead(ring.called, ring_kernels.differentiate, rounds=size, backward=True)(
                 (gradient[..., rows, :], *operands, out[..., rows, :], lse[..., rows]),
                 ring.columns(turn, mask, rows, keys),
                 ctx.draws[turn],

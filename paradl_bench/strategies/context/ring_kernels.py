@@ -67,13 +67,16 @@ def attend(tensors: Made, mask: torch.Tensor | None, scoring: Scoring) -> tuple[
     return (weights * _kept(weights, drawn, dropout) if dropout else weights) @ value.to(scores.dtype), lse, drawn
 
 
-def join(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Make of an output and its log-sum-exp those with a further block, in place."""
+def join(
+    out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make of an output and its log-sum-exp those with a further block, in place; returns both."""
     total = torch.logaddexp(lse, part_lse.to(lse.dtype))
     # Rows that see nothing so far weigh nothing.
     before, now = ((log_sum - total).exp_().nan_to_num_(0.0).unsqueeze(-1) for log_sum in (lse, part_lse))
     out.mul_(before).addcmul_(part.to(out.dtype), now.to(out.dtype))
     lse.copy_(total)
+    return out, lse
 
 
 def differentiate(

@@ -107,7 +107,8 @@ class _Counts:
     def exchange(self, ends: torch.Tensor) -> None:
         """Ranks tell each other how many rows come; the host waits for the numbers."""
         sent = ends.detach().to(torch.int64).diff(prepend=ends.new_zeros(1, dtype=torch.int64)).contiguous()
-        received = torch.empty_like(sent)
+        # Over groups that move nothing a rank receives what it sends, and not whatever memory held.
+        received = sent.clone()
         self.group.all_to_all(received, sent)
         by_rank = received.view(self.group.size, -1)
         numbers = torch.cat([sent, received]).tolist()

@@ -94,8 +94,8 @@ class _Substituted(Substitute):
         told = _Messages.apply(input, self._group)  # type: ignore[no-untyped-call]
         return self._substitute(told, *args, **kwargs)
 
-    def instead(self, function: Call) -> Call:
-        return self._substitute.instead(function)
+    def instead(self, function: Call, *, rounds: int = 1, backward: bool = False) -> Call:
+        return self._substitute.instead(function, rounds=rounds, backward=backward)
 
     def beside(self, function: Call) -> Call:
         return self._substitute.beside(function)

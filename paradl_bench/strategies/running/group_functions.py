@@ -39,6 +39,9 @@ class Listener(Protocol):
     def span_ended(self, what: str) -> None:
         """It has ended."""
 
+    def settle(self) -> None:
+        """Communication begins beside the next layer: what was computed before it is to be over."""
+
     def work(self) -> None:
         """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
 
@@ -130,6 +133,8 @@ class Group:
 
     def begin_exchange(self, sent: Messages, received: Messages) -> Callable[[], None]:
         """As :meth:`send_and_receive`, beside what is done next; the function that is returned waits for the end."""
+        if self.spans.listener is not None:
+            self.spans.listener.settle()
         works = self._post(sent, received)
 
         def wait() -> None:

@@ -47,17 +47,28 @@ class Substitute(ABC):
         """As the function that it stands for."""
 
     @abstractmethod
-    def instead(self, function: Call) -> Call:
-        """What stands for another function that does the layer's work."""
+    def instead(self, function: Call, *, rounds: int = 1, backward: bool = False) -> Call:
+        """What stands for another function that does the layer's work.
+
+        Args:
+            rounds: how often it is called for one pass of the layer. backward: whether that is backward, for which a
+                rule that works in rounds calls a function of its own.
+        """
 
     @abstractmethod
     def beside(self, function: Call) -> Call:
         """What stands for a function that is called beside it, and is no work of the layer's own."""
 
 
-def instead(called: Call, function: Call) -> Call:
-    """What a rule calls for a layer's work, where that is another function than the model's."""
-    return called.instead(function) if isinstance(called, Substitute) else function
+def instead(called: Call, function: Call, *, rounds: int = 1, backward: bool = False) -> Call:
+    """What a rule calls for a layer's work, where that is another function than the model's.
+
+    Args:
+        rounds, backward: as of :meth:`Substitute.instead`.
+    """
+    if isinstance(called, Substitute):
+        return called.instead(function, rounds=rounds, backward=backward)
+    return function
 
 
 def beside(called: Call, function: Call) -> Call:

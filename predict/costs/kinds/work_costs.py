@@ -101,5 +101,7 @@ def shares_of_layers(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, fl
     for layer, _ in plan.sharded:
         of = whole[layer.name]
         share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
-        shares[layer.operation] = (of.operation, share)
+        # Experts' rows are as many as in data parallelism: what works on rows alone is the same operation.
+        if layer.operation != of.operation:
+            shares[layer.operation] = (of.operation, share)
     return shares

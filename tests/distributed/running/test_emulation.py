@@ -87,7 +87,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def profile_of(place: Path, name: str) -> None:
     """Write a profile of one of the networks."""
     network = trace_network(load_model(f"networks_of_emulation:{name}"))
-    operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+    operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
     profile = make_profile(
         network,
         communication=tuple(ring_fit(operation) for operation in operations),
@@ -277,6 +277,32 @@ def test_ghosts_of_a_vocabulary_in_parts_follow_the_plan(place: Path) -> None:
     issued = [item for item in runs[0].issued if item.when == "iteration"]
     # The look-up, a pair forward and backward, the head's input, and three numbers of a token.
     assert sum(item.count for item in issued if item.operation == "all_reduce") == 1 + 2 + 1 + 3
+
+
+TRANSFORMERS = (
+    "gathered x2 1 model=Reading",
+    "heads x2 1 model=llama_tokens context_exchange=all-to-all",
+    "ring x2 1 model=Reading context_exchange=ring",
+    "ring_again x2 1 model=llama_tokens context_exchange=ring accumulate=2 recompute=all",
+    "experts e2 1 model=mixtral_tokens",
+    "sorted e2 1 model=Sorted",
+    "sequence t2 1 model=llama_tokens sequence_parallel=on",
+)
+
+
+@pytest.mark.slow
+def test_ghosts_of_contexts_and_experts_follow_the_plan(place: Path) -> None:
+    networks = (place / "networks_of_emulation.py").read_text()
+    (place / "networks_of_emulation.py").write_text(f"{networks}\nfrom transformer_networks import *\n")
+    for model in ("Reading", "llama_tokens", "mixtral_tokens", "Sorted"):
+        names = [case for case in TRANSFORMERS if f"model={model}" in case]
+        profile_of(place, model)
+        check(place, emulate(place, 2, *names), [case.split()[0] for case in names])
+    for name in ("experts", "sorted"):
+        # Rows go to both ranks alike, as the plan has it.
+        sent = [item for item in read_run(place / name).issued if item.operation == "all_to_all"]
+        assert sent
+        assert all(item.received_bytes == item.message_bytes for item in sent)
 
 
 SHARDED = (

@@ -16,6 +16,7 @@ import emulation
 import emulation_cases
 import emulation_distsim
 import emulation_table
+import emulation_transformers
 from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
@@ -29,6 +30,7 @@ from predict.prediction.prediction import Predictor
 from predict.workload import Configuration, evaluator_named
 
 STRATEGIES, DISTSIM = emulation_cases.STRATEGIES, emulation_distsim.DISTSIM
+TRANSFORMERS = emulation_transformers.TRANSFORMERS
 LAYOUTS = {
     ranks: [
         NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation_cases.LINK_BYTES_PER_S)
@@ -74,12 +76,12 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
                 assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
 
 
-SUITES_OF = {model: suite for suite in emulation.SUITES.values() for model in suite.models}
+MODELS_OF = [(name, model) for name, suite in emulation.SUITES.items() for model in suite.models]
 
 
-@pytest.mark.parametrize("model", SUITES_OF)
-def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_path: Path) -> None:
-    suite = SUITES_OF[model]
+@pytest.mark.parametrize(("name", "model"), MODELS_OF)
+def test_every_configuration_is_plannable_and_survives_encoding(name: str, model: str, tmp_path: Path) -> None:
+    suite = emulation.SUITES[name]
     network = suite.traced(model)
     counts = LAYOUTS.items() if suite is STRATEGIES else [(4, LAYOUTS[4])]
     for layout in (layout for _, layouts in counts for layout in layouts):
@@ -96,20 +98,21 @@ def test_every_configuration_is_plannable_and_survives_encoding(model: str, tmp_
             assert not case.complete
 
 
+@pytest.mark.parametrize("suite", [DISTSIM, TRANSFORMERS], ids=["distsim", "transformers"])
 @pytest.mark.parametrize("layout", LAYOUTS[4], ids=str)
-def test_distsim_sweeps_every_group_that_its_configurations_have(layout: NodeLayout, tmp_path: Path) -> None:
+def test_every_group_of_a_configuration_is_swept(
+    suite: emulation_cases.Suite, layout: NodeLayout, tmp_path: Path
+) -> None:
     on_node = layout.ranks_per_node
     swept: dict[tuple[str, bool], int] = {}
-    for sweep in DISTSIM.sweeps(tmp_path, layout):
+    for sweep in suite.sweeps(tmp_path, layout):
         assert sweep.request.all_ranks == layout.ranks
         over_nodes = layout.nodes > 1 and sweep.request.side_by_side is None
         for name in sweep.request.operations:
             swept[name, over_nodes] = max(*sweep.request.sizes, swept.get((name, over_nodes), 0))
-    for case in (
-        case for model in DISTSIM.models for case in emulation_cases.cases_of(tmp_path, DISTSIM, model, layout)
-    ):
+    for case in (case for model in suite.models for case in emulation_cases.cases_of(tmp_path, suite, model, layout)):
         strategy = case.request.strategy
-        plan = planner_for(strategy).plan(DISTSIM.traced(case.model), strategy, case.request.settings)
+        plan = planner_for(strategy).plan(suite.traced(case.model), strategy, case.request.settings)
         issued = [issued for rank in range(layout.ranks) for issued in planned_collectives(plan, rank)]
         for each in (each for each in issued if each.when == "iteration" and len(each.group) > 1):
             over_nodes = len({rank // on_node for rank in each.group}) > 1
@@ -186,6 +189,14 @@ def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     assert "| small | 1x4 | second: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "| small | 1x4 | worst: f4 | 1.2 | 1.2 | 1.20 | 0.80 |" in text
     assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
+
+
+def test_the_table_has_each_kind_of_strategy() -> None:
+    rows = [row("d4", 1.1, 1.0), row("d8", 1.0, 1.0, layout="2x4"), row("z3d4", 0.9, 1.0), row("d2t2", 1.0, 1.0)]
+    text = emulation_table.table(rows)
+    assert "| data | 2 | 95.0% | +10.0% | 1 |" in text
+    assert "| data, ZeRO 3 | 1 | 90.0% | -10.0% | 0 |" in text
+    assert "| data+tensor | 1 | 100.0% | +0.0% | 1 |" in text
 
 
 def test_activity_has_a_line_a_rank() -> None:

@@ -13,7 +13,8 @@ from ghost_clock import Clock
 from torch import nn
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.emulation.layers import hold_in_common
+from paradl_bench.emulation.forms import form_of
+from paradl_bench.emulation.layers import _Zeros, _zeros_of, hold_in_common
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.collectives.ghosts_before import GhostsBefore
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
@@ -125,10 +126,8 @@ def test_ghosts_give_the_modules_outputs_and_its_gradient_order(name: str, monke
         assert not parameter.grad.any(), parameter_name
         assert torch.equal(parameter, before[parameter_name])
     asked = twin.sleeper.take_asked()
-    every = len(network.layers) * (len(network.layers) + 1) / 2
-    # A call that returned what it was given is no layer's work.
-    untouched = sum(i + 1 for i, layer in enumerate(network.layers) if layer.attributes.get("returns_input"))
-    assert asked["FW"] == pytest.approx(2e-3 * (every - untouched))
+    # Calls that return what they are given are planned, and so they sleep as well.
+    assert asked["FW"] == pytest.approx(2e-3 * len(network.layers) * (len(network.layers) + 1) / 2)
     assert asked["WU"] == 14.0
     optimizer.zero_grad(set_to_none=True)
     assert all(parameter.grad is None for parameter in model.module.parameters())
@@ -176,6 +175,20 @@ def test_outputs_gradients_and_parameters_each_share_their_memory() -> None:
     assert max(sizes) == 4 * max(p.numel() for p in model.module.parameters())
     # The first convolution's output is the largest: 64 channels of 16 x 16, of two samples.
     assert list(outputs.values()) == [4 * 2 * 64 * 16 * 16]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"),
+    [(torch.topk, (2,), {}), (torch.Tensor.max, (), {"dim": -1}), (torch.min, (1,), {}), (torch.topk, (3, 1), {})],
+)
+def test_places_are_chosen_equally_often(function: Any, args: tuple[int, ...], kwargs: dict[str, int]) -> None:
+    values = torch.randn(8, 4)
+    form = form_of(function, (values, *args), kwargs, [values])
+    assert form.outputs is not None
+    chosen, places = (_zeros_of(output, [values], _Zeros()) for output in form.outputs)
+    assert places.shape == chosen.shape
+    assert places.flatten().bincount().tolist() == [places.numel() // 4] * 4
+    assert all(len(set(row)) == len(row) for row in places.view(8, -1).tolist())
 
 
 def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
