@@ -205,7 +205,8 @@ def test_what_a_stage_receives_and_reads_in_backward_is_held() -> None:
     (count, at_once) = 8, 4
     found = parts(network, "p4", "megatron", micro_batches=count, batch=count * at_once, schedule="1f1b")
     # The first stage has four under way, each of which keeps its input, which lies in the batch, and ReLU its output.
-    # Stages behind keep what they received too: the second has three of both, a gradient that came and one that it made.
+    # Stages behind keep what they received too: the second has three
+    # of both, a gradient that came and one that it made.
     assert found["activations"] >= 3 * 2 * at_once * sample
 
 
