@@ -261,7 +261,7 @@ input_options = option_group(
         "--preset",
         metavar="P",
         help="Of --evaluator simulate and dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow,"
-        " cntk, pytorch (the default).",
+        " cntk, pytorch (the default); megatron does as pytorch, and memory is what Megatron-LM holds.",
     ),
     click.option(
         "--prefetch",

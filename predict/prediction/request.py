@@ -205,6 +205,7 @@ def settings_of(costs: CostModel, options: Mapping[str, Any]) -> Callable[[int],
             blocking=library_blocks(costs.communication.backend),
             dtype=costs.dtype,
             device=costs.device_kind,
+            preset=options.get("preset") or "",
             axes=axes,
             **{name: options[name] for name in AS_GIVEN if options[name] is not None},
         )

@@ -42,8 +42,9 @@ SHARE_OF_PEAK = 0.5
 HALVES: tuple[KernelStage, ...] = ("FW", "BW_input", "BW_weight")
 GIB = 2**30
 DTYPE = "bf16-weights"
-SETTINGS = ("--dtype", DTYPE, "--optimizer", "adam", "--clip-norm", "1", "--bucket-cap-mb", "1e6")
-"""Of all runs; gradients in one bucket are exchanged after backward."""
+SETTINGS = ("--dtype", DTYPE, "--optimizer", "adamw-fused", "--clip-norm", "1", "--bucket-cap-mb", "1e6")
+SETTINGS += ("--preset", "megatron")
+"""Of all runs; gradients in one bucket are exchanged after backward. Megatron-LM's Adam is one kernel, and AdamW."""
 CAUSES = (
     "The system file's latency of kernels that memory bounds counts since results had been seen.",
     "The script's settings count since results had been seen. Before, state and sequence were whole, parameters fp32,"
@@ -57,8 +58,9 @@ CAUSES = (
     " too long, and what each micro-batch takes too short. No input has clocks or power.",
 )
 MEMORY_CAUSES = (
-    "Megatron-LM's gradients are its buckets, in fp32. The tool has gradients and buckets in bf16, and all gradients in"
-    " fp32 while it updates. It keeps gathered inputs of column-parallel layers, Megatron-LM a rank's part.",
+    "The optimizer's kernel and what Megatron-LM holds (--preset megatron) count since results had been seen: before,"
+    " peaks were 30.8% too large. Sources are its code and TransformerEngine's. Nothing is fitted.",
+    "Queries, keys and values are three products here: their placeholder is smaller than that of Megatron-LM's one.",
 )
 _NOT_HERE = {
     "ep": "the tool has an axis for experts, and this set no network of DeepSeek's attention",

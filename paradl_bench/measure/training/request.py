@@ -24,6 +24,7 @@ from paradl_bench.strategies.data.fusion.fusion_file import AskedFusion
 from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.framework_memory import TORCH
 from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, Preset, preset_named
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings, settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -148,6 +149,10 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         if self.input is None:
             return
         preset = self.overlap
+        if preset.memory != TORCH:
+            raise UserError(
+                f"--preset {self.preset} is of predictions: what runs here holds what torch holds; leave it out"
+            )
         if not preset.reads_ahead and self.io_workers:
             raise UserError(f"--preset {self.preset} reads in the process that trains: give --io-workers 0")
         if self.emulate is not None:

@@ -99,20 +99,23 @@ class Width(NamedTuple):
     lowers_parameters: bool = False
 
 
-def widths_of(network: ModelGraph, dtype: str, device: str) -> Sequence[Width]:
+def widths_of(
+    network: ModelGraph, dtype: str, device: str, in_what_they_read: frozenset[str] = frozenset()
+) -> Sequence[Width]:
     """Per layer, how wide the elements are that it works on.
 
     Whole numbers (token ids, positions) count as the input does; no gradient passes through them.
 
     Args:
         device: kind of the device: ``cpu`` or ``cuda``.
+        in_what_they_read: kinds of layers whose kernels read and write the dtype of their input, whatever autocast has.
     """
-    return _widths(Same(network), dtype, device)
+    return _widths(Same(network), dtype, device, in_what_they_read)
 
 
 # Plans ask for them at every place along an axis, and for every stage.
 @functools.lru_cache(maxsize=16)
-def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...]:
+def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: frozenset[str]) -> tuple[Width, ...]:
     network = same.thing
     kept, lower = DTYPE_BYTES[kept_dtype(dtype)], DTYPE_BYTES[computed_in(dtype)]
     given = DTYPE_BYTES[given_dtype(dtype)]
@@ -123,7 +126,9 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str) -> tuple[Width, ...
     for layer in network.layers:
         reads = tuple(made.get(name, given) for name in layer.inputs)
         parameter_bytes = tuple(of_parameters.get(name, given) for name in layer.parameters)
-        if is_autocast(dtype):
+        if layer.kind in in_what_they_read and reads and layer.dtype == KEPT_DTYPE:
+            width = Width(reads, reads[0])
+        elif is_autocast(dtype):
             width = _width(layer, kinds.get(layer.kind), reads, parameter_bytes, lower, kept, device)
         else:
             width = Width(reads, kept if layer.dtype == KEPT_DTYPE else DTYPE_BYTES[layer.dtype])

@@ -1,12 +1,17 @@
-"""Networks are traced with a CPU's kernels: what those of a GPU hold in the place of them.
+"""Networks are traced with a CPU's kernels: what those of a GPU, or of a framework, hold in the place of them.
 
 Fused attention returns heads behind positions in memory. A model that puts them side by side again (``transpose`` and
 ``contiguous``) copies nothing then.
+
+A framework's fused kernels read and write the tensors that they are given
+(:class:`~paradl_bench.strategies.passes.framework_memory.FrameworkMemory`). A gated activation (SwiGLU, GeGLU) has the
+activation's output and its gradient in registers. It makes the gradient of what it reads in one piece, while it reads
+that of the gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +21,7 @@ from paradl_bench.plan.compute import LayerShard
 
 _AS_IT_LIES = LayerMemory(passes_gradient=True, aliases=True)
 _HEADS_BEHIND_POSITIONS = (-3, -2)
+_ROW_BYTES = 4
 
 
 def layers_on_gpu(layers: Sequence[Layer], kinds: Sequence[LayerKind | None]) -> tuple[Layer, ...]:
@@ -34,6 +40,61 @@ def layers_on_gpu(layers: Sequence[Layer], kinds: Sequence[LayerKind | None]) ->
             memory = _AS_IT_LIES
         on_gpu.append(layer if memory is None else msgspec.structs.replace(layer, memory=memory))
     return tuple(on_gpu)
+
+
+def fused_layers(layers: Sequence[Layer], fuses: frozenset[str]) -> tuple[Layer, ...]:
+    """Layers with the memory of a framework's kernels, where it fuses their kind."""
+
+    def fused(layer: Layer) -> Layer:
+        # A loss that does not say its function is that of its kind's default.
+        function = str(layer.attributes.get("function", "cross_entropy"))
+        memory_of = _FUSED.get(function) if layer.kind in fuses else None
+        return layer if memory_of is None else msgspec.structs.replace(layer, memory=memory_of(layer))
+
+    return tuple(map(fused, layers))
+
+
+def _fused_loss(_: Layer) -> LayerMemory:
+    """Nothing: the gradient of what it reads lies where that did, which is let go of, and made again in backward."""
+    return LayerMemory()
+
+
+def _fused_norm(layer: Layer) -> LayerMemory:
+    """What it reads, and a number a row in fp32; torch's formula of layer normalisation says as much."""
+    return LayerMemory(inputs=(0,), kept=(_ROW_BYTES * layer.output_elements // layer.output_shape[-1], 0))
+
+
+_FUSED: Mapping[str, Callable[[Layer], LayerMemory]] = {"cross_entropy": _fused_loss, "rms_norm": _fused_norm}
+
+
+def in_registers(layers: Sequence[Layer], fuses: frozenset[str], held: Collection[int]) -> dict[int, frozenset[int]]:
+    """Per layer that a gated activation reads from registers, by index, the layers whose gradients of it are none.
+
+    An activation's output is, where a product alone reads it. So are the parts of one tensor that only the two read:
+    these are memory of that tensor, but have no gradients of their own.
+
+    Args:
+        held: indices of layers whose outputs somebody else holds.
+    """
+    if "activation" not in fuses:
+        return {}
+    index = {layer.name: i for i, layer in enumerate(layers)}
+    readers: dict[int, list[int]] = {}
+    for i, layer in enumerate(layers):
+        for name in dict.fromkeys(layer.inputs):
+            readers.setdefault(index.get(name, -1), []).append(i)
+    found: dict[int, frozenset[int]] = {}
+    for i, layer in enumerate(layers):
+        behind = readers.get(i, [])
+        gates = layer.kind == "activation" and not layer.attributes.get("in_place") and i not in held
+        if not gates or len(behind) != 1 or layers[behind[0]].attributes.get("function") != "mul":
+            continue
+        found[i] = frozenset(behind)
+        for source in {index.get(name, -1) for name in layer.inputs} - {-1}:
+            parts = layers[source].kind == "view" and bool(layers[source].further_outputs)
+            if parts and set(readers[source]) == {i, *behind}:
+                found[source] = frozenset({i, *behind})
+    return found
 
 
 def with_memory_of(shard: LayerShard, layer: Layer, traced: Layer) -> LayerShard:

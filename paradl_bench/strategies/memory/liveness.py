@@ -102,7 +102,17 @@ class Liveness(ShardedOperations):
         sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
         gathered = {source: wholes[source] for source in sources if source in wholes and self._reads_whole(i, source)}
         storages = (gathered.get(source) or made.get(source, received) for source in sources)
-        return self._run(i, [storage for storage in storages if storage is not None], saved)
+        output = self._run(i, [storage for storage in storages if storage is not None], saved)
+        if self._gathered_again_bytes(i):
+            self._keep_parts({id(wholes[source]): made[source] for source in gathered if source in made}, saved)
+        return output
+
+    def _keep_parts(self, parts: Mapping[int, Storage], saved: list[Storage]) -> None:
+        """Keep parts in the place of what was gathered of them."""
+        for place, storage in enumerate(saved):
+            if id(storage) in parts:
+                saved[place] = hold(parts[id(storage)])
+                self._ledger.release(storage)
 
     def _release_all(self, storages: list[Storage]) -> None:
         for storage in storages:
@@ -157,6 +167,8 @@ class Liveness(ShardedOperations):
         if shares_input(layer, kind):
             # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
             output = hold(read[0]) if read else ledger.allocate(0)
+        elif i in self._in_registers:
+            output = ledger.allocate(0)
         else:
             output = ledger.allocate(self._output_bytes(shard.layer) + with_output)
         ledger.mark(self._watched(i, "forward") + self._held_in_rounds(i))
@@ -232,7 +244,8 @@ class Liveness(ShardedOperations):
                 self._release_all([gradient.storage for gradient in upstream])
                 upstream = []
             shared = any(gradient.storage.holders > 1 for gradient in upstream)
-            inside = self._watched(i, "backward_if_held" if shared else "backward")
+            inside = self._watched(i, "backward_if_held" if shared else "backward") + self._gathered_again_bytes(i)
+            inside += self._made_with_it(i)
             ledger.mark(self._inside_norm(i) + self._held_in_rounds_back(i) + inside, made_of_parameters)
             ledger.gradients += kept
         for gradient in upstream:
@@ -264,6 +277,8 @@ class Liveness(ShardedOperations):
         output = self._read_outputs[i][position]
         if self._passes_gradient(i) and upstream:
             return Gradient(hold(upstream[0].storage), size, output)
+        if i in self._in_registers.get(self._reads[i][position], ()):
+            return Gradient(self._ledger.allocate(0), size, output)
         return Gradient(self._ledger.allocate(size), size, output)
 
     def _passes_gradient(self, i: int) -> bool:
@@ -280,6 +295,9 @@ class Liveness(ShardedOperations):
     def _parameter_gradients(self, i: int) -> tuple[int, int]:
         """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones."""
         made = {name: self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters}
+        if self._framework.gradient_dtype:
+            # The buffer is there at all times.
+            return 0 if self._framework.placeholders and self._is_linear(i) else sum(made.values()), 0
         kept = sum(size for name, size in made.items() if name not in self._finished)
         self._finished |= made.keys()
         return sum(made.values()), kept

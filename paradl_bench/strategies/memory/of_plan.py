@@ -6,13 +6,16 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.kinds.autocast import as_held
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, as_held, has_masters, is_autocast
 from paradl_bench.plan.axis_planner import staging_axis
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.memory.paradl import paradl_memory_of
 from paradl_bench.strategies.memory.peak import MemoryUse, planned_memory
+from paradl_bench.strategies.passes.input_presets import preset_named
 
 
 @runtime_checkable
@@ -41,6 +44,7 @@ def memory_of_plan(
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
+    _refuse_framework(strategy, settings.preset, dtype)
     staged = _of_stages(strategy)
     walk = planned_memory if staged is None else staged.peak
     settings = msgspec.structs.replace(settings, dtype=dtype, device=device)
@@ -59,6 +63,25 @@ def paradl_memory_of_plan(
     staged = _of_stages(strategy)
     papers_sum = paradl_memory_of if staged is None else staged.papers_sum
     return papers_sum(network, strategy, settings, dtype=dtype, rho=rho)
+
+
+def _refuse_framework(strategy: Strategy, preset: str, dtype: str) -> None:
+    """Refuse what a framework with a memory of its own does not train by.
+
+    Raises:
+        UserError: says what would be right.
+    """
+    if not preset or not preset_named(preset).memory.gradient_dtype:
+        return
+    if is_autocast(dtype) and not has_masters(dtype):
+        raise UserError(
+            f"--preset {preset}: its parameters are of the dtype that it computes in; give --dtype {WEIGHTS_DTYPE}, not"
+            f" {dtype}"
+        )
+    if zero_stage(strategy) > 1:
+        raise UserError(
+            f"strategy {strategy}: --preset {preset} holds whole parameters, as under ZeRO's stage 1: write z1"
+        )
 
 
 def _of_stages(strategy: Strategy) -> StagesMemory | None:

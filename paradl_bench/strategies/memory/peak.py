@@ -29,8 +29,10 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.rank_operations import RankRun
+from paradl_bench.strategies.memory.rank_operations import LINEAR_KINDS, RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.framework_memory import TORCH, FrameworkMemory
+from paradl_bench.strategies.passes.input_presets import preset_named
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
@@ -44,8 +46,12 @@ class PartedState(Protocol):
     def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
         """The walk of a rank, where parameters are not whole."""
 
-    def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
-        """Bytes of the parameters whose optimizer state the rank with most keeps; None for all that it holds."""
+    def updated(self, network: ModelGraph, *, evenly: bool = False) -> tuple[Tensor, ...] | None:
+        """The parameters whose optimizer state the rank with most keeps; None for all that it holds.
+
+        Args:
+            evenly: whether parts are equal, and cut through parameters.
+        """
 
     def gather(self, ledger: Ledger, network: ModelGraph) -> None:
         """Hold what a rank gathers for the micro-batches of its stages, which are the network, one behind the other."""
@@ -109,7 +115,11 @@ def per_phase_memory(
         UserError: an optimizer whose state is not known.
     """
     ledger, samples = Ledger(), local_batch // micro_batches
-    run = RankRun(samples=samples, dtype=dtype, device=device, shards=shards, recomputed=recomputed)
+    framework = framework_of(settings)
+    run = RankRun(
+        samples=samples, dtype=dtype, device=device, shards=shards, recomputed=recomputed, framework=framework
+    )
+    ledger.gradients = buffer_bytes(network, framework)
     in_parts = parted.held(network) if parted else None
     held = in_parts or network
     if parted and in_parts:
@@ -123,10 +133,10 @@ def per_phase_memory(
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
-    state = optimizer_state(held, settings, device, parted.updated(network) if parted else None)
+    state = optimizer_state(held, settings, device, updated_by_rank(parted, network, framework))
     return memory_use(
         {
-            **fixed_parts(held, state, exchanged=exchanged, alone=alone),
+            **fixed_parts(held, state, exchanged=exchanged and not framework.gradient_dtype, alone=alone),
             "input": network.input_bytes(local_batch, given_dtype(dtype)) + network.target_bytes(local_batch),
             **moving_parts(ledger, state),
         }
@@ -163,20 +173,46 @@ def optimizer_state(
     """
     masters = has_masters(settings.dtype)
 
-    def sizes_of(parameters: tuple[Tensor, ...]) -> list[int]:
-        # State of what has an fp32 copy is as wide as that.
-        return [p.elements * DTYPE_BYTES[KEPT_DTYPE] if masters else p.bytes for p in parameters]
-
-    sizes = sizes_of(updated_parameters(network))
-    updated_bytes = sum(sizes if updated is None else sizes_of(updated))
+    own = updated_parameters(network) if updated is None else updated
+    # State of what has an fp32 copy is as wide as that.
+    sizes = [p.elements * DTYPE_BYTES[KEPT_DTYPE] if masters else p.bytes for p in own]
+    updated_bytes = sum(sizes)
     kept = kept_copies(settings) * updated_bytes
     # What lies in host memory is on the device for the update.
     update = copies_of_state(settings) * updated_bytes - kept
-    # Each gradient is converted before any is let go of.
-    update += updated_bytes if masters else 0
+    # Each gradient is converted before any is let go of, unless a buffer has them all in the copies' dtype.
+    update += updated_bytes if masters and framework_of(settings).gradient_dtype != KEPT_DTYPE else 0
     if optimizer_named(settings.optimizer).own_tensors:
         update += 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
     return OptimizerState(kept, update)
+
+
+def framework_of(settings: PlanSettings) -> FrameworkMemory:
+    """What the settings' framework holds in the place of what torch does."""
+    return preset_named(settings.preset).memory if settings.preset else TORCH
+
+
+def updated_by_rank(
+    parted: PartedState | None, network: ModelGraph, framework: FrameworkMemory
+) -> tuple[Tensor, ...] | None:
+    """As :meth:`PartedState.updated`, in the parts that the framework makes."""
+    return parted.updated(network, evenly=framework.splits_evenly) if parted else None
+
+
+def buffer_bytes(network: ModelGraph, framework: FrameworkMemory) -> int:
+    """Bytes that a framework holds of gradients from iteration to iteration: their buffer, and placeholders.
+
+    Args:
+        network: with the parameters that a rank holds.
+    """
+    if not framework.gradient_dtype:
+        return 0
+    buffer = sum(p.elements for p in updated_parameters(network)) * DTYPE_BYTES[framework.gradient_dtype]
+    if not framework.placeholders:
+        return buffer
+    linear = {name for layer in network.layers if layer.kind in LINEAR_KINDS for name in layer.parameters}
+    weights = {(p.shape, p.dtype): p.bytes for p in network.parameters if p.name in linear and len(p.shape) > 1}
+    return buffer + sum(weights.values())
 
 
 def fixed_parts(

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import Width
+from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import INPUT, LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.casts import Casts
-from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu, with_memory_of
+from paradl_bench.strategies.memory.gpu_kernels import fused_layers, in_registers, layers_on_gpu, with_memory_of
 from paradl_bench.strategies.memory.ledger import Ledger, Storage
+from paradl_bench.strategies.passes.framework_memory import TORCH, FrameworkMemory
 
 _INDEX_BYTES = 8
 _GPU_MASK_BYTES = 1
@@ -22,6 +23,7 @@ _WATCHED_WIDTH = 4
 """Bytes of an element where memory was watched."""
 _STATISTIC_BYTES = 4
 """Statistics are of fp32 whatever activations are."""
+LINEAR_KINDS = frozenset({"linear", "addmm"})
 RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
 
@@ -40,6 +42,7 @@ class RankRun:
         widths: per layer, how wide the elements are that it works on; empty for those of the network by itself.
         recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
             backward.
+        framework: what the framework holds in the place of what torch does.
     """
 
     samples: int
@@ -51,6 +54,7 @@ class RankRun:
     input_has_gradient: bool = False
     widths: Sequence[Width] = ()
     recomputed: Sequence[range] = ()
+    framework: FrameworkMemory = TORCH
 
 
 class RankOperations:
@@ -62,10 +66,14 @@ class RankOperations:
 
     def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> None:
         self._ledger, self._network, self._samples = ledger, network, run.samples
-        self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device, run.widths), run.device == "cpu"
+        self._framework, fuses = run.framework, run.framework.fuses
+        widths = run.widths or widths_of(network, run.dtype, run.device, fuses)
+        self._casts, self._is_cpu = Casts(ledger, network, run.dtype, run.device, widths), run.device == "cpu"
         known = layer_kinds()
         self._kinds = [known.get(layer.kind) for layer in network.layers]
-        self._layers = network.layers if self._is_cpu else layers_on_gpu(network.layers, self._kinds)
+        on_device = network.layers if self._is_cpu else layers_on_gpu(network.layers, self._kinds)
+        self._layers = fused_layers(on_device, fuses)
+        self._in_registers = in_registers(self._layers, fuses, {*run.kept_outputs, *run.outputs})
         self._outputs = tuple(run.outputs)
         self._shards = [
             with_memory_of(run.shards.get(i) or LayerShard(layer), layer, network.layers[i])
@@ -86,6 +94,9 @@ class RankOperations:
         memory, kind = self._shards[i].layer.memory, self._kinds[i]
         if memory is not None:
             return Saved(inputs=bool(memory.inputs), output=memory.output)
+        if self._in_registers.get(i) and not shares_input(self._layers[i], kind):
+            # Its derivative is taken from what it reads, since nobody writes the output.
+            return Saved(inputs=True)
         return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
 
     def _find_last_readers(self) -> list[list[int]]:
@@ -159,6 +170,15 @@ class RankOperations:
             return math.prod(run.input_shapes[place]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
         return self._held_bytes(source) if cut else self._output_bytes(self._layers[source])
+
+    def _made_with_it(self, i: int) -> int:
+        """Bytes of the gradient that a gated activation's kernel makes while it reads its output's."""
+        gated = {source for source in self._reads[i] if i in self._in_registers.get(source, ())}
+        parts = {source for source in gated if shares_input(self._layers[source], self._kinds[source])}
+        return sum(self._input_bytes(self._shards[source].layer) for source in parts or gated)
+
+    def _is_linear(self, i: int) -> bool:
+        return self._layers[i].kind in LINEAR_KINDS and bool(self._layers[i].parameters)
 
     def _is_cut(self, i: int) -> bool:
         """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""

@@ -41,12 +41,20 @@ class Walks:
     Args:
         walk: makes the stage's walk over a ledger.
         received_bytes: of what forward of a micro-batch holds of its own while it runs, beside what it makes.
-        sent: bytes of the gradient of each of its outputs, which lie in memory of the caller's.
+        sent: bytes of the gradient of each of its outputs.
+        into_buffers: whether these lie in memory of the caller's; else backward lets go of them.
     """
 
-    def __init__(self, walk: Callable[[Ledger], PartedLiveness], received_bytes: int, sent: Sequence[int]) -> None:
+    def __init__(
+        self,
+        walk: Callable[[Ledger], PartedLiveness],
+        received_bytes: int,
+        sent: Sequence[int],
+        *,
+        into_buffers: bool = True,
+    ) -> None:
         self._scratch, self._make = Ledger(), walk
-        self._received_bytes, self._sent = received_bytes, tuple(sent)
+        self._received_bytes, self._sent, self._into_buffers = received_bytes, tuple(sent), into_buffers
         self._forward: _Effect | None = None
         self._backward: dict[tuple[Direction, bool, tuple[int, ...]], _Effect] = {}
         # One that forward has passed alone, with what that left; and one that has been through a backward.
@@ -73,13 +81,15 @@ class Walks:
         stage, left = self._before_first() if is_first else self._after_first()
         if is_first and direction != "BW_input":
             self._later = stage
+        given = self._given() if direction == "BW_weight" else []
         if direction == "BW_weight":
-            stage.backward_input(left, self._given())
+            stage.backward_input(left, given)
         for output, holders in zip(left.outputs, held, strict=True):
             output.holders = holders
         self._start_over()
         if direction == "BW_weight":
-            stage.backward_weight(left, self._given())
+            # What the first part has not let go of, it has left for the second.
+            stage.backward_weight(left, given)
             return self._effect((), left.outputs)
         walk = stage.backward if direction == "BW" else stage.backward_input
         made = walk(left, self._given())
@@ -106,7 +116,7 @@ class Walks:
         return self._later, self._walk_forward(self._later)
 
     def _given(self) -> list[Gradient]:
-        return [Gradient(Storage(0), size) for size in self._sent]
+        return [Gradient(self._scratch.allocate(0 if self._into_buffers else size), size) for size in self._sent]
 
     def _walk_forward(self, walk: PartedLiveness) -> Pass:
         received = self._scratch.allocate(self._received_bytes)

@@ -79,6 +79,14 @@ class ShardedOperations(RankOperations):
         """The copy of a part that is shorter than the longest one."""
         return gather.message_bytes if part_bytes < gather.message_bytes else 0
 
+    def _gathered_again_bytes(self, i: int) -> int:
+        """Bytes of a linear layer's input that backward gathers again, of which forward left the rank's part."""
+        if not (self._framework.gathers_again and self._is_linear(i)):
+            return 0
+        leader = self._shards[i].leader
+        leading = self._shards[i] if leader is None else self._shards[leader]
+        return sum(gather.ranks * gather.message_bytes for gather in of_operation(leading.before_fw, "all_gather"))
+
     def _copy_of_input(self, i: int, read: Sequence[Storage]) -> Storage | None:
         """The block with its halo, or a channel shard's slice; None where the operation reads the tensor itself."""
         shard = self._shards[i]

@@ -1,25 +1,31 @@
-"""How frameworks overlap an iteration's input and its gradient exchange (S-SGD's DAG, Shi et al. 2018)."""
+"""How frameworks overlap an iteration's input and its gradient exchange (S-SGD's DAG, Shi et al. 2018).
+
+And what they hold (:mod:`~paradl_bench.strategies.passes.framework_memory`).
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.strategies.passes.framework_memory import MEGATRON, TORCH, FrameworkMemory
 
 
 class Preset(NamedTuple):
-    """How a framework overlaps.
+    """How a framework overlaps, and what it holds.
 
     Attributes:
         reads_ahead, copies_ahead: whether a mini-batch is read, and copied to the device, while others are computed.
         wait_free: whether gradients are exchanged as they are there; else all of them behind backward.
         layerwise: whether each layer has an exchange of its own; else those of its library (DDP's buckets).
+        memory: what it holds in the place of what torch does.
     """
 
     reads_ahead: bool
     copies_ahead: bool
     wait_free: bool
     layerwise: bool = True
+    memory: FrameworkMemory = TORCH
 
 
 PRESETS = {
@@ -29,8 +35,9 @@ PRESETS = {
     "tensorflow": Preset(reads_ahead=True, copies_ahead=False, wait_free=True),
     "cntk": Preset(reads_ahead=True, copies_ahead=False, wait_free=False),
     "pytorch": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False),
+    "megatron": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False, memory=MEGATRON),
 }
-"""The paper's four frameworks and the naive order; ``pytorch`` (a DataLoader's workers read ahead) is ours."""
+"""The paper's four frameworks and the naive order; ``pytorch`` and ``megatron`` (workers read ahead) are ours."""
 DEFAULT_PRESET = "pytorch"
 
 

@@ -29,7 +29,7 @@ from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.schedules.schedule import Action
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.memory.ledger import Ledger, Storage, hold
@@ -38,15 +38,19 @@ from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 from paradl_bench.strategies.memory.peak import (
     MemoryUse,
     block_of_input,
+    buffer_bytes,
     fixed_parts,
+    framework_of,
     memory_use,
     moving_parts,
     optimizer_state,
     parted_state,
+    updated_by_rank,
 )
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.framework_memory import FrameworkMemory
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
@@ -68,7 +72,7 @@ def pipelined_memory(
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
-    uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device)
+    uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
     for rank, sharded in itertools.product(range(ranks), shards.distinct):
         rank_shards = [
             shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank
@@ -92,11 +96,13 @@ def _parts(
     """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    parted, whole = parted_state(strategy, settings), _held(network, rank_shards, with_layers=zero_stage(strategy) > 1)
+    parted = parted_state(strategy, settings)
+    whole = _held(network, rank_shards, with_layers=_needs_layers(strategy, settings))
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
     received = [message_bytes(cut, micro_batch) for shard in rank_shards for cut in (shard.receives, shard.sends)]
-    ledger = Ledger()
+    framework = framework_of(settings)
+    ledger = Ledger(gradients=buffer_bytes(whole, framework))
     samples = count * micro_batch
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[given_dtype(dtype)]
     passes = {
@@ -106,21 +112,27 @@ def _parts(
     }
     if parted:
         parted.gather(ledger, whole)
-    _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
+    drops_messages = schedule.drops_messages or framework.drops_messages
+    _run(ledger, passes, schedule.order(rank, ranks, count), drops_messages=drops_messages)
     if parted:
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
     ledger.mark(sum(sizes[name] for names in sent_to_places(shared, rank).values() for name in names))
-    state = optimizer_state(
-        held, settings_of_update(strategy, settings), device, parted.updated(held) if parted else None
-    )
+    updated = updated_by_rank(parted, held, framework)
+    state = optimizer_state(held, settings_of_update(strategy, settings), device, updated)
+    exchanged = degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None and not framework.gradient_dtype
     return {
-        **fixed_parts(held, state, exchanged=degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None),
+        **fixed_parts(held, state, exchanged=exchanged),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
         "input": (0 if rank else network.input_bytes(samples, given_dtype(dtype))) + network.target_bytes(samples),
-        "communication": count * sum(map(sum, received)),
+        "communication": 0 if framework.drops_messages else count * sum(map(sum, received)),
         **moving_parts(ledger, state),
     }
+
+
+def _needs_layers(strategy: Strategy, settings: PlanSettings) -> bool:
+    """Whether more than names and shapes decides what is held of parameters."""
+    return zero_stage(strategy) > 1 or framework_of(settings).placeholders
 
 
 def _held(network: ModelGraph, rank_shards: Sequence[StageShard], *, with_layers: bool) -> ModelGraph:
@@ -140,22 +152,29 @@ def _held(network: ModelGraph, rank_shards: Sequence[StageShard], *, with_layers
 class _WalksOfStages:
     """Walks over a pipeline's stages, which mostly are alike: so many blocks each."""
 
-    def __init__(self, micro_batch: int, dtype: str, device: str) -> None:
-        self._micro_batch, self._dtype, self._device = micro_batch, dtype, device
+    def __init__(self, micro_batch: int, dtype: str, device: str, framework: FrameworkMemory) -> None:
+        self._micro_batch, self._dtype, self._device, self._framework = micro_batch, dtype, device, framework
         self._known: dict[tuple[bytes, int, tuple[int, ...]], Walks] = {}
 
-    def of(self, shard: StageShard, received_bytes: int) -> Walks:
-        """Those of a stage, or of one like it."""
+    def of(self, shard: StageShard, block_bytes: int) -> Walks:
+        """Those of a stage, or of one like it.
+
+        Args:
+            block_bytes: of the rank's block of the input, which forward of the first stage copies.
+        """
+        drops = self._framework.drops_messages
+        received_bytes = block_bytes + (sum(message_bytes(shard.receives, self._micro_batch)) if drops else 0)
         sent = message_bytes(shard.sends, self._micro_batch)
         run = self._run_of(shard)
         key = _likeness(shard, run), received_bytes, sent
         if key not in self._known:
             walk = functools.partial(_walk, shard.network, run)
-            self._known[key] = Walks(walk, received_bytes, sent)
+            self._known[key] = Walks(walk, received_bytes, sent, into_buffers=not self._framework.drops_messages)
         return self._known[key]
 
     def _run_of(self, shard: StageShard) -> RankRun:
         stage = shard.stage
+        kept = stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,)
         return RankRun(
             samples=self._micro_batch,
             dtype=self._dtype,
@@ -164,9 +183,10 @@ class _WalksOfStages:
             widths=shard.widths,
             # What a stage passes on is made by an earlier one.
             outputs=stage.outputs if stage.sends else (),
-            kept_outputs=stage.outputs if stage.sends else (operations_of_forward(shard.network) - 1,),
+            kept_outputs=() if self._framework.drops_messages else kept,
             input_has_gradient=bool(stage.receives),
             recomputed=shard.recomputed,
+            framework=self._framework,
         )
 
 
@@ -217,9 +237,11 @@ def _likeness(shard: StageShard, run: RankRun) -> bytes:
     )
 
 
-def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:
+def _run(
+    ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], *, drops_messages: bool
+) -> None:
     outputs: dict[tuple[int, int], list[Storage]] = {}
-    messages = _Messages(ledger, actions, schedule)
+    messages = _Messages(ledger, actions, drops_messages)
     for number, action in enumerate(actions):
         key = action.stage, action.micro_batch
         if action.direction == "FW":
@@ -236,8 +258,8 @@ def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence
 class _Messages:
     """What torch holds because it has sent it."""
 
-    def __init__(self, ledger: Ledger, actions: Sequence[Action], schedule: Schedule) -> None:
-        self._ledger, self._actions, self._drops = ledger, actions, schedule.drops_messages
+    def __init__(self, ledger: Ledger, actions: Sequence[Action], drops: bool) -> None:
+        self._ledger, self._actions, self._drops = ledger, actions, drops
         self._held: dict[str, list[Storage]] = {"FW": [], "BW": [], "warm-up": []}
         directions = [action.way for action in actions]
         # 1F1B remembers the last forward message that it did not send together with a receive, to the last forward.

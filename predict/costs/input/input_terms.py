@@ -71,7 +71,7 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     for name in ("io_seconds", "h2d_seconds"):
         check_bounds(given.get(name), OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
     return InputOptions(
-        preset=given.get("preset", InputOptions().preset),
+        preset=_of_input(given.get("preset", DEFAULT_PRESET)),
         prefetch=given.get("prefetch"),
         io_s=given.get("io_seconds"),
         h2d_s=given.get("h2d_seconds"),
@@ -79,6 +79,12 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
         from_disk=given.get("from_disk", False),
         source=given.get("input_source"),
     )
+
+
+def _of_input(preset: str) -> str:
+    """The preset, or the default where it differs from that by its memory alone, which says nothing of the input."""
+    default = preset_named(DEFAULT_PRESET)
+    return DEFAULT_PRESET if preset_named(preset)._replace(memory=default.memory) == default else preset
 
 
 def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:

@@ -26,7 +26,7 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.peak import MemoryUse, kept_copies, run_again
+from paradl_bench.strategies.memory.peak import MemoryUse, framework_of, kept_copies, run_again
 from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -107,13 +107,14 @@ class MemoryBounds:
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
         self._costs, self._space, self._shared = costs, space, shared
         self._masters, self._network = has_masters(costs.dtype), as_held(costs.network, costs.dtype)
+        self._framework = framework_of(space.settings)
         settings = msgspec.structs.replace(space.settings, dtype=costs.dtype)
         # State is of fp32 where parameters are not.
         wider = DTYPE_BYTES[KEPT_DTYPE] // DTYPE_BYTES[computed_in(costs.dtype)] if self._masters else 1
         self._states = [wider * kept_copies(msgspec.structs.replace(settings, **chosen)) for chosen in space.held]
         self._known: dict[tuple[int, int, int], _First] = {}
         self._stages: dict[tuple[Sharing, int, int, int], _Stages] = {}
-        self._widths = widths_of(self._network, costs.dtype, costs.device_kind)
+        self._widths = widths_of(self._network, costs.dtype, costs.device_kind, self._framework.fuses)
         kinds = [layer_kinds().get(layer.kind) for layer in costs.network.layers]
         on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
@@ -141,7 +142,11 @@ class MemoryBounds:
         """What the whole network has of activations."""
         network, settings = self._network, msgspec.structs.replace(self._space.settings, **held)
         run = RankRun(
-            samples=1, dtype=self._costs.dtype, device=self._costs.device_kind, recomputed=run_again(network, settings)
+            samples=1,
+            dtype=self._costs.dtype,
+            device=self._costs.device_kind,
+            recomputed=run_again(network, settings),
+            framework=self._framework,
         )
         return _Activations.of(network, run)
 
@@ -159,11 +164,12 @@ class MemoryBounds:
         else:
             under_way = self._most_under_way(schedule, mesh.stages, count)
             active = ((under_way - 1) * kept + max(kept, most)) / parts
-        held = stages.parameters * self._copies(mesh, self._states[again]) + local * stages.received
+        in_buffers = 0 if self._framework.drops_messages else local
+        held = stages.parameters * self._copies(mesh, self._states[again]) + in_buffers * stages.received
         first = float(held[0]) + active + local * self._input_bytes
         gradients = stages.parameters / (mesh.parted if mesh.zero > 1 else 1)
         # When the last backward begins, or the update.
-        at_end = gradients + (0.0 if schedule_of(schedule).drops_messages else local * stages.sent)
+        at_end = gradients + (0.0 if schedule_of(schedule).drops_messages else in_buffers * stages.sent)
         if mesh.zero == 2 and mesh.stages == 1:
             # Gathered from forward to backward.
             at_end = np.maximum(at_end, stages.parameters)
@@ -183,7 +189,8 @@ class MemoryBounds:
             # Shards that are fp32 take the place of the optimizer's copies.
             return (states + (not self._masters)) / mesh.parted
         # A bound from below: who holds some parameters alone exchanges the others only.
-        return 1 + states / mesh.parted + (mesh.exchanges and not mesh.holds_alone)
+        has_buckets = mesh.exchanges and not mesh.holds_alone and not self._framework.gradient_dtype
+        return 1 + states / mesh.parted + has_buckets
 
     def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
         """What every rank's stages hold, without what axes beside share of activations."""
@@ -237,9 +244,10 @@ class MemoryBounds:
                 dtype=self._costs.dtype,
                 device=self._costs.device_kind,
                 outputs=first.outputs,
-                kept_outputs=first.outputs,
+                kept_outputs=() if self._framework.drops_messages else first.outputs,
                 widths=widths_inside(self._costs.network, first, self._widths),
                 recomputed=recomputed,
+                framework=self._framework,
             )
             bounds = stage_bounds(self._costs.network, ranks, settings)
             self._known[key] = _First(bounds, _Activations.of(first.network, run))
@@ -283,8 +291,15 @@ def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
     left = walk.forward(ledger.allocate(0))
     kept = float(ledger.activations)
     # What is sent back lies in a buffer that counts elsewhere.
-    walk.backward(left, [Gradient(Storage(0), output.size) for output in left.outputs] if run.outputs else ())
+    sent = left.outputs if run.kept_outputs or not run.outputs else _outputs_of(network, run)
+    walk.backward(left, [Gradient(Storage(0), output.size) for output in sent] if run.outputs else ())
     return kept, float(ledger.most)
+
+
+def _outputs_of(network: ModelGraph, run: RankRun) -> list[Storage]:
+    """What a stage passes on, where nobody keeps it."""
+    ledger = Ledger()
+    return Liveness(ledger, network, replace(run, kept_outputs=run.outputs)).forward(ledger.allocate(0)).outputs
 
 
 class Bounded(NamedTuple):

@@ -57,11 +57,18 @@ class ZeroState(NamedTuple):
         """With units that are gathered and gradients that are reduced."""
         return ShardedLiveness(ledger, network, run, self)
 
-    def updated(self, network: ModelGraph) -> tuple[Tensor, ...] | None:
+    def updated(self, network: ModelGraph, *, evenly: bool = False) -> tuple[Tensor, ...] | None:
         """Of stage 1, which parts the update alone."""
         if self.stage != 1:
             return None
         updated = set(updated_parameters(network))
+        if evenly:
+            # The parts of a buffer of all of them.
+            return tuple(
+                msgspec.structs.replace(p, shape=(-(-p.elements // self.ranks),))
+                for p in network.parameters
+                if p in updated
+            )
         parts = (tuple(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
         return max(parts, key=total_bytes)
 

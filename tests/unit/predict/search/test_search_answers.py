@@ -44,8 +44,9 @@ def profile(tmp_path: Path) -> Path:
         (),
         ("--preset", "naive", "--io-seconds", "0.002", "--h2d-seconds", "0.0005"),
         ("--preset", "caffe-mpi", "--prefetch", "3", "--io-seconds", "0.002", "--h2d-seconds", "0"),
+        ("--preset", "megatron"),
     ],
-    ids=["from memory", "naive", "copied ahead"],
+    ids=["from memory", "naive", "copied ahead", "memory of a framework"],
 )
 def test_a_row_is_what_predict_says_to_its_command(profile: Path, fed: tuple[str, ...]) -> None:
     answer = found(profile, "--ranks", "4", "--batch", "16", "--dataset-samples", "1000", "--price", "2", *fed)

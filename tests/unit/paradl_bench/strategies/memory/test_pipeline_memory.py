@@ -75,7 +75,7 @@ def test_stages_alike_share_a_walk_to_the_byte(
 ) -> None:
     network, walked = make_network(widths, buffers=True), []
     settings = plan_settings(batch=32, micro_batches=8, schedule=schedule)
-    monkeypatch.setattr(memory, "Walks", lambda *given: walked.append(1) or Walks(*given))
+    monkeypatch.setattr(memory, "Walks", lambda *given, **named: walked.append(1) or Walks(*given, **named))
     together = pipelined_memory(network, parse_strategy(text), settings)
     shared = len(walked)
     numbers = itertools.count()

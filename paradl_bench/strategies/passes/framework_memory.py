@@ -1,0 +1,50 @@
+"""What a framework holds in the place of what torch's own modules, DDP and pipelines hold.
+
+Sources of Megatron-LM's: its code at 23e00ed0 (``megatron/core``) and TransformerEngine's 2.11 (``pytorch``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class FrameworkMemory(NamedTuple):
+    """How a framework's memory differs from torch's; by itself it does in nothing.
+
+    Attributes:
+        fuses: kinds of layers whose operation is one kernel that reads and writes what it is given, without copies of
+            another dtype. An ``activation`` is one kernel with the product that alone reads it, and a ``loss`` leaves
+            its gradient where it read.
+        gradient_dtype: of the buffer that holds all gradients at all times, is exchanged as it is, and is updated from;
+            empty where each gradient is a tensor of its own.
+        placeholders: whether linear layers add to that buffer in their kernel, and give autograd one tensor for each
+            shape of weights, of the weights' dtype, which stays.
+        splits_evenly: whether ranks that share the optimizer's state have equal parts of it; else whole parameters.
+        gathers_again: whether backward gathers a linear layer's input again where forward gathered it.
+        drops_messages: whether stages let go of what they have sent, and receive each message into new memory; else
+            every micro-batch has a buffer from the beginning.
+    """
+
+    fuses: frozenset[str] = frozenset()
+    gradient_dtype: str = ""
+    placeholders: bool = False
+    splits_evenly: bool = False
+    gathers_again: bool = False
+    drops_messages: bool = False
+
+
+TORCH = FrameworkMemory()
+MEGATRON = FrameworkMemory(
+    # fusions/fused_bias_swiglu.py keeps its input alone; module/rmsnorm.py; cross_entropy.py writes over the logits.
+    fuses=frozenset({"activation", "loss", "norm"}),
+    # distributed/param_and_grad_buffer.py, with --accumulate-allreduce-grads-in-fp32, which --bf16 sets.
+    gradient_dtype="fp32",
+    # tensor_parallel/layers.py, and get_dummy_wgrad of module/base.py.
+    placeholders=True,
+    # optimizer/distrib_optimizer.py shares out elements, not parameters.
+    splits_evenly=True,
+    # tensor_parallel/layers.py, and module/layernorm_linear.py of TransformerEngine.
+    gathers_again=True,
+    # pipeline_parallel/schedules.py, deallocate_output_tensor.
+    drops_messages=True,
+)
