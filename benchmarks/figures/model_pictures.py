@@ -19,6 +19,7 @@ PROFILE = Path(__file__).parents[2] / "results/cpu-2core/2026-11-21-ffbe79c/accu
 MODEL, EIGHT = "resnet18", {"strategy": "d8", "batch": 32}
 LARGE, GPU = "gpt2-medium", "h100-sxm"
 _SHOWN_LAYERS = 12
+_TOKENS = 8192
 
 
 def main() -> None:
@@ -49,6 +50,12 @@ def pictures(measured: LoadedProfile, shipped: LoadedProfile) -> dict[str, tuple
         ),
         "search": (shipped.search(LARGE, ranks=64, batch=512, memory="80GiB", top=8).plot, "time over memory"),
         "memory": (lambda: memory(shipped), "what the fullest rank holds"),
+        "plans": (
+            lambda: streams(shipped, "vgg16", strategy="p4", batch=64, micro_batches=4, schedule="1f1b"),
+            "tasks of four stages of a pipeline",
+        ),
+        "context": (lambda: context(shipped), "iteration by how ranks exchange keys and values"),
+        "experts": (lambda: experts(shipped), "parts of an iteration by the load of the busiest rank"),
     }
 
 
@@ -131,6 +138,47 @@ def memory(profile: LoadedProfile) -> Figure:
             begin += gib
     _name_rows(axes, list(strategies))
     axes.set_xlabel("GiB of a rank")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
+    return figure
+
+
+def context(profile: LoadedProfile) -> Figure:
+    """One long sequence over more ranks, by each exchange of keys and values."""
+    figure = new_figure(9, 3.5)
+    sides = figure.subplots(1, 2)
+    ranks = [2, 4, 8]
+    for index, exchange in enumerate(("gather", "all-to-all", "ring")):
+        asked = {"batch": 1, "sequence": _TOKENS, "context_exchange": exchange}
+        predicted = [profile.predict("llama-3-8b", f"x{count}", **asked).prediction for count in ranks]
+        waited_s = [prediction.time.breakdown_s["exposed_communication"] for prediction in predicted]
+        for axis, seconds in zip(sides, ([each.iteration_s for each in predicted], waited_s), strict=True):
+            axis.plot(ranks, [1e3 * each for each in seconds], "o-", label=exchange, color=COLOURS[index])
+    for axis, what in zip(sides, ("ms an iteration", "ms of communication that nothing hides"), strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ranks, map(str, ranks))
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("ranks along the axis")
+        axis.set_ylabel(what)
+    sides[0].legend(fontsize=8)
+    return figure
+
+
+def experts(profile: LoadedProfile) -> Figure:
+    """What an iteration is made of as the busiest rank has more rows."""
+    figure = new_figure(7, 3)
+    axes = figure.subplots()
+    loads = (1, 1.5, 2, 4)
+    for place, load in enumerate(loads):
+        asked = {"batch": 64, "sequence": 1024, "expert_imbalance": load}
+        parts = dict(profile.predict("mixtral-8x7b", "d8e8", **asked).prediction.time.breakdown_s)
+        # Parts of these parts, added up over the whole iteration.
+        del parts["exposed_communication"]
+        begin_s = 0.0
+        for index, (part, seconds) in enumerate(parts.items()):
+            axes.barh(place, seconds, left=begin_s, color=COLOURS[index], label="" if place else part)
+            begin_s += seconds
+    _name_rows(axes, [f"{load:g} times the even share" for load in loads])
+    axes.set_xlabel("s of an iteration")
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 

@@ -11,6 +11,7 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeVar
@@ -51,6 +52,7 @@ __all__ = [
     "Work",
 ]
 
+T = TypeVar("T")
 Ints = NDArray[np.int32]
 Before = tuple[tuple[str, Collective], ...]
 """Collectives of the first two iterations, each with its ``when``, that a role issues over axes of their own."""
@@ -161,6 +163,13 @@ class Plan:
     micro_batches: int = 1
     per_node: int = 1
     recomputes: bool = False
+    _found: dict[Hashable, object] = field(init=False, compare=False, repr=False, default_factory=dict)
+
+    def once(self, what: Hashable, find: Callable[[], T]) -> T:
+        """What follows from the tasks alone: found when it is first asked for."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]  # type: ignore[return-value]
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:

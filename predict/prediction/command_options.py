@@ -100,7 +100,7 @@ point_options = option_group(
         "--sequence",
         metavar="N",
         type=click.IntRange(2),
-        help="Tokens of one sample, of a config.json or a language model. Default: the profile's, else its own.",
+        help="Tokens of a sample, of a language model. Default: the profile's, else its own.",
     ),
     click.option(
         "--strategy",

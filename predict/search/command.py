@@ -93,6 +93,16 @@ def search_command(
     _run(options, written, exported, row)
 
 
+_OWN_WORDS = {
+    "batch": ("N", "Global mini-batch; the same at every number of ranks."),
+    "ranks": ("N|2:1024:x2", "Numbers of ranks to search, each by itself."),
+}
+"""What a search takes of options that predict takes more of."""
+for parameter in search_command.params:
+    if isinstance(parameter, click.Option) and parameter.name in _OWN_WORDS:
+        parameter.metavar, parameter.help = _OWN_WORDS[parameter.name]
+
+
 def refuse_searched(given: Iterable[str]) -> None:
     """Raise a UserError of the first of these options that a search chooses itself."""
     from paradl_bench.core.errors import UserError

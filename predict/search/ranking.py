@@ -19,6 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Ints
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
 from predict.search.candidates.mesh import alike
@@ -108,12 +109,14 @@ class Ranker:
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
-        _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
+        columns = space.strategy, space.micro_batches, space.schedule, space.again
+        _, self._row = space.once("alike but for buckets", lambda: alike(*columns))
         self._memory: dict[int, EstimatedMemory] = {}
         self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()
         self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
         self._done: list[Exact] = []
+        self._contenders = np.flatnonzero(self._waiting)
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
         """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.
@@ -130,7 +133,8 @@ class Ranker:
             advance()
         self._done.sort(key=lambda exact: exact.timed.iteration_s)
         while len(self._done) < self._most and len(self._strategies()) < self._rows:
-            if not self._next(predictor, self._waiting & ~np.isin(self._space.strategy, list(self._strategies()))):
+            others = self._waiting & ~np.isin(self._space.strategy, list(self._strategies()))
+            if not self._next(predictor, np.flatnonzero(others)):
                 break
             advance()
         if not self._done:
@@ -145,19 +149,22 @@ class Ranker:
         self._too_large += int((too_large & self._waiting).sum())
         self._waiting &= ~too_large
 
-    def _may_be_best(self) -> NDArray[np.bool_]:
+    def _may_be_best(self) -> Ints:
+        """Those that wait and are estimated below the best prediction: who is none of them never is again."""
         best = min((exact.timed.iteration_s for exact in self._done), default=np.inf)
-        return np.asarray(self._waiting & (self._estimates < best))
+        known = self._contenders
+        self._contenders = known[self._waiting[known] & (self._estimates[known] < best)]
+        return self._contenders
 
     def _strategies(self) -> set[int]:
         """Those of the candidates that were predicted."""
         return {int(self._space.strategy[exact.candidate]) for exact in self._done}
 
-    def _unlike_any(self) -> NDArray[np.bool_]:
+    def _unlike_any(self) -> Ints:
         """Those that may be the best and differ from all predictions in more than the size of buckets."""
-        known = np.zeros(int(self._row.max(initial=0)) + 1, bool)
-        known[self._row[[exact.candidate for exact in self._done]]] = True
-        return np.asarray(self._may_be_best() & ~known[self._row])
+        known = self._row[[exact.candidate for exact in self._done]]
+        may_be_best = self._may_be_best()
+        return may_be_best[~np.isin(self._row[may_be_best], known)]
 
     def _refine(self, predictor: Predictor) -> bool:
         """Predict what differs in one setting from the best of a strategy, the best strategy first; false if none."""
@@ -168,24 +175,21 @@ class Ranker:
             if strategy in seen:
                 continue
             seen.add(strategy)
-            chosen = np.zeros(len(may_be_best), bool)
-            chosen[next_to(self._space, exact.candidate)] = True
-            if self._next(predictor, chosen & may_be_best):
+            if self._next(predictor, np.intersect1d(next_to(self._space, exact.candidate), may_be_best)):
                 return True
         return False
 
-    def _next(self, predictor: Predictor, chosen: NDArray[np.bool_]) -> bool:
+    def _next(self, predictor: Predictor, chosen: Ints) -> bool:
         """Predict the first of the chosen that fits; false where there is none, or too many were looked at."""
         while True:
             if self._limit is not None and len(self._memory) >= _MEMORY_FOR_EACH * self._most:
-                chosen = chosen & np.isin(self._plan_of, list(self._memory))
-            if not chosen.any():
+                chosen = chosen[np.isin(self._plan_of[chosen], list(self._memory))]
+            if not len(chosen):
                 return False
-            corrected = np.where(chosen, self._corrections.of(self._estimates), np.inf)
-            candidate = int(np.argmin(corrected))
+            candidate = int(chosen[np.argmin(self._corrections.of(self._estimates, chosen))])
             if self._predict(predictor, candidate):
                 return True
-            chosen = chosen & self._waiting
+            chosen = chosen[self._waiting[chosen]]
 
     def _predict(self, predictor: Predictor, candidate: int) -> bool:
         space = self._space
@@ -229,7 +233,7 @@ class Ranker:
         """What became of all candidates, when they are ranked."""
         space, communication = self._space, self._costs.communication
         still = self._may_be_best()
-        left_open = int(still.sum())
+        left_open = len(still)
         ratios = [exact.timed.iteration_s / exact.estimate_s - 1 for exact in self._done]
         sweep = sweep_command(communication.measured_operations, communication.backend)
         best = min(self._done, key=lambda exact: exact.timed.iteration_s)
@@ -295,6 +299,7 @@ class Ranker:
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared
+        self._contenders = np.flatnonzero(self._waiting)
         self._estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
         least = np.inf

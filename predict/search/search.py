@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -123,7 +124,10 @@ def search(
         try:
             _check_ranks(costs, ranks)
             computed_in = costs.dtype, costs.kernel_settings
-            space = find_space(costs.network, settings, ranks, caps, held, computed_in, like)
+            # Whatever links and devices there are, candidates are the same.
+            asked = settings, ranks, caps, held, computed_in, like
+            known = "candidates", *asked[:3], tuple(tuple(choice.items()) for choice in held), *asked[4:]
+            space = costs.plans.once(known, partial(find_space, costs.network, *asked)).counted_anew()
             most = options["predictions"] or most_predictions(len(costs.network.layers))
             ranker = Ranker(estimating, space, limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)

@@ -7,12 +7,15 @@ function, so that the two cannot diverge.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+_KEPT = 4096
+"""Calls of one algorithm whose terms are remembered: those of a few searches."""
 
 
 class CostTerms(NamedTuple):
@@ -77,6 +80,8 @@ class Algorithm:
         self._terms = terms
         self._level_terms = level_terms
         self._parts = parts
+        # Predictions ask for the same few messages again and again, whatever their links.
+        self._of_one = lru_cache(_KEPT)(self._level_terms_of)
 
     @property
     def cuts(self) -> bool:
@@ -100,6 +105,12 @@ class Algorithm:
             ranks_per_node: how many ranks of the group share a node. A flat algorithm makes no use of it: all its
                 terms are between nodes, at the slowest link that it crosses.
         """
+        arrays = [np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)]
+        if not any(array.ndim for array in arrays):
+            return self._of_one(*map(float, arrays))
+        return self._level_terms_of(*arrays)
+
+    def _level_terms_of(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike) -> LevelTerms:
         p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
         if self._level_terms is not None:
             level_terms = self._level_terms(p, m, np.minimum(g, p))

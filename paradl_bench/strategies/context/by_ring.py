@@ -136,10 +136,10 @@ class _RingAttention(torch.autograd.Function):
             del made, operands
             wait()
             block = landing[0] if landing else block
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, mask, out, lse)
+        attended: torch.Tensor = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, mask, attended, lse)
         ctx.ring, ctx.draws = ring, draws
-        return out
+        return attended
 
     @staticmethod
     @once_differentiable

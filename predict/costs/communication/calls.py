@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work
@@ -16,6 +13,10 @@ from predict.costs.communication.communication_costs import Call
 
 def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
+    return plan.once("calls", lambda: _find_calls(plan))
+
+
+def _find_calls(plan: Plan) -> list[Call]:
     shares = [_taking_part(plan, work) for work in plan.works]
     exchange = max(_all_reduces_of_gradients(plan), key=lambda work: work.ranks, default=None)
     rows = zip(works_after_compute(plan), shares, works_with_all_reduce(plan), strict=True)
@@ -67,13 +68,10 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
     collectives (buffers that are broadcast). A pipeline's message is waited for by the stage that receives it. An
     all-reduce of gradients does not: it is issued beside backward, and waits for the others.
     """
-    return _works_after_compute(Same(plan))
+    return plan.once("works after compute", lambda: _find_after_compute(plan))
 
 
-# Calls are priced by it, and what they leave of the host's time.
-@functools.lru_cache(maxsize=2)
-def _works_after_compute(same: Same[Plan]) -> NDArray[np.bool_]:
-    plan = same.thing
+def _find_after_compute(plan: Plan) -> NDArray[np.bool_]:
     behind = np.zeros((2, len(plan.works)), int)
     is_sent = np.zeros(len(plan.works), bool)
     is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True

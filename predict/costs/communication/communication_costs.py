@@ -8,7 +8,7 @@ changes its seconds as was measured (:mod:`predict.costs.communication.context_c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
 from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks
-from predict.costs.communication.contention_costs import ContentionCosts
+from predict.costs.communication.contention_costs import ContentionCosts, Sharing
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
@@ -87,6 +87,7 @@ class CommunicationCosts:
         self._contexts = ContextCosts(profile, self.backend)
         self.contention = ContentionCosts(self._contexts, self.cluster, given=self._given)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
+        self._call_costs: dict[Hashable, CommunicationCost] = {}
         self._between: dict[tuple[str, str], SizeRatios] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
@@ -105,16 +106,26 @@ class CommunicationCosts:
         asked = work
         work, remarks = self._measurable(work)
         level, more = self.level(work, strategy)
-        remarks += more
+        per_node = self._ranks_per_node(work, strategy)
+        sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
+        # Strategies differ in much that no single call knows of.
+        asked_of = asked.operation, work.ranks, work.message_bytes, work.scope != "group"
+        key = asked_of, level, more, per_node, sharing, call.after_compute
+        if key not in self._call_costs:
+            self._call_costs[key] = self._cost_of_call(work, level, (*remarks, *more), per_node, sharing, call)
+        return self._call_costs[key]
+
+    def _cost_of_call(
+        self, work: Collective, level: Level, remarks: tuple[Remark, ...], per_node: int, sharing: Sharing, call: Call
+    ) -> CommunicationCost:
+        """Of one whose level, ranks that share a node, and contention are known."""
         fits, more = self._fits_at(work, level)
         remarks += more
         known = level, fits
         level, fits, changed = self._on_links(level, fits)
         remarks += changed
         collective = lookup(operations(), work.operation, "collective")
-        per_node = self._ranks_per_node(work, strategy)
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
-        sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
 
         def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
             return float(_times(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,10 @@ from paradl_bench.plan.axis_planner import axis_planner
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.data.zero.limits import check_zero
+from paradl_bench.strategies.passes.lower_precision import check_dtype
+from paradl_bench.strategies.passes.recomputation import segments_of
 from predict.search.candidates.mesh import Mesh
+from predict.search.candidates.ruled_out import RuledOut
 
 Held = Mapping[str, Any]
 """What is chosen of :data:`~paradl_bench.plan.settings.MEMORY_CHOICES`, by name."""
@@ -55,3 +58,21 @@ class Refusals:
         except UserError as error:
             return str(error)
         return ""
+
+
+def possible_choices(
+    network: ModelGraph, settings: PlanSettings, held: Sequence[Held], impossible: RuledOut, dtype: str
+) -> tuple[Held, ...]:
+    """Choices of what a device keeps that the network has something for; others are counted as impossible."""
+    possible = []
+    for chosen in held:
+        try:
+            tried = msgspec.structs.replace(settings, **chosen)
+            segments_of(network, tried)
+            check_dtype(Strategy(), tried, dtype)
+            possible.append(chosen)
+        except UserError as error:
+            if len(held) == 1:
+                raise
+            impossible.add(str(error))
+    return tuple(possible)

@@ -27,6 +27,10 @@ class RuledOut:
     _known: set[tuple[str, Hashable]] = field(default_factory=set)
     _partly: set[str] = field(default_factory=set)
 
+    def copy(self) -> RuledOut:
+        """Another that has counted as much."""
+        return RuledOut(self.counts.copy(), self.lacking.copy(), self._known.copy(), self._partly.copy())
+
     def add(self, reason: str, strategies: int = 1) -> None:
         """So many strategies more."""
         if strategies:

@@ -11,8 +11,9 @@ Two axes that share layers have no plan. What else could be asked for and is lef
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -29,15 +30,15 @@ from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
-from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
 from predict.search.candidates.mesh import Mesh, Sharing, choices_of, divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
-from predict.search.candidates.refusals import Held, Refusals
+from predict.search.candidates.refusals import Held, Refusals, possible_choices
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
+T = TypeVar("T")
 MOST_TRIED_MICRO_BATCHES = 512
 
 _NO_SCHEDULE = "gpipe"
@@ -58,7 +59,7 @@ class Space:
         schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
         held: choices of what a device keeps.
         strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``held``) but for
-            micro-batches.
+            micro-batches. Those of strategies ascend.
         impossible: what cannot be, counted. not_searched: what could, and has no candidates.
     """
 
@@ -76,9 +77,24 @@ class Space:
     again: Ints
     impossible: RuledOut
     not_searched: tuple[str, ...]
+    _found: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.strategy)
+
+    def once(self, what: str, find: Callable[[], T]) -> T:
+        """What follows from the candidates alone: found by the first search of them."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]  # type: ignore[return-value]
+
+    def counted_anew(self) -> Space:
+        """The same for another search, which counts what it finds impossible by itself."""
+        return replace(self, impossible=self.impossible.copy())
+
+    def of_strategy(self, index: int) -> Ints:
+        """The candidates of a strategy."""
+        return np.arange(*np.searchsorted(self.strategy, (index, index + 1)))
 
     def settings_of(self, candidate: int) -> PlanSettings:
         """A plan's settings of a candidate."""
@@ -141,7 +157,7 @@ def find_space(
     impossible = RuledOut()
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
-    held = _possible(network, settings, held_choices() if held is None else held, impossible, computed_in[0])
+    held = possible_choices(network, settings, held_choices() if held is None else held, impossible, computed_in[0])
     finder = _Finder(network, settings, ranks, names, caps, held, impossible, like)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
@@ -198,23 +214,6 @@ def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[H
     values = {**MEMORY_CHOICES, **(CHOICES_WITHIN_A_LIMIT if limited else {})}
     values.update((name, (value,)) for name, value in (given or {}).items())
     return tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
-
-
-def _possible(
-    network: ModelGraph, settings: PlanSettings, held: Sequence[Held], impossible: RuledOut, dtype: str
-) -> tuple[Held, ...]:
-    possible = []
-    for chosen in held:
-        try:
-            tried = msgspec.structs.replace(settings, **chosen)
-            segments_of(network, tried)
-            check_dtype(Strategy(), tried, dtype)
-            possible.append(chosen)
-        except UserError as error:
-            if len(held) == 1:
-                raise
-            impossible.add(str(error))
-    return tuple(possible)
 
 
 class _Finder:

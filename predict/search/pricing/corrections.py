@@ -7,6 +7,8 @@ import numpy as np
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.space import Space
 
+_ALL = slice(None)
+
 
 class Corrections:
     """Corrects estimates by predictions of others, so that the next to be predicted is likely the fastest.
@@ -24,7 +26,7 @@ class Corrections:
         mesh_of = space.mesh_of[space.strategy]
         piped = np.array([mesh.stages > 1 for mesh in space.meshes])[mesh_of]
         # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
-        self._schedule = np.where(piped, space.schedule + 1, 0)
+        self._schedule = space.once("corrected schedules", lambda: np.where(piped, space.schedule + 1, 0))
         self._mesh = mesh_of
         kinds = [(m.shared and m.shared.kind, m.chosen, m.zero, m.copies > 1, m.stages > 1) for m in space.meshes]
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
@@ -36,8 +38,8 @@ class Corrections:
         place = int(self._mesh[candidate]), int(self._schedule[candidate])
         self._factor[place] = min(self._factor[place], predicted_s / estimate_s)
 
-    def of(self, estimates: Floats) -> Floats:
-        """Seconds of all candidates, corrected; of the shape of ``estimates``."""
+    def of(self, estimates: Floats, chosen: Ints | slice = _ALL) -> Floats:
+        """Seconds of the chosen of all candidates, corrected."""
         known = np.isfinite(self._factor)
         least = self._factor.min() if known.any() else 1.0
         elsewhere = np.where(known.sum(axis=0) >= self._FEW, self._factor.min(axis=0), least)
@@ -46,13 +48,13 @@ class Corrections:
         np.minimum.at(of_kinds, self._kind, self._factor[:, 0])
         alike = of_kinds[self._kind]
         factor[:, 0] = np.where(known[:, 0], self._factor[:, 0], np.where(np.isfinite(alike), alike, 1.0))
-        return np.asarray(estimates * factor[self._mesh, self._schedule])
+        return np.asarray(estimates[chosen] * factor[self._mesh[chosen], self._schedule[chosen]])
 
 
 def next_to(space: Space, candidate: int) -> Ints:
     """Candidates of the same strategy whose settings are one step from this one's: another schedule, half or twice the
     micro-batches, the next bucket size or torch's default, another choice of what is computed again."""
-    same_strategy = np.flatnonzero(space.strategy == space.strategy[candidate])
+    same_strategy = space.of_strategy(int(space.strategy[candidate]))
     ratio = space.micro_batches[same_strategy] / space.micro_batches[candidate]
     caps = np.array([-np.inf if cap is None else cap for cap in space.caps_mb]).argsort().argsort()
     # The default comes first in that order, and is next to all.

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,8 @@ class WholeLayers:
         for number in samples:
             for place in (self._place(number), *((PricingContext(number, 1),) if alone else ())):
                 if place not in self._rows:
-                    self._rows[place] = layer_seconds(self._costs, place)
+                    find = partial(layer_seconds, self._costs, place)
+                    self._rows[place] = self._costs.device.alone(("whole layers", place), find)
 
     def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
         """Forward and backward, (numbers of samples, layers), and update; ``alone``: or as a host's only rank."""

@@ -34,42 +34,7 @@ from predict.validation.validation import validate_runs
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=4)]
 
-NETWORK = '''
-import torch
-from torch import nn
-
-from paradl_bench.network.models.token_tasks import NextToken
-
-class Small(nn.Module):
-    """Convolutions, batch norm, a skip, and a head with a bias: buckets hold them in the order in which they arrive.
-
-    Uneven extents, and pools whose windows reach beyond them.
-    """
-    input_shape = (4, 13, 12)
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv2d(4, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.two = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.average, self.largest = nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.MaxPool2d(2, ceil_mode=True)
-        self.hidden, self.head = nn.Linear(8, 64), nn.Linear(64, 10)
-    def forward(self, x):
-        x = torch.relu(self.norm(self.one(x)))
-        x = self.largest(self.average(torch.relu_(self.two(x) + x)))
-        return self.head(torch.relu(self.hidden(x.mean((2, 3)))))
-
-class Words(nn.Module):
-    """Token ids to logits of an odd number of tokens, by one table."""
-    def __init__(self):
-        super().__init__()
-        self.token_task = NextToken(vocabulary=17, sequence=6)
-        self.embedding, self.norm, self.last = nn.Embedding(17, 12), nn.LayerNorm(12), nn.LayerNorm(12)
-        self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 12)
-    def forward(self, ids):
-        x = self.embedding(ids)
-        x = x + self.down(torch.relu(self.up(self.norm(x))))
-        return nn.functional.linear(self.last(x), self.embedding.weight)
-'''
+NETWORK = Path(__file__).parents[2] / "cases" / "emulated_layers.py"
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "on_ranks" / "emulation_program.py"
 
@@ -77,7 +42,7 @@ PROGRAM = ROOT / "tests" / "on_ranks" / "emulation_program.py"
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a network, and a profile of it."""
-    (tmp_path / "networks_of_emulation.py").write_text(NETWORK)
+    (tmp_path / "networks_of_emulation.py").write_text(NETWORK.read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "networks_of_emulation", raising=False)
     profile_of(tmp_path, "Small")

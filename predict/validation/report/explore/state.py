@@ -107,10 +107,19 @@ def commands(words: Sequence[str], changed: Changed) -> tuple[str, str]:
     return shlex.join(["predict", "what-if", *words[1:], *options]), python
 
 
+def _value(text: str) -> object:
+    """A number where the text is one, as 1.5 is and 80GiB is not."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _python(method: str, given: Mapping[str, str], more: Mapping[str, object] | None = None) -> str:
     keywords: dict[str, object] = {
-        name.removeprefix("--").replace("-", "_"): int(text) if text.isdecimal() else text
-        for name, text in given.items()
+        name.removeprefix("--").replace("-", "_"): _value(text) for name, text in given.items()
     }
     profile, model, strategy = (keywords.pop(name) for name in ("from_profile", "model", "strategy"))
     words = [

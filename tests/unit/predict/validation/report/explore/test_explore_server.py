@@ -27,7 +27,7 @@ from predict.search.command import search_command
 from predict.search.search import search
 from predict.validation.report.explore.explorer import Explorer
 from predict.validation.report.explore.server import listening
-from predict.validation.report.explore.state import Asked, Changed, Searched
+from predict.validation.report.explore.state import Asked, Changed, Searched, commands
 from predict.what_if.what_if import changed_hardware
 
 
@@ -174,11 +174,17 @@ def test_a_search_after_a_slider_is_a_fresh_one() -> None:
     kept = read_model(options, simulate.EVALUATOR)
     for slid in SLIDES[:2]:
         fresh = read_model(options, simulate.EVALUATOR)
-        rows, wanted = (
-            search(options, costs=costs.on(changed_hardware(costs, slid.setting()))).rows for costs in (kept, fresh)
+        found, wanted = (
+            search(options, costs=costs.on(changed_hardware(costs, slid.setting()))) for costs in (kept, fresh)
         )
-        assert [row.predict_command for row in rows] == [row.predict_command for row in wanted]
-        assert [row.record() for row in rows] == [row.record() for row in wanted]
+        assert [row.predict_command for row in found.rows] == [row.predict_command for row in wanted.rows]
+        assert found.record() == wanted.record()
+
+
+def test_python_of_a_view_has_numbers_as_numbers() -> None:
+    words = shlex.split("predict --from-profile p --model m --strategy d2e2 --batch 8 --expert-imbalance 1.5")
+    _, python = commands([*words, "--bucket-cap-mb", "25", "--sequence-parallel", "on"], Changed())
+    assert python.endswith("batch=8, expert_imbalance=1.5, bucket_cap_mb=25, sequence_parallel='on')")
 
 
 @pytest.mark.parametrize("field", [{"batch": 32}, {"ranks": 2}, {"memory": "1GiB"}])
