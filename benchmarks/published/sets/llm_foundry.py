@@ -25,6 +25,10 @@ SWEEPS = (
     Path("nccl-logs", _LOG.format("single-node__20260128-145017", "N1_G8_cnode3-002")),
     Path("nccl-logs", _LOG.format("multi-node__20260129-180219", "N10_G8")),
 )
+DTYPE = "bf16-weights"
+"""FSDP gathers bf16 parameters in both of Composer's modes, and keeps fp32 shards."""
+REDUCES = {"PURE": "own", "DEFAULT": "fp32"}
+"""What gradients are reduced in: composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision."""
 NEEDS = (RUNS, *SWEEPS)
 CITED = "mosaicml/llm-foundry @ 8c8dd48f, Apache-2.0; xxrjun/nccl-tests-cluster @ 455de4f8, Apache-2.0"
 PLACE = Place("NVIDIA H100 80GB HBM3", 80_000_000_000, "h100")
@@ -44,6 +48,7 @@ class Row(NamedTuple):
     micro_batch: int
     accumulate: int
     recompute: bool
+    reduce_dtype: str
     tokens_per_s: float
 
     @property
@@ -63,6 +68,7 @@ def rows(data: Path, gpu: str) -> list[Row]:
             micro_batch=int(each["micro_batch"]),
             accumulate=int(each["grad_accum"]),
             recompute=each["activation_checkpointing"] == "True",
+            reduce_dtype=REDUCES[each["mp_mode"]],
             tokens_per_s=float(each["tokens_per_s_per_gpu"]),
         )
         for each in table
@@ -96,7 +102,7 @@ def profile(data: Path, smallest: Row, sweeps: Path, work: Path) -> Path:
     run("paradl_bench", "describe", model_of(smallest), "-o", str(work / "network.json"))
     network = read_network(work / "network.json")
     timed = timed_layers(network, smallest, network.input_shape[0])
-    write_layers(work / "layers", data / RUNS, network, timed, PLACE, "bf16", smallest.micro_batch, "in_situ")
+    write_layers(work / "layers", data / RUNS, network, timed, PLACE, DTYPE, smallest.micro_batch, "in_situ")
     fitted = work / "profile.json"
     run("calibrate", "fit", str(work / "layers"), str(sweeps), "--force", "-o", str(fitted))
     return fitted
@@ -111,7 +117,16 @@ def simulated(fitted: Path, row: Row) -> tuple[float, tuple[float, float], bool]
     """Tokens a second and GPU over those of one sample a second: rate, interval, and whether it fits in memory."""
     samples = row.micro_batch * row.accumulate
     about = ("--from-profile", str(fitted), "--model", model_of(row), "--strategy", f"z3d{row.ranks}")
-    how = ("--batch", str(samples * row.ranks), "--accumulate", str(row.accumulate), "--dtype", "bf16")
+    how = (
+        "--batch",
+        str(samples * row.ranks),
+        "--accumulate",
+        str(row.accumulate),
+        "--dtype",
+        DTYPE,
+        "--reduce-dtype",
+        row.reduce_dtype,
+    )
     settings = ("--optimizer", "adam", "--backend", "nccl")
     told = json.loads(run("predict", *about, *how, *settings, "--json"))[0]
     low_s, high_s = told["interval_s"]

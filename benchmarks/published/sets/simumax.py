@@ -50,8 +50,9 @@ CAUSES = (
     "The script's settings count since results had been seen. Before, state and sequence were whole, parameters fp32,"
     " and gradients were exchanged during backward: tensor-parallel runs were 8.0% off, pipelines 1.9%.",
     "The head's parts take their share of the whole products' time: the file has them for a padded vocabulary.",
-    "Megatron-LM gathers inputs of column-parallel layers again in backward, beside products. The tool keeps them.",
-    "Megatron-LM adds up gradients in fp32, reduce-scatters these and gathers parameters. The tool's are bf16: they are"
+    "Megatron-LM gathers inputs of column-parallel layers again in backward, beside products. Predicted times have them"
+    " kept.",
+    "Megatron-LM adds up gradients in fp32, reduce-scatters these and gathers parameters. Predicted times have bf16 ones:"
     " all-reduced, and each replica broadcasts the parameters that it updated.",
     "Positions are not rotated in the network that is predicted.",
     "From 4 to 32 micro-batches errors of pipelines fall by 7 and 8 points: what is sent once an iteration is predicted"
