@@ -52,8 +52,8 @@ CAUSES = (
     "The head's parts take their share of the whole products' time: the file has them for a padded vocabulary.",
     "Megatron-LM gathers inputs of column-parallel layers again in backward, beside products. Predicted times have them"
     " kept.",
-    "Megatron-LM adds up gradients in fp32, reduce-scatters these and gathers parameters. Predicted times have bf16 ones:"
-    " all-reduced, and each replica broadcasts the parameters that it updated.",
+    "Megatron-LM adds up gradients in fp32, reduce-scatters these and gathers parameters. Predicted times have bf16"
+    " ones, all-reduced, and each replica broadcasts the parameters that it updated.",
     "Positions are not rotated in the network that is predicted.",
     "From 4 to 32 micro-batches errors of pipelines fall by 7 and 8 points: what is sent once an iteration is predicted"
     " too long, and what each micro-batch takes too short. No input has clocks or power.",
