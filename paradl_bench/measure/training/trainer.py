@@ -42,9 +42,10 @@ from paradl_bench.records.training.training_record import IssuedCollective, Memo
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
+from paradl_bench.strategies.running.axis_runners import StagedModule
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper
 from paradl_bench.strategies.running.group_functions import Spans
-from paradl_bench.strategies.running.sharded_module import LossOfParts, StagedModule
+from paradl_bench.strategies.running.sharded_module import LossOfParts
 
 
 @dataclass(slots=True)

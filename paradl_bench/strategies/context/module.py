@@ -46,7 +46,7 @@ class ContextRunner:
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.AxisRunner`."""
         return _shard(network, tokens_of(network), group, settings)
 
 

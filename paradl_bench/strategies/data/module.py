@@ -26,7 +26,7 @@ class DataRunner:
         settings: PlanSettings,
         in_stages: bool,
     ) -> Reduce | None:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.ParameterRunner`."""
         if axis.prefix < 2:
             return None
         reduce_dtype = settings.of(ExchangeOptions).reduce_dtype

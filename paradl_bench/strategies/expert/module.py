@@ -40,7 +40,7 @@ class ExpertRunner:
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.AxisRunner`."""
         for name, (part, *_) in PLANNER.parts_held(network, axis, group.rank, settings).items():
             replace_parameter(module, name, module.get_parameter(name)[part])
         sharded = PLANNER.shard(network, AxisPlace(axis, 0, group.rank, 1), settings)

@@ -37,21 +37,23 @@ from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.running.autocast import hold_weights
+from paradl_bench.strategies.running.axis_runners import (
+    ParameterRunner,
+    StagedModule,
+    StagingRunner,
+    axis_runner,
+    sharding_runner,
+)
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
 from paradl_bench.strategies.running.group_functions import Reduce, Spans
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     LossOfParts,
     OwnPart,
-    ParameterRunner,
     RunLayer,
     ShardedModule,
     Sharding,
-    StagedModule,
-    StagingRunner,
-    axis_runner,
     sharded_loss,
-    sharding_runner,
 )
 
 _NONE_TIED: Mapping[str, int] = MappingProxyType({})

@@ -40,16 +40,12 @@ from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageSh
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, as_given, autocast_to, hold_weights
 from paradl_bench.strategies.running.group_functions import Group, Reduce, Spans
-from paradl_bench.strategies.running.sharded_module import (
-    Loss,
-    Sharding,
-    sharded_loss,
-)
+from paradl_bench.strategies.running.sharded_module import Loss, Sharding, sharded_loss
 
 
 class RankPipeline:
     """The stages of one rank and the schedule that runs them: a
-    :class:`~paradl_bench.strategies.running.sharded_module.StagedModule`.
+    :class:`~paradl_bench.strategies.running.axis_runners.StagedModule`.
 
     Parameters and buffers of other ranks' stages lose their memory.
     """
@@ -148,7 +144,7 @@ def _exchanging(part: StageModule, settings: PlanSettings, device: torch.device,
 
 
 class PipelineRunner:
-    """Builds the stages of a rank: see :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
+    """Builds the stages of a rank: see :class:`~paradl_bench.strategies.running.axis_runners.StagingRunner`."""
 
     build_stages = RankPipeline
 

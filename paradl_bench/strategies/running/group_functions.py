@@ -119,9 +119,7 @@ class Group:
     ) -> None:
         """A part of ``sent`` to each rank, and one of each, in the order of ranks, along the first dim.
 
-        Args:
-            sizes: of the parts that are received, and of those that are sent; None where all are equal.
-        """
+        ``sizes`` are those of parts received, and of parts sent; None where all are equal."""
         out, given = ([], []) if sizes is None else map(list, sizes)
         with self.spans.span("all_to_all"):
             dist.all_to_all_single(received, sent, out, given, group=self.process_group)

@@ -68,7 +68,7 @@ class SpatialRunner:
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.AxisRunner`."""
         return _shard(network, region_of(network, axis, settings), group)
 
 

@@ -40,7 +40,7 @@ class SplitRunner:
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.AxisRunner`."""
         split = self._splitting.layers(network, group.size, settings)
         rules, shapes = {}, {}
         for index, shards in split.shards.items():

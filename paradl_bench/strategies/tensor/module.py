@@ -23,14 +23,7 @@ from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
-from paradl_bench.strategies.running.sharded_module import (
-    Call,
-    Rule,
-    Sharding,
-    beside,
-    functions_of,
-    instead,
-)
+from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
@@ -57,7 +50,7 @@ class TensorRunner:
     def shard(
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.axis_runners.AxisRunner`."""
         pairs = find_pairs(network, settings.of(SplitOptions).split)
         shapes = {}
         for name, (dim, ranges) in parameter_ranges(network, pairs, group.size, group.rank).items():

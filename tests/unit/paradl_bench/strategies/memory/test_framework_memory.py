@@ -70,7 +70,7 @@ def kept(network: ModelGraph, framework: FrameworkMemory) -> tuple[int, int]:
     return after, ledger.most
 
 
-def test_a_fused_gate_keeps_as_much_as_a_function_of_autograd() -> None:
+def test_a_fused_gate_keeps_what_an_autograd_function_does() -> None:
     torch = pytest.importorskip("torch")
 
     class Gate(torch.autograd.Function):
