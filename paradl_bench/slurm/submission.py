@@ -98,9 +98,13 @@ def _options(job: PlannedJob, tasks: tuple[int, ...], going: dict[str, int]) -> 
 def _sbatch(arguments: list[str], *, wait: bool) -> Iterator[int]:
     """Submit; the number is there while the job may wait or run, and with ``wait`` the context ends with the job."""
     command = [_program("sbatch"), "--parsable", *(["--wait"] if wait else []), *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    try:
+        started = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        raise _not_started(command[0], error) from error
+    with started as process:
         assert process.stdout is not None
         assert process.stderr is not None
         # As "123" or "123;cluster"; with --wait it is printed long before sbatch ends.
@@ -116,6 +120,10 @@ def _sbatch(arguments: list[str], *, wait: bool) -> Iterator[int]:
             raise
     if code:
         raise WorkError(f"job {number} ended with exit code {code}; the summary says what is missing")
+
+
+def _not_started(program: str, error: OSError) -> WorkError:
+    return WorkError(f"{program} could not be started: {error}; what was submitted before is kept")
 
 
 def _refusal(script: str, message: str) -> UserError | WorkError:
@@ -135,6 +143,8 @@ def _queue(output: Path) -> dict[str, int]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise WorkError(f"squeue did not answer within {_ANSWER_S:g} s") from error
+    except OSError as error:
+        raise _not_started(command[0], error) from error
     if done.returncode:
         raise WorkError(f"squeue failed: {' '.join(done.stderr.split())}")
     rows = (line.split("|", 2) for line in done.stdout.splitlines())

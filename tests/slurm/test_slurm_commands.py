@@ -207,6 +207,23 @@ def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "out/scripts/layers.sbatch").exists()
 
 
+@pytest.mark.parametrize("broken", ["squeue", "sbatch"])
+def test_a_program_that_cannot_be_started_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("squeue", "sbatch"):
+        # Its interpreter is missing.
+        (programs / name).write_text("#!/no/such/shell\n" if name == broken else "#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    done = plan(tmp_path, "--submit")
+    assert done.returncode == 3
+    assert f"{programs / broken} could not be started: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_waiting_joins_a_chain_already_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """squeue shows all jobs as waiting, twice; then they are gone, and the report has not been written."""
     assert plan(tmp_path).returncode == 0
