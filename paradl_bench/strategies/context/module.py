@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.context.by_heads import AttentionByHeads
@@ -28,7 +27,7 @@ from paradl_bench.strategies.context.ring import is_mirrored
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, gather_for_all, take
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
-from paradl_bench.strategies.running.sharded_module import Call, Loss, Rule, Sharding, Walk, beside, functions_of
+from paradl_bench.strategies.running.sharded_module import Call, Loss, Rule, Sharding, beside, functions_of
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.sequence.on_tokens import MARK, OnTokens, OwnTokens, whole_shape_of_tokens
 from paradl_bench.strategies.tensor.sequence.tokens import Tokens
@@ -98,7 +97,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
     )
     (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
     assert output is not None
-    return sharding._replace(loss=_LossOfTokens(sharding, own_tokens, output, counted))
+    return sharding._replace(loss=_LossOfTokens(own_tokens, output, counted))
 
 
 class _Masks:
@@ -177,19 +176,18 @@ class _CrossEntropy:
 class _LossOfTokens:
     """See :class:`~paradl_bench.strategies.running.sharded_module.LossOfParts`."""
 
-    def __init__(self, sharding: Sharding, own_tokens: OwnTokens, output: Cut, counted: _Counted) -> None:
-        self._sharding, self._own, self._output, self._counted = sharding, own_tokens, output, counted
+    def __init__(self, own_tokens: OwnTokens, output: Cut, counted: _Counted) -> None:
+        self._own, self._output, self._counted = own_tokens, output, counted
 
     def share(self, loss: Loss, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """See above; targets are (samples, tokens)."""
-        network, dim = self._sharding.network, 1 - targets.dim()
+        dim = 1 - targets.dim()
         # What exchanges gradients may have returned another tensor than the model.
         tree_map_only(torch.Tensor, lambda output: self._own.mark(output, self._output), outputs)
         part = self._own.mark(self._own.part(targets, dim).contiguous(), Cut(dim))
         self._counted.targets = targets
         try:
-            with Walk(self._sharding, operations_of_forward(network)):
-                return loss(outputs, part)
+            return loss(outputs, part)
         finally:
             self._counted.targets = None
 

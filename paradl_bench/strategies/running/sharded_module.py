@@ -173,17 +173,15 @@ def sharded_loss(loss: Loss, sharding: Sharding, observer: TorchFunctionMode | N
         observer: entered inside the rules, as that of a :class:`ShardedModule`.
     """
     first, of_parts = operations_of_forward(sharding.network), sharding.loss
-    ruled = sharding.run_layer is not None or any(index >= first for index in sharding.rules)
+    ruled = bool(of_parts or sharding.run_layer) or any(index >= first for index in sharding.rules)
 
-    def observed(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        with observer or contextlib.nullcontext():
+    def walked(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        walk = Walk(sharding, first) if ruled else contextlib.nullcontext()
+        with walk, observer or contextlib.nullcontext():
             return loss(outputs, targets)
 
     def run(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        if of_parts is not None:
-            return of_parts.share(observed, outputs, targets)
-        with Walk(sharding, first) if ruled else contextlib.nullcontext():
-            return observed(outputs, targets)
+        return walked(outputs, targets) if of_parts is None else of_parts.share(walked, outputs, targets)
 
     return run if ruled or observer else loss
 

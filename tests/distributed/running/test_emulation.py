@@ -259,6 +259,7 @@ TRANSFORMERS = (
 def test_ghosts_of_contexts_and_experts_follow_the_plan(place: Path) -> None:
     networks = (place / "networks_of_emulation.py").read_text()
     (place / "networks_of_emulation.py").write_text(f"{networks}\nfrom transformer_networks import *\n")
+    del sys.modules["networks_of_emulation"]
     for model in ("Reading", "llama_tokens", "mixtral_tokens", "Sorted"):
         names = [case for case in TRANSFORMERS if f"model={model}" in case]
         profile_of(place, model)
