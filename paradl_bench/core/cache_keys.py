@@ -1,10 +1,34 @@
-"""Keys of caches over things that take longer to compare than to work with."""
+"""Caches: answers that are found once, and keys over things that take longer to compare than to work with."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Answers:
+    """Answers by key, each found when it is first asked for.
+
+    Args:
+        most: that are kept, those that were found last; None for all.
+    """
+
+    __slots__ = ("_by_key", "_most")
+
+    def __init__(self, most: int | None = None) -> None:
+        self._by_key: dict[Hashable, object] = {}
+        self._most = most
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """The answer; ``key`` says all that it depends on, beside what the answers belong to."""
+        if key not in self._by_key:
+            self._by_key[key] = find()
+            if self._most is not None and len(self._by_key) > self._most:
+                del self._by_key[next(iter(self._by_key))]
+        answer: T = self._by_key[key]  # type: ignore[assignment]
+        return answer
 
 
 class Same(Generic[T]):

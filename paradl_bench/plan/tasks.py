@@ -11,7 +11,6 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeVar
@@ -19,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import Layer
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import Strategy
@@ -52,7 +52,6 @@ __all__ = [
     "Work",
 ]
 
-T = TypeVar("T")
 Ints = NDArray[np.int32]
 Before = tuple[tuple[str, Collective], ...]
 """Collectives of the first two iterations, each with its ``when``, that a role issues over axes of their own."""
@@ -163,13 +162,8 @@ class Plan:
     micro_batches: int = 1
     per_node: int = 1
     recomputes: bool = False
-    _found: dict[Hashable, object] = field(init=False, compare=False, repr=False, default_factory=dict)
-
-    def once(self, what: Hashable, find: Callable[[], T]) -> T:
-        """What follows from the tasks alone: found when it is first asked for."""
-        if what not in self._found:
-            self._found[what] = find()
-        return self._found[what]  # type: ignore[return-value]
+    found: Answers = field(init=False, compare=False, repr=False, default_factory=Answers)
+    """What follows from the tasks alone."""
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from calibrate.profile.memory_factors import MemoryEstimate, MemoryMeasure, MemoryReuse
 from calibrate.profile.profile import Profile
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -26,9 +27,8 @@ BEYOND_TENSORS = "beyond_tensors"
 
 _KEPT = 256
 """Plans that are remembered: those of a few searches."""
-_MOST_FINDINGS = 16
+_MOST_FOUND = 16
 """Other things that are remembered: those of as many searches."""
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -40,7 +40,8 @@ class Plans:
     device_kind: str
     _made: Callable[[Strategy, PlanSettings], Plan] = field(init=False)
     _memory: dict[tuple[Strategy, PlanSettings], MemoryUse] = field(init=False, default_factory=dict)
-    _findings: dict[Hashable, object] = field(init=False, default_factory=dict)
+    found: Answers = field(init=False, default_factory=lambda: Answers(_MOST_FOUND))
+    """What else no hardware changes."""
 
     def __post_init__(self) -> None:
         network = self.network
@@ -65,18 +66,6 @@ class Plans:
                 self.network, strategy, settings, dtype=self.dtype, device=self.device_kind
             )
         return self._memory[key]
-
-    def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What else no hardware changes, by a key that says all of what it depends on beside the network and the dtype.
-
-        Of many, those that were found last are kept.
-        """
-        if key not in self._findings:
-            self._findings[key] = find()
-            if len(self._findings) > _MOST_FINDINGS:
-                del self._findings[next(iter(self._findings))]
-        finding: T = self._findings[key]  # type: ignore[assignment]
-        return finding
 
 
 class EstimatedMemory(NamedTuple):

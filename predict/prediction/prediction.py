@@ -320,7 +320,7 @@ class Predictor:
         if key not in self._serial:
             serial = Configuration(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
             known = self.evaluator.name, serial.settings
-            self._serial[key] = self.costs.device.alone(known, lambda: self._by_itself(serial))
+            self._serial[key] = self.costs.device.alone.once(known, lambda: self._by_itself(serial))
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())

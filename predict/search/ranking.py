@@ -110,7 +110,7 @@ class Ranker:
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
         columns = space.strategy, space.micro_batches, space.schedule, space.again
-        _, self._row = space.once("alike but for buckets", lambda: alike(*columns))
+        _, self._row = space.found.once("alike but for buckets", lambda: alike(*columns))
         self._memory: dict[int, EstimatedMemory] = {}
         self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()

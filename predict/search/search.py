@@ -127,7 +127,7 @@ def search(
             # Whatever links and devices there are, candidates are the same.
             asked = settings, ranks, caps, held, computed_in, like
             known = "candidates", *asked[:3], tuple(tuple(choice.items()) for choice in held), *asked[4:]
-            space = costs.plans.once(known, partial(find_space, costs.network, *asked)).counted_anew()
+            space = costs.plans.found.once(known, partial(find_space, costs.network, *asked)).counted_anew()
             most = options["predictions"] or most_predictions(len(costs.network.layers))
             ranker = Ranker(estimating, space, limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)

@@ -13,7 +13,7 @@ from predict.costs.communication.communication_costs import Call
 
 def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
-    return plan.once("calls", lambda: _find_calls(plan))
+    return plan.found.once("calls", lambda: _find_calls(plan))
 
 
 def _find_calls(plan: Plan) -> list[Call]:
@@ -68,7 +68,7 @@ def works_after_compute(plan: Plan) -> NDArray[np.bool_]:
     collectives (buffers that are broadcast). A pipeline's message is waited for by the stage that receives it. An
     all-reduce of gradients does not: it is issued beside backward, and waits for the others.
     """
-    return plan.once("works after compute", lambda: _find_after_compute(plan))
+    return plan.found.once("works after compute", lambda: _find_after_compute(plan))
 
 
 def _find_after_compute(plan: Plan) -> NDArray[np.bool_]:

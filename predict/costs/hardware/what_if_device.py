@@ -13,15 +13,16 @@ largest of 1, P/P' and W/W' times itself, any value as likely as another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import computed_in
@@ -34,8 +35,6 @@ from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 _MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
-
-T = TypeVar("T")
 
 
 class Rates(NamedTuple):
@@ -100,13 +99,8 @@ class OtherDevice:
         self.stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
         self._time_factor = profile.time_factor
-        self._alone: dict[Hashable, object] = {}
-
-    def alone(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What one rank takes by itself, which no link changes: found once of each key."""
-        if key not in self._alone:
-            self._alone[key] = find()
-        return self._alone[key]  # type: ignore[return-value]
+        # What one rank takes by itself, which no link changes.
+        self.alone = Answers()
 
     @property
     def computes(self) -> bool:

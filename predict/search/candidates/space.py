@@ -11,14 +11,14 @@ Two axes that share layers have no plan. What else could be asked for and is lef
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import AxisKind, Trait
@@ -38,7 +38,6 @@ from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.refusals import Held, Refusals, possible_choices
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
-T = TypeVar("T")
 MOST_TRIED_MICRO_BATCHES = 512
 
 _NO_SCHEDULE = "gpipe"
@@ -77,16 +76,11 @@ class Space:
     again: Ints
     impossible: RuledOut
     not_searched: tuple[str, ...]
-    _found: dict[str, object] = field(default_factory=dict)
+    found: Answers = field(default_factory=Answers)
+    """What follows from the candidates alone."""
 
     def __len__(self) -> int:
         return len(self.strategy)
-
-    def once(self, what: str, find: Callable[[], T]) -> T:
-        """What follows from the candidates alone: found by the first search of them."""
-        if what not in self._found:
-            self._found[what] = find()
-        return self._found[what]  # type: ignore[return-value]
 
     def counted_anew(self) -> Space:
         """The same for another search, which counts what it finds impossible by itself."""

@@ -26,7 +26,7 @@ class Corrections:
         mesh_of = space.mesh_of[space.strategy]
         piped = np.array([mesh.stages > 1 for mesh in space.meshes])[mesh_of]
         # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
-        self._schedule = space.once("corrected schedules", lambda: np.where(piped, space.schedule + 1, 0))
+        self._schedule = space.found.once("corrected schedules", lambda: np.where(piped, space.schedule + 1, 0))
         self._mesh = mesh_of
         kinds = [(m.shared and m.shared.kind, m.chosen, m.zero, m.copies > 1, m.stages > 1) for m in space.meshes]
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}

@@ -179,7 +179,7 @@ class Estimates:
         per_rank = np.where(piped, np.array([schedule.stages_per_rank for schedule in schedules])[space.schedule], 1)
         in_parts = piped & np.array([schedule.splits_backward for schedule in schedules])[space.schedule]
         columns = space.strategy, space.micro_batches, per_rank, in_parts, space.again
-        first, row = space.once("alike to the estimate", lambda: alike(*columns))
+        first, row = space.found.once("alike to the estimate", lambda: alike(*columns))
         strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
         local = space.settings.batch // np.array([space_mesh.samplers for space_mesh in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]

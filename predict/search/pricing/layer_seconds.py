@@ -101,7 +101,7 @@ class WholeLayers:
             for place in (self._place(number), *((PricingContext(number, 1),) if alone else ())):
                 if place not in self._rows:
                     find = partial(layer_seconds, self._costs, place)
-                    self._rows[place] = self._costs.device.alone(("whole layers", place), find)
+                    self._rows[place] = self._costs.device.alone.once(("whole layers", place), find)
 
     def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
         """Forward and backward, (numbers of samples, layers), and update; ``alone``: or as a host's only rank."""

@@ -325,7 +325,7 @@ def bounds_of(costs: CostModel, space: Space) -> Bounded:
         memory_bounds = MemoryBounds(costs, space, shared)
         return Bounded(shared, memory_bounds.bytes(), memory_bounds.plan_of)
 
-    return costs.plans.once(("memory bounds", key), find)
+    return costs.plans.found.once(("memory bounds", key), find)
 
 
 def _of_samples(growth: tuple[float, float], samples: int) -> float:
