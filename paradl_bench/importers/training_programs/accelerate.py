@@ -79,13 +79,10 @@ def _precision(wanted: Wanted, degrees: Degrees, *, lowers_all: bool) -> str:
     dtype = wanted.launch.dtype
     if degrees.stage < 2:
         wanted.refuse_copies()
-    elif wanted.take("reduce_dtype", "own") != "own":
-        wanted.refuse("reduces gradients of bf16 parameters in bf16", "predict without --reduce-dtype")
+    else:
+        wanted.refuse_fp32_reductions()
     if dtype == "bf16" and lowers_all and degrees.ranks > 1:
-        remedy = f": see --dtype {WEIGHTS_DTYPE}" if degrees.stage > 1 else ""
-        wanted.notes.append(
-            f"accelerate gathers and sends in bf16 here; predicted with autocast and fp32 parameters{remedy}"
-        )
+        wanted.note_gathers(degrees)
     return "bf16" if dtype in AUTOCAST_DTYPES else "no"
 
 

@@ -59,6 +59,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     if norm := wanted.norm():
         settings[_CLIPPING] = norm
     settings |= _precision(launch.dtype)
+    wanted.refuse_fp32_reductions()
     if wanted.recomputes():
         wanted.refuse("has no setting to compute activations again: a model's code does", "predict without --recompute")
     if launch.optimizer:
@@ -89,7 +90,7 @@ def _read(settings: FileSettings) -> Launch:
     return Launch(
         strategy=degrees.strategy(_ORDER),
         batch=batch,
-        dtype=_low_dtype(settings, stage) or autocast,
+        dtype=_low_dtype(settings) or autocast,
         optimizer="adamw" if named == "adamw" else "adam" if "adam" in named else "sgd" if named == "sgd" else None,
         bucket_cap_bytes=(settings.elements_bytes(_BUCKET) or _DEFAULT_BUCKET_BYTES) if stage == 1 else None,
         options=options,
@@ -102,11 +103,11 @@ def _precision(dtype: str | None) -> Settings:
     return {_AUTOCAST: True, _AUTOCAST_DTYPE: "bfloat16"} if dtype == "bf16" else {}
 
 
-def _low_dtype(settings: FileSettings, stage: int) -> str:
+def _low_dtype(settings: FileSettings) -> str:
     """What bf16 parameters are predicted as; empty where there are none."""
     if not settings.truth(_BF16):
         return ""
-    if stage < 2 and _DTYPES.get(settings.text(_GRADIENTS)):
+    if _DTYPES.get(settings.text(_GRADIENTS)):
         return WEIGHTS_DTYPE
     settings.note_set({_BF16: "that parameters are bf16: they are fp32, with autocast"})
     return computed_in(WEIGHTS_DTYPE)

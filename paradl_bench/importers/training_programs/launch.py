@@ -14,7 +14,7 @@ import msgspec
 
 from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.kinds.autocast import computed_in, has_masters
+from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 from paradl_bench.plan.strategy import Axis, Strategy
 
 Settings = dict[str, str | int | float | bool]
@@ -135,6 +135,18 @@ class Wanted:
         if self.launch.dtype and has_masters(self.launch.dtype):
             remedy = f"predict with --dtype {computed_in(self.launch.dtype)}"
             self.refuse("keeps no fp32 copies of bf16 parameters", remedy)
+
+    def refuse_fp32_reductions(self) -> None:
+        """Refuse shards whose bf16 gradients are reduced in fp32, of a program that does not; a UserError."""
+        if self.take("reduce_dtype", "own") != "own":
+            self.refuse("reduces gradients of bf16 parameters in bf16", "predict without --reduce-dtype")
+
+    def note_gathers(self, degrees: Degrees) -> None:
+        """Note that the program gathers and sends in bf16, where autocast with fp32 parameters is predicted."""
+        remedy = f": see --dtype {WEIGHTS_DTYPE}" if degrees.stage > 1 else ""
+        self.notes.append(
+            f"{self.title} gathers and sends in bf16 here; predicted with autocast and fp32 parameters{remedy}"
+        )
 
     def take(self, name: str, default: str) -> str:
         """An option, which the program is told."""

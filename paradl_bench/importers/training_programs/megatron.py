@@ -66,7 +66,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         settings["bf16"] = True
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
     elif launch.dtype and has_masters(launch.dtype):
-        settings |= {"bf16": True, _BF16_GRADIENTS: True}
+        settings |= {"bf16": True} | ({_BF16_GRADIENTS: True} if wanted.take("reduce_dtype", "own") == "own" else {})
     settings |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
     if degrees.tensor > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
@@ -158,7 +158,9 @@ def _read(settings: FileSettings) -> Launch:
     options |= _recomputed(settings)
     if settings.truth("optimizer_cpu_offload"):
         options["offload"] = "optimizer"
-    dtype = _dtype(settings)
+    dtype = _dtype(settings, degrees)
+    if dtype == WEIGHTS_DTYPE and not _reduces_in_bf16(settings):
+        options["reduce_dtype"] = "fp32"
     default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * _gradient_bytes(dtype)
     exchanges = degrees.reading > 1 and degrees.stage < 2
     bucket_bytes = (
@@ -188,11 +190,18 @@ def _recomputed(settings: FileSettings) -> dict[str, str]:
     return {}
 
 
-def _dtype(settings: FileSettings) -> str:
-    """Parameters of bf16 have fp32 copies; gradients are added up and sent in fp32 unless they are told otherwise."""
+def _reduces_in_bf16(settings: FileSettings) -> bool:
+    return settings.truth(_BF16_GRADIENTS.replace("-", "_"))
+
+
+def _dtype(settings: FileSettings, degrees: Degrees) -> str:
+    """Parameters of bf16 have fp32 copies; gradients are added up and sent in fp32 unless they are told otherwise.
+
+    Predictions send fp32 ones of shards alone, and in no pipeline.
+    """
     if not settings.truth("bf16"):
         return "fp32"
-    if settings.truth(_BF16_GRADIENTS.replace("-", "_")):
+    if _reduces_in_bf16(settings) or (degrees.stage > 1 and degrees.pipeline == 1):
         return WEIGHTS_DTYPE
     settings.note_set(
         {"bf16": "that parameters are bf16: they are fp32, with autocast, and so are the gradients that are sent"}

@@ -97,10 +97,7 @@ def _note(wanted: Wanted, degrees: Degrees) -> None:
     """What the settings don't tell, and predictions take otherwise."""
     launch = wanted.launch
     if launch.dtype == "bf16" and (degrees.stage > 1 or degrees.reading < degrees.ranks):
-        wanted.notes.append(
-            "torchtitan gathers and sends in bf16 here; predicted with autocast and fp32 parameters"
-            + (f": see --dtype {WEIGHTS_DTYPE}" if degrees.stage > 1 else "")
-        )
+        wanted.note_gathers(degrees)
     if degrees.data > 1 and not degrees.stage and launch.bucket_cap_bytes not in (None, _BUCKET_CAP_BYTES):
         cap = (launch.bucket_cap_bytes or 0) / MIB
         wanted.notes.append(f"predicted with buckets of {cap:g} MiB; torchtitan's have 100: see --bucket-cap-mb 100")
