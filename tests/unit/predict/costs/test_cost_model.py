@@ -18,6 +18,7 @@ from profile_factory import (
     make_network,
     make_profile,
     model_times,
+    ring_fit,
 )
 
 from calibrate.profile.profile import LayerTime, Profile
@@ -25,7 +26,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import Compute
+from paradl_bench.plan.tasks import Compute, WeightUpdate
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.compute.batch_scaling import Knot, at_batch
@@ -239,6 +240,25 @@ def test_another_network_under_a_measured_name_is_another_model() -> None:
 
 
 # Plans
+
+
+def test_the_update_of_fp32_shards_has_no_copies() -> None:
+    lowered = {
+        "layer_times": tuple(msgspec.structs.replace(time, dtype="bf16-weights") for time in layer_times(CHAIN)),
+        "model_times": tuple(msgspec.structs.replace(time, dtype="bf16-weights") for time in model_times(CHAIN)),
+    }
+    operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+    profile = make_profile(communication=tuple(map(ring_fit, operations)), **lowered)
+    costs = CostModel(profile=profile, network=CHAIN, dtype="bf16-weights")
+
+    def update_s(text: str) -> float:
+        strategy, settings = parse_strategy(text), PlanSettings(batch=8, dtype="bf16-weights")
+        plan = planner_for(strategy).plan(CHAIN, strategy, settings)
+        (index,) = plan.of_kind(WeightUpdate)
+        return float(costs.price(plan).costs.seconds[index])
+
+    # SGD with momentum reads three fp32 tensors and writes two; copies are read and written besides, as bf16 and fp32.
+    assert update_s("z3d2") == pytest.approx(update_s("d2") / 2 / ((5 * 4 + 2 * (2 + 4)) / (5 * 4)))
 
 
 def test_every_part_of_a_plan_adds_up() -> None:
