@@ -193,7 +193,9 @@ def test_every_run_of_simumax_is_predicted_or_says_why() -> None:
     assert sum(not case.not_here for case in found) == 12
 
 
-_FSDP = "model,seq_len,gpus,gpu,micro_batch,grad_accum,tokens_per_s_per_gpu,precision,activation_checkpointing\n"
+_FSDP = (
+    "model,seq_len,gpus,gpu,micro_batch,grad_accum,tokens_per_s_per_gpu,precision,mp_mode,activation_checkpointing\n"
+)
 
 
 @pytest.fixture
@@ -201,12 +203,12 @@ def fsdp(tmp_path: Path) -> Path:
     table = tmp_path / llm_foundry.RUNS
     table.parent.mkdir()
     lines = (
-        "1b,2048,16,h100_80gb,4,1,900,amp_bf16,False",
-        "1b,2048,8,h100_80gb,2,3,1000,amp_bf16,True",
-        "1b,4096,8,h100_80gb,2,3,500,amp_bf16,False",
-        "1b,2048,8,h100_80gb,2,3,2000,amp_fp8,False",
-        "3b,2048,8,h100_80gb,2,3,300,amp_bf16,False",
-        "1b,2048,8,a100_40gb,2,3,300,bf16,False",
+        "1b,2048,16,h100_80gb,4,1,900,amp_bf16,DEFAULT,False",
+        "1b,2048,8,h100_80gb,2,3,1000,amp_bf16,PURE,True",
+        "1b,4096,8,h100_80gb,2,3,500,amp_bf16,DEFAULT,False",
+        "1b,2048,8,h100_80gb,2,3,2000,amp_fp8,DEFAULT,False",
+        "3b,2048,8,h100_80gb,2,3,300,amp_bf16,DEFAULT,False",
+        "1b,2048,8,a100_40gb,2,3,300,bf16,DEFAULT,False",
     )
     table.write_text(_FSDP + "\n".join(lines))
     return tmp_path
@@ -215,6 +217,7 @@ def fsdp(tmp_path: Path) -> Path:
 def test_models_with_one_rank_count_are_left_out(fsdp: Path) -> None:
     found = llm_foundry.by_model(llm_foundry.rows(fsdp, "h100_80gb"))
     assert [(row.ranks, row.accumulate, row.recompute) for row in found["1b"]] == [(8, 3, True), (16, 1, False)]
+    assert [row.reduce_dtype for row in found["1b"]] == ["own", "fp32"]
     assert list(found) == ["1b"]
 
 
