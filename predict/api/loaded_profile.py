@@ -50,7 +50,9 @@ class LoadedProfile(CalibratedProfile):
 
         answer = OnePrediction(self._ask("predict", options, model=model, strategy=strategy, batch=batch))
         if len(answer.predictions) != 1:
-            raise UserError(f"strategy {strategy!r} and batch {batch} are several configurations: use sweep")
+            raise UserError(
+                f"strategy {strategy!r} and batch {batch} stand for several configurations: use sweep instead"
+            )
         return answer
 
     def sweep(

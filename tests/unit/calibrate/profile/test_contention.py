@@ -205,7 +205,7 @@ def test_phi_multiplies_beta_and_not_alpha() -> None:
     work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=2, axes=(0,))
     strategy = parse_strategy("d2f2")
     alone = costs(NODES[:1]).cost(work, strategy)
-    assert any("contention was not measured, taken as 1" in remark.text for remark in alone.cost.remarks)
+    assert any("contention was not measured and is taken as 1" in remark.text for remark in alone.cost.remarks)
     shared = costs(NODES[:1], [entry(2.0, sd=0.1)]).cost(work, strategy)
     assert shared.cost.seconds - alone.cost.seconds == pytest.approx((1 << 20) * BETA_S_PER_BYTE)
     assert not shared.cost.remarks

@@ -161,5 +161,5 @@ def test_predictions_and_validations_of_an_emulated_cluster_name_it(tmp_path: Pa
     report = validate_runs(tmp_path / "profile.json", [on_nodes], cluster_path=None, force=False)
     assert f"emulated, 2 x 1 ranks, nodes with links of 125 MB/s (tbf): {on_nodes}" in report.notes
     real = write_training_run(tmp_path / "real", chain, strategy="d2", batch=8, phases_s=rows)
-    with pytest.raises(UserError, match="was run in another environment than the profile's: emulated 'nodes with"):
+    with pytest.raises(UserError, match="ran in another environment than the profile's: emulated 'nodes with"):
         validate_runs(tmp_path / "profile.json", [real], cluster_path=None, force=False)
