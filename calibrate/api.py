@@ -129,10 +129,10 @@ def fit(
     Args:
         output: the profile's file; regressors of kernels lie beside it.
         memory_runs: training runs, or directories of them, of which peaks of memory are used and nothing else.
-        force: merge unlike environments, and replace an existing profile.
+        force: merge different environments, and replace an existing profile.
 
     Raises:
-        UserError: a wrong directory, a training run, unlike environments, nothing measured; or the file is there.
+        UserError: a wrong directory, a training run, different environments, nothing measured; or the file is there.
         WorkError: LightGBM is missing where kernels were measured, or a file can't be written.
     """
     from calibrate.fitting.fit import fit_profile
@@ -153,7 +153,7 @@ def merge(profiles: Iterable[PathLike], output: PathLike, *, force: bool = False
     """Put partial calibrations together to one profile, as ``calibrate merge`` does; it is written to a file.
 
     Args:
-        force: merge unlike environments, take doubles from the first, and replace an existing profile.
+        force: merge different environments, take doubles from the first, and replace an existing profile.
 
     Raises:
         UserError: fewer than two profiles, or unlike ones; or the file is there.

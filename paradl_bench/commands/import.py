@@ -76,7 +76,7 @@ _LARGEST_TRIED = 1 << 24
     help=f"Of operators: a YAML file that says what the columns are, or {', '.join(shipped_mappings())}.",
 )
 @click.option("--memory", metavar="SIZE", help="Memory of one device, as 16GiB; files of other tools never say.")
-@click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
+@click.option("--force", is_flag=True, help="Merge files that were written in different environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @json_format("json holds files, rows, and every dropped row.")
 @collected(told=ImportOptions)

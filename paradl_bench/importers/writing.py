@@ -203,8 +203,8 @@ def _check_alike(files: Sequence[FileRead]) -> None:
             known, where = first.setdefault(what, (value, file.log.path))
             if known != value:
                 raise UserError(
-                    f"{where} and {file.log.path} were written in unlike environments ({what} {known!r} against"
-                    f" {value!r}); import them apart, or give --force to merge them all the same"
+                    f"{where} and {file.log.path} were written in different environments ({what} {known!r} against"
+                    f" {value!r}); import them apart, or give --force to merge them anyway"
                 )
 
 

@@ -141,7 +141,7 @@ def test_the_profile_and_the_validation_hold_what_was_measured(calibration: Path
     assert list(profile["network"]) == ["own_model:small"]
     assert {fit["operation"] for fit in profile["communication"]} == {"all_reduce", "broadcast"}
     assert {fit["level"] for fit in profile["communication"]} == {"system"}
-    assert not any("merged by --force" in note for note in profile["notes"])
+    assert not any("merged because of --force" in note for note in profile["notes"])
     report = json.loads((calibration / "report/report.json").read_text())
     pairs = [pair for pair in report["pairs"] if pair["evaluator"] == "simulate"]
     assert {(pair["strategy"], pair["ranks"], pair["batch"]) for pair in pairs} == {("serial", 1, 16), ("d2", 2, 32)}

@@ -201,11 +201,11 @@ def _records(result: Imported, row: Row, kind: Kind, ranks: int, options: Import
 
 def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOptions) -> str | None:
     if row.size_bytes == 0 and "empty" not in options.keep:
-        return "no bytes were sent; --keep empty takes it all the same"
+        return "no bytes were sent; --keep empty takes it anyway"
     if half.cpu_time:
         return "cputime is what the host took to issue calls, no time of the collective"
     if half.is_wrong(row.dtype or options.dtype, ranks) and "wrong" not in options.keep:
-        return "wrong results; --keep wrong takes it all the same"
+        return "wrong results; --keep wrong takes it anyway"
     if half.seconds <= 0:
         return "a time of 0"
     why = implausible_call(ranks, row.size_bytes, half.seconds)

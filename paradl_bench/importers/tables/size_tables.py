@@ -135,13 +135,13 @@ class SizeRows:
         if group is None or not 0 <= group < table.concurrent:
             return "its group is none of those that ran at once"
         if size == 0 and "empty" not in keep:
-            return "no bytes were sent; --keep empty takes it all the same"
+            return "no bytes were sent; --keep empty takes it anyway"
         if of.seconds(values) <= 0:
             return "no time above 0"
         if (decimal(values.get(of.least, "")) or 0.0) * 1e-6 > of.seconds(values):
             return "its least time is above its largest"
         if of.wrong(values) and "wrong" not in keep:
-            return "wrong results; --keep wrong takes it all the same"
+            return "wrong results; --keep wrong takes it anyway"
         return None
 
     def _add(self, table: SizeTable, number: int, values: Mapping[str, str], ranks: int, size: int) -> None:

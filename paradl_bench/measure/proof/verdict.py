@@ -73,5 +73,5 @@ def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     raise WorkError(
         f"{NOT_AS_SERIAL}: {model} as {strategy}; first {first.what} differs {by} (rank {first.rank},"
         f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"
-        f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
+        f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it anyway"
     )

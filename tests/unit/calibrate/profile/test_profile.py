@@ -115,7 +115,7 @@ def test_a_wrong_value_anywhere_raises_nothing_but_user_errors(
         (("layer_times", 0, "phase"), "forward", "at `$.layer_times[0].phase`"),
         (("model_times", 0, "iteration_relative_quantiles"), [1.0], "at `$.model_times[0]`"),
         (("contexts", 0, "factor"), 0.5, ">= 1.0 - at `$.contexts[0].factor`"),
-        (("sources", 0, "environment"), 7, "names environment 7, which is not there"),
+        (("sources", 0, "environment"), 7, "names environment 7, which the profile does not hold"),
         (("cluster", "levels"), [], "has no levels - at `$.cluster`"),
         (("sources", 0, "colour"), "blue", "unknown field `colour` - at `$.sources[0]`"),
     ],

@@ -71,7 +71,9 @@ def test_times_of_a_trace_are_not_fitted_as_collectives() -> None:
     held = read_log("kineto", DATA / "kineto-rank2.json", ImportOptions(level="node"))
     fits, _, notes = fit_communication(held.collectives, operations())
     assert fits == ()
-    assert notes[0] == "nccl all_reduce node: times from traces of runs hold the wait for other ranks: left out"
+    assert (
+        notes[0] == "nccl all_reduce node: left out, because times from traces of runs include the wait for other ranks"
+    )
 
 
 def test_an_empty_trace_is_refused_with_advice_and_writes_nothing(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_one_rank_node_keeps_its_rank_count_as_level(tmp_path: Path) -> None:
 def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: Path, other: Environment) -> None:
     emulated = write_collectives(tmp_path / "emulated", environment=nodes(2, 2))
     another = write_collectives(tmp_path / "other", CollectivesSpec(seed=1), environment=other)
-    with pytest.raises(UserError, match=r"unlike environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'") as it:
+    with pytest.raises(UserError, match=r"different environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'") as it:
         fit(emulated, another)
     assert "\n" not in str(it.value)
 
@@ -83,14 +83,14 @@ def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: 
 def test_host_layers_join_emulated_nodes_only_by_force_and_visibly(tmp_path: Path) -> None:
     layers = write_layers(tmp_path / "layers", LayersSpec())
     inside, across = sweeps_of_one_cluster(tmp_path)
-    with pytest.raises(UserError, match="unlike environments"):
+    with pytest.raises(UserError, match="different environments"):
         fit(layers, inside, across)
     profile = fit(layers, inside, across, force=True)
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("system", 4)]
     out = io.StringIO()
     print_profile(profile, Console(file=out, width=250))
     assert "emulated: 2 x 2 ranks, nodes with links of 125 MB/s (tbf)" in out.getvalue()
-    assert "merged by --force" in out.getvalue()
+    assert "merged because of --force" in out.getvalue()
 
 
 def test_an_emulated_profile_proposes_sweeps_of_its_emulated_cluster(tmp_path: Path) -> None:
