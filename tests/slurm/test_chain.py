@@ -219,7 +219,7 @@ def test_a_failed_job_ends_the_chain_with_a_report(cluster: SlurmCluster, tmp_pa
         )
     done = run(cluster, tmp_path, "slurm", "--site", str(site(tmp_path)), *arguments, "--submit", "--wait")
     assert done.returncode == 3
-    assert "kept as it was edited" in done.stderr
+    assert "was edited by hand and is kept" in done.stderr
     summary = (tmp_path / "out/summary.md").read_text()
     assert "1 of 12 commands are done" in summary
     assert "| layers | layers/own_model_small-r1 | failed with exit code 2" in summary
