@@ -104,7 +104,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
     """Read directories of layers and collectives; ``force`` merges those measured in different environments.
 
     Raises:
-        UserError: none given, not a measurement, a training run, the same twice, different environments, a wrong record.
+        UserError: none given, not a measurement, a training run, one given twice, other environments, a wrong record.
     """
     if not directories:
         raise UserError("no measurement directory given; write calibrate fit DIR... -o PROFILE")

@@ -56,7 +56,7 @@ class RawSamples(Shown):
         from paradl_bench.core.errors import UserError, unknown_choice
 
         if table is None and not self.tables:
-            raise UserError(f"{self.path} holds no records yet: measure into it, or name a table")
+            raise UserError(f"{self.path} holds no records yet: name a table, or measure into this directory")
         table = table or next(iter(self.tables))
         if f"{table}.jsonl" not in RECORDS:
             raise unknown_choice("table of raw samples", table, [Path(name).stem for name in RECORDS])

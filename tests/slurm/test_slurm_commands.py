@@ -25,7 +25,7 @@ from paradl_bench.slurm import submission
     [
         ({"nodes": "0"}, "--nodes"),
         ({"nodes": "1,x"}, "--nodes"),
-        ({"strategies": "d3f3"}, "9 ranks do not fill nodes of 2"),
+        ({"strategies": "d3f3"}, "9 ranks do not fill whole nodes of 2"),
         ({"strategies": "d8"}, "takes 4 nodes of 2 ranks: add 4 to --nodes"),
         ({"strategies": "data+filter"}, "write the degrees of both"),
         ({"strategies": "q7"}, "strategy 'q7' does not parse"),

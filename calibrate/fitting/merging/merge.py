@@ -50,7 +50,7 @@ def merge_profiles(
         force: merge different environments, and take from the first what several hold; both are noted.
 
     Raises:
-        UserError: fewer than two, different environments, unlike numbers of one model or fit in two, different networks.
+        UserError: fewer than two, different environments or networks, different numbers of one model or fit.
     """
     if len(profiles) < 2:
         raise UserError("merging takes at least two profiles; write calibrate merge A B -o PROFILE")

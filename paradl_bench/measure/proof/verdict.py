@@ -15,7 +15,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.rank_place import NOT_AS_SERIAL
 from paradl_bench.records.training.verification import Verification
 
-VARIES = "the serial model itself gives something else each time"
+VARIES = "the serial model itself gives different results each time"
 
 
 class Outcome(NamedTuple):

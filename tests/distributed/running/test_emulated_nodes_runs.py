@@ -224,7 +224,7 @@ def test_without_root_a_sweep_runs_on_one_level_with_notice(tmp_path: Path) -> N
             "collectives --nodes 3 --ranks-per-node 1 --contexts groups=2 --link-bandwidth 1Gbit/s",
             "--contexts groups=2: 3 ranks cannot form so many equal groups of 2 or more",
         ),
-        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes at least 2 ranks"),
+        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective needs at least 2 ranks"),
         (
             "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --backend nccl",
             "--nodes emulates nodes for ranks on a CPU",

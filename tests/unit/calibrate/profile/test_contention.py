@@ -143,7 +143,7 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     small = sweep(2.0, sizes=(8, 16, 32, 64))
     entries, (note,) = fitted(small)
     assert entries == ()
-    assert "sweep larger ones" in note
+    assert "sweep larger sizes" in note
     together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
     assert "nothing alike ran alone" in fitted(together)[1][0]
     assert "no fit of alpha and beta" in fitted(sweep(2.0), fits=())[1][0]

@@ -24,7 +24,9 @@ from predict.costs.cost_model import CostModel
 H100 = msgspec.structs.replace(
     ENVIRONMENT, device="cuda", device_name="NVIDIA H100", hostname="gpu1", versions={"nccl": "2.22"}, settings={}
 )
-SAID = "layers were measured on Example CPU on node1, collectives on NVIDIA H100 on gpu1: no machine is known to have both"
+SAID = (
+    "layers were measured on Example CPU on node1, collectives on NVIDIA H100 on gpu1: no machine is known to have both"
+)
 
 
 @pytest.fixture

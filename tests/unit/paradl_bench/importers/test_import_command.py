@@ -67,7 +67,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     )
     unlike = [str(DATA / name) for name in ("nccl-tests-2.17.log", "nccl-tests-2.4.log")]
     assert (
-        "different environments (device 'Example H100' against 'Example V100')" in run("nccl-tests", *unlike, "-o", out)[1]
+        "different environments (device 'Example H100' against 'Example V100')"
+        in run("nccl-tests", *unlike, "-o", out)[1]
     )
     assert not Path(out).exists()
     assert run("nccl-tests", *unlike, "-o", out, "--force")[0] == 0

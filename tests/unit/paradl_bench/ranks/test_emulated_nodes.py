@@ -75,7 +75,9 @@ def test_a_one_rank_node_keeps_its_rank_count_as_level(tmp_path: Path) -> None:
 def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: Path, other: Environment) -> None:
     emulated = write_collectives(tmp_path / "emulated", environment=nodes(2, 2))
     another = write_collectives(tmp_path / "other", CollectivesSpec(seed=1), environment=other)
-    with pytest.raises(UserError, match=r"different environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'") as it:
+    with pytest.raises(
+        UserError, match=r"different environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'"
+    ) as it:
         fit(emulated, another)
     assert "\n" not in str(it.value)
 

@@ -72,7 +72,7 @@ def test_nccl_tests_on_one_gpu_run_but_give_no_fit(tmp_path: Path) -> None:
     for words in (["--tool", "imb"], ["--backend", "gloo"]):
         refused = CliRunner().invoke(group, ["collectives", "--ranks", "1", *words, "-o", str(tmp_path / "no")])
         code, said = error_of(refused)
-        assert (code, "--ranks 1: a collective takes at least 2 ranks" in said) == (2, True)
+        assert (code, "--ranks 1: a collective needs at least 2 ranks" in said) == (2, True)
 
 
 def test_nccl_tests_sweeps_every_operation_by_one_process(tmp_path: Path) -> None:

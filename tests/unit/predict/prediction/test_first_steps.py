@@ -110,7 +110,10 @@ def test_answers_do_as_options_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--have", "profile", "--path", str(PROFILE), "--model", "gpt9", *ASKED), "gpt9"),
         (("--have", "nothing", "--model", "a\nrm -r b", *ASKED), "on one line"),
         (("--have", "logs", "--path", "none.log", "--model", "x", *ASKED), "--path none.log: No such file"),
-        (("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED), "does not begin like a log of"),
+        (
+            ("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED),
+            "does not begin like a log of",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(options: tuple[str, ...], message: str) -> None:

@@ -151,7 +151,10 @@ def advice_of(name: str, iteration_s: float, gain: float, low: float, *, best: b
     [
         ((0.01, -0.1), "faster than torch's default"),
         ((-0.1, -0.1), "no cap is clearly faster than torch's default"),
-        ((-0.1, 0.01), "which is not certain; bucket_cap_mb 2 is clearly faster, 5.00% (90%: +1.00% to +15.00%) faster"),
+        (
+            (-0.1, 0.01),
+            "which is not certain; bucket_cap_mb 2 is clearly faster, 5.00% (90%: +1.00% to +15.00%) faster",
+        ),
     ],
 )
 def test_a_gain_is_clear_where_its_interval_holds_gains_alone(

@@ -52,7 +52,9 @@ def sweep(path: Path, environment: Environment, **spec: object) -> Path:
 )
 def test_simulated_sweeps_do_not_mix_with_others(tmp_path: Path, other: Environment) -> None:
     of_tree, of_other = sweep(tmp_path / "tree", simulated()), sweep(tmp_path / "other", other, seed=1)
-    with pytest.raises(UserError, match=r"different environments \(emulated 'messages simulated by SimGrid 3.32: a tree"):
+    with pytest.raises(
+        UserError, match=r"different environments \(emulated 'messages simulated by SimGrid 3.32: a tree"
+    ):
         fit(of_tree, of_other)
     again = sweep(tmp_path / "again", simulated(), ranks=(4,), level="system")
     assert {each.level for each in fit(of_tree, again).communication} == {"node", "system"}
