@@ -19,10 +19,10 @@ Model = Union[str, "nn.Module", Callable[[], "nn.Module"]]
 
 
 def named(model: Model) -> tuple[str, str]:
-    """``package.module:attribute`` of a model, and the folder that it is imported from; empty where any process does.
+    """``package.module:attribute`` of a model, and its folder; empty if any process can import it.
 
     Raises:
-        UserError: no file that can be imported holds it at its top level.
+        UserError: no importable file holds the model at its top level.
     """
     if isinstance(model, str):
         return model, ""
