@@ -153,7 +153,7 @@ def merge(profiles: Iterable[PathLike], output: PathLike, *, force: bool = False
     """Merge partial calibrations into one profile and write its file, as ``calibrate merge`` does.
 
     Args:
-        force: merge different environments, take what two profiles hold from the first, and replace an existing file.
+        force: merge different environments, take the first of equal entries, and replace an existing file.
 
     Raises:
         UserError: fewer than two profiles, profiles that contradict each other, or the file exists.

@@ -151,7 +151,7 @@ def show(profile: Path, output: Path | None, plot: bool, everything: bool, name:
 @click.option(
     "--force",
     is_flag=True,
-    help="Merge profiles from different environments; take what two profiles hold from the first.",
+    help="Merge profiles from different environments. Where two profiles hold the same entry, take the first.",
 )
 def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     """Put partial calibrations together to one profile, which keeps where each number comes from.

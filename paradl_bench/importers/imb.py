@@ -101,7 +101,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
 
 def _begun(number: int, name: str, reductions: str) -> SizeTable:
     operation = _OPERATIONS.get(name.lower(), "")
-    refusal = None if operation else f"{name}: the model has no such operation"
+    refusal = None if operation else f"{name}: ParaDL does not model this operation"
     dtype = reductions if operation in REDUCING else "int8"
     return SizeTable(line=number, operation=operation, dtype=dtype, refusal=refusal)
 

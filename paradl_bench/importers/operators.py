@@ -211,7 +211,7 @@ def _finished(file: _File) -> Imported:
     if mapping.about:
         result.note(mapping.about)
     if result.rows and mapping.calls is None and file.options.iterations is None:
-        result.note(f"{mapping.tool}: the file does not say over how many calls a time is the mean; 1 is taken")
+        result.note(f"{mapping.tool}: the file does not say how many calls each time is the mean of; 1 is taken")
     return result
 
 

@@ -77,8 +77,8 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     result.networks.append(network)
     result.layers = _samples(network, nodes, options)
     result.notes.append(
-        f"{log.path}: layers have no shapes, so none can be split. The file does not say over how many iterations"
-        " a time is the mean. The time between layers and the weight update were not measured"
+        f"{log.path}: layers have no shapes, so none can be split. The file does not say how many iterations each"
+        " time is the mean of. The time between layers and the weight update were not measured"
     )
     return result
 

@@ -102,11 +102,7 @@ def validate_runs(
         far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
         notes=(
             *notes,
-            *(
-                ()
-                if layers_from.measured
-                else (f"{layers_from.asked}: no prediction uses measured layers; give regressed or roofline",)
-            ),
+            *(() if layers_from.measured else (f"{layers_from.asked}: no prediction uses measured layers",)),
             *_emulated([*runs, *unfit]),
             *(f"compared by force: {line}" for line in differences),
             *_shared("no activity error", ((why, path) for path, (why, _) in of_ranks.items() if isinstance(why, str))),

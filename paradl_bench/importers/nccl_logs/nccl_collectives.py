@@ -62,7 +62,7 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
         result.drop(row.line, row.text, f"unlike the other rows: {_contradiction(kind.name, (ranks,))}")
     if sweep.calls is None and options.iterations is None:
         result.note(
-            f"{path} line {sweep.line}: the file does not say over how many iterations a time is the mean; 1 is taken"
+            f"{path} line {sweep.line}: the file does not say how many iterations each time is the mean of; 1 is taken"
         )
     if kind.name == "send_recv":
         result.note(f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")

@@ -151,7 +151,7 @@ class SizeRows:
             self.result.note(f"{where}: {of.of_mean}")
         if calls is None:
             counted = of.count.strip("#").lower()
-            self.result.note(f"{where}: the file does not say over how many {counted} a time is the mean; 1 is taken")
+            self.result.note(f"{where}: the file does not say how many {counted} each time is the mean of; 1 is taken")
         self.result.rows += 1
         self.result.collectives.append(
             CollectiveSamples(

@@ -99,7 +99,7 @@ def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
         text = "only a GPU's allocator makes kernels wait, and this run had no GPU"
         return msgspec.structs.replace(finding, state="does not apply", evidence=text)
     if limit is None:
-        text = "unknown memory size: give a cluster file with memory_bytes_per_rank"
+        text = "the size of the memory: give a cluster file with memory_bytes_per_rank"
         return msgspec.structs.replace(finding, evidence=f"needs {text}")
     share = max(reserved) / limit
     return msgspec.structs.replace(
