@@ -328,6 +328,27 @@ def axis_planner(kind: AxisKind) -> AxisPlanner:
     return planner
 
 
+def shard_in_turn(network: ModelGraph, places: Sequence[AxisPlace], settings: PlanSettings) -> ShardedLayers:
+    """What a rank runs of each layer, where each axis shards what comes of the one before.
+
+    Args:
+        places: of the rank along each axis, in the order of :func:`~paradl_bench.plan.mesh.sharding_axes`.
+
+    Raises:
+        UserError: what one axis leaves of a layer does not part over the ranks of the next.
+    """
+    sharded = ShardedLayers({}, network)
+    for place in places:
+        planner = axis_planner(place.axis.declared)
+        if sharded.shards:
+            assert isinstance(planner, FurtherPlanner)
+            sharded = planner.shard_further(sharded, network, place, settings)
+        else:
+            assert isinstance(planner, ShardingPlanner)
+            sharded = planner.shard(network, place, settings)
+    return sharded
+
+
 _MOST_ANSWERS = 8
 
 

@@ -197,7 +197,7 @@ class RankOperations:
 
     def _reads_whole(self, i: int, source: int) -> bool:
         """Whether the rank's part of a layer reads all of what another makes: what is outside of blocks reads all."""
-        shard, layer = self._shards[i], self._layers[i]
+        shard = self._shards[i]
         if not self._is_cut(i):
             return True
         leading = shard if shard.leader is None else self._shards[shard.leader]

@@ -1,9 +1,10 @@
 """The plan of any nesting of axes: who shards layers, and who exchanges gradients with whom.
 
 The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
-written by hand and no axis is known by name. An axis that cuts features shards layers first, one that cuts tokens
-shards what comes of that, and stages take their ranges of the result. No other two axes shard layers. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does, or in messages that
-the settings give. Axes nest in every order, which decides who is whose neighbour and nothing else.
+written by hand and no axis is known by name. One axis shards layers, or two in turn: one that cuts features, and one
+that cuts tokens of what comes of that. Stages take their ranges of the result. Ranks that hold the same parameters
+exchange gradients as torch's DistributedDataParallel does, or in messages that the settings give. Axes nest in every
+order, which decides who is whose neighbour and nothing else.
 """
 
 from __future__ import annotations
@@ -17,20 +18,28 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import (
     AxisPlace,
-    FurtherPlanner,
     Latest,
     ReplicaShards,
     ShardedLayers,
-    ShardingPlanner,
     UpdatingPlanner,
     axis_planner,
     samples_at_once,
+    shard_in_turn,
     sharded_layers,
     staging_axis,
     staging_planner,
 )
 from paradl_bench.plan.compute import add_weight_update, weight_update
-from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, place_of, positions, ranks_along, sharding_axes, zero_stage
+from paradl_bench.plan.mesh import (
+    axes_apart,
+    degree_of,
+    group_axes,
+    place_of,
+    positions,
+    ranks_along,
+    sharding_axes,
+    zero_stage,
+)
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
@@ -195,20 +204,14 @@ class NestedPlanner:
         local_batch: int,
         settings: PlanSettings,
     ) -> ShardedLayers:
-        sharded = ShardedLayers({}, network)
-        for index in self._sharding:
-            planner, axis = self._planners[index], strategy.axes[index]
-            place = AxisPlace(axis, index, position[index], local_batch)
-            if not sharded.shards:
-                assert isinstance(planner, ShardingPlanner)
-                sharded = planner.shard(network, place, settings)
-                continue
-            assert isinstance(planner, FurtherPlanner)
-            try:
-                sharded = planner.shard_further(sharded, network, place, settings)
-            except UserError as error:
-                raise UserError(str(error).replace(f"strategy {axis}:", f"strategy {strategy}:")) from error
-        return sharded
+        places = [AxisPlace(strategy.axes[i], i, position[i], local_batch) for i in self._sharding]
+        try:
+            return shard_in_turn(network, places, settings)
+        except UserError as error:
+            text = str(error)
+            for place in places:
+                text = text.replace(f"strategy {place.axis}:", f"strategy {strategy}:")
+            raise UserError(text) from error
 
     def _build_role(
         self,

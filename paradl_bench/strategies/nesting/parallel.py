@@ -1,7 +1,7 @@
 """A module as one rank of a strategy trains it: layers sharded along some axes, gradients exchanged along others.
 
-Axes nest: one shards layers, or two in turn, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
-then exchanges gradients. No combination of kinds is written by hand.
+Axes nest: one shards layers, or two in turn, the stages of a pipeline take their ranges of them, and whoever holds the
+same parameters then exchanges gradients. No combination of kinds is written by hand.
 
 All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
 are loaded, for a default, and would keep it after the ranks left.

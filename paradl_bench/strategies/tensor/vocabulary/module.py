@@ -40,8 +40,8 @@ def _bind(
 
 def _cannot(layer: Layer, name: str, value: object) -> WorkError:
     return WorkError(
-        f"layer {layer.name} is called with {name}={value}: tensor parallelism cannot run it so; leave the head whole by"
-        " --split"
+        f"layer {layer.name} is called with {name}={value}: tensor parallelism cannot run it so; leave the head"
+        " whole by --split"
     )
 
 
@@ -83,7 +83,9 @@ class PartedEntropy:
         self._group.all_reduce(largest, dist.ReduceOp.MAX)
         sums, hits = instead(function, _exponents)(logits, largest, targets - self._own.start)
         sums, hits = reduce(sums, self._group), reduce(hits, self._group)
-        reduced: torch.Tensor = beside(function, _REDUCED[given["reduction"]])(sums, hits, targets, given["ignore_index"])
+        reduced: torch.Tensor = beside(function, _REDUCED[given["reduction"]])(
+            sums, hits, targets, given["ignore_index"]
+        )
         return reduced
 
 
