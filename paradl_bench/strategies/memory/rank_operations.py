@@ -147,13 +147,13 @@ class RankOperations:
         width = self._own_width(self._index[layer.name]) or self._casts.runs[layer.name]
         return layer.output_elements_of(self._samples) * width
 
-    def _held(self, i: int) -> Layer:
+    def _holding(self, i: int) -> Layer:
         """A layer with the block of its output that the rank holds."""
         return self._shards[i].held or self._shards[i].layer
 
     def _held_bytes(self, i: int) -> int:
         """Bytes of that block."""
-        return self._output_bytes(self._held(i))
+        return self._output_bytes(self._holding(i))
 
     def _own_width(self, source: int) -> int:
         """Bytes of an element of a layer's output that is of no dtype of the network's; 0 for others.
@@ -206,7 +206,7 @@ class RankOperations:
             return True
         if not of_operation(leading.before_fw, "all_gather"):
             return False
-        held = math.prod(self._network.input_shape) if source < 0 else self._held(source).output_elements
+        held = math.prod(self._network.input_shape) if source < 0 else self._holding(source).output_elements
         return any(part == whole or part > held for part, whole in self._elements_read(i, source))
 
     def _elements_read(self, i: int, source: int) -> list[tuple[int, int]]:

@@ -214,4 +214,4 @@ class SharedWorks:
         self.of: Callable[[Sharing], SharedWork] = cache(
             lambda sharing: shared_work(network, sharing[0], settings.having(*sharing[1]))
         )
-        self.of_all = self.of((None, ()))
+        self.of_all = self.of(((), ()))
