@@ -65,14 +65,14 @@ def _why_not(layer: Layer, learned: set[str]) -> str:
 
 
 def in_rounds(
-    layer: Layer, token_layer: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool], rows: int
+    layer: Layer, token_layer: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool], all_rows: int
 ) -> LayerShard:
     """An attention with one block, as often as there are ranks, and what travels beside each time.
 
     Args:
         layer: all of it, or the heads that another axis leaves on a rank.
         element_bytes: of a block. made: per tensor that the layer reads, whether that gets a gradient.
-        rows: of the output of all heads of a sample.
+        all_rows: of the output of all heads of a sample.
     """
     ranks = place.axis.degree
     elements = sum(map(math.prod, layer.input_shapes[1:_OPERANDS])) // ranks * place.local_batch
@@ -85,14 +85,14 @@ def in_rounds(
     rounds_bw = [messages(*[block] * (turn < ranks - 1), *[sums] * (summed and turn > 1)) for turn in range(ranks)]
     home = messages(sums) if summed else None
     return LayerShard(
-        _with_one_block(layer, token_layer, ranks, rows),
+        _with_one_block(layer, token_layer, ranks, all_rows),
         after_bw=() if home is None else (home,),
         rounds_fw=(*[messages(block)] * (ranks - 1), None),
         rounds_bw=tuple(rounds_bw),
     )
 
 
-def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int, rows: int) -> Layer:
+def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int, all_rows: int) -> Layer:
     """The rank's queries with as many keys: of the pairs of all rounds, those of one."""
     inputs = [(*shape[:-2], shape[-2] // ranks, shape[-1]) for shape in layer.input_shapes[:_OPERANDS]]
     length = layer.input_shapes[1][-2]
@@ -104,7 +104,7 @@ def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int, rows: int
     if "output" in attributes:
         attributes["output"] = output
     # Of all of the layer, as what is kept of any is counted.
-    kept = LayerMemory(inputs=tuple(range(len(inputs))), output=True, kept=(_SUMS_BYTES * rows, 0))
+    kept = LayerMemory(inputs=tuple(range(len(inputs))), output=True, kept=(_SUMS_BYTES * all_rows, 0))
     return part_of_layer(
         layer,
         1,

@@ -77,9 +77,10 @@ def check_nesting(strategy: Strategy) -> None:
             " so in no stages of a pipeline; nest it with data"
         )
     sharding = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
-    turns = [[axis for axis in sharding if axis.has(trait)] for trait in (Trait.CUTS_FEATURES, Trait.CUTS_TOKENS)]
-    if len(sharding) > 1 and [len(axes) for axes in turns] != [1, 1]:
-        pair = "".join(f"{kinds_with(trait)[0].letter}2" for trait in (Trait.CUTS_FEATURES, Trait.CUTS_TOKENS))
+    in_turn = Trait.CUTS_FEATURES, Trait.CUTS_TOKENS
+    nests = len(sharding) == 2 and all(any(axis.has(trait) for axis in sharding) for trait in in_turn)
+    if len(sharding) > 1 and not nests:
+        pair = "".join(f"{kinds_with(trait)[0].letter}2" for trait in in_turn)
         raise UserError(
             f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and one of"
             " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features and tokens of the same"
