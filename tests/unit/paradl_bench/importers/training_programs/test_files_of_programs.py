@@ -315,7 +315,8 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
         ),
         (
             "a.toml",
-            "[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = 'p2p'",
+            "[parallelism]\ndata_parallel_shard_degree = 1\ncontext_parallel_degree = 2\n"
+            "context_parallel_rotate_method = 'p2p'",
             "does not know",
         ),
         (
