@@ -332,7 +332,7 @@ def shard_in_turn(network: ModelGraph, places: Sequence[AxisPlace], settings: Pl
     """What a rank runs of each layer, where each axis shards what comes of the one before.
 
     Args:
-        places: of the rank along each axis, in the order of :func:`~paradl_bench.plan.mesh.sharding_axes`.
+        places: of the rank along each axis, in the order of :func:`~paradl_bench.plan.mesh.axes_that_shard`.
 
     Raises:
         UserError: what one axis leaves of a layer does not part over the ranks of the next.

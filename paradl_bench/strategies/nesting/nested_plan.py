@@ -32,12 +32,12 @@ from paradl_bench.plan.axis_planner import (
 from paradl_bench.plan.compute import add_weight_update, weight_update
 from paradl_bench.plan.mesh import (
     axes_apart,
+    axes_that_shard,
     degree_of,
     group_axes,
     place_of,
     positions,
     ranks_along,
-    sharding_axes,
     zero_stage,
 )
 from paradl_bench.plan.settings import Limit, PlanSettings
@@ -99,7 +99,7 @@ class NestedPlanner:
         check_nesting(strategy)
         self.name = strategy.name
         self._planners = [axis_planner(axis.declared) for axis in strategy.axes]
-        self._sharding = sharding_axes(strategy)
+        self._sharding = axes_that_shard(strategy)
 
     def plan(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Plan:
         """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.

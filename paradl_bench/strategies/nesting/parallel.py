@@ -23,7 +23,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
-from paradl_bench.plan.mesh import axes_apart, group_axes, ranks_along, sharding_axes, sharing_axes, zero_stage
+from paradl_bench.plan.mesh import axes_apart, axes_that_shard, group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
@@ -237,7 +237,7 @@ def _sharding(
 ) -> Sharding:
     """The rules of the axes that shard layers, in turn, and those of batch norms that several ranks run."""
     sharding = Sharding({}, network)
-    for number, index in enumerate(sharding_axes(strategy)):
+    for number, index in enumerate(axes_that_shard(strategy)):
         axis = strategy.axes[index]
         of_axis = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
         sharding = nest(sharding, of_axis) if number else of_axis

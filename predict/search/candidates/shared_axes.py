@@ -55,7 +55,8 @@ class SharedAxes:
         try:
             planner_for(strategy).check(self._network, strategy, settings)
         except UserError as error:
-            self._impossible.add(str(error), self._strategies_with(*(axis.degree for axis in axes)))
+            text = str(error).replace(f"strategy {strategy}", " with ".join(axis.kind for axis in axes))
+            self._impossible.add(text, self._strategies_with(*(axis.degree for axis in axes)))
             return False
         return True
 
