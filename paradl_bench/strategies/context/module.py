@@ -53,27 +53,39 @@ class ContextRunner:
 RUNNER = ContextRunner()
 
 
-def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
-    options, random = settings.of(ContextOptions), OwnRandomness(group)
-    mirrored = options.by_ring and is_mirrored(network, tokens)
-    own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
-    layers, masks, counted = network.layers, _Masks(own_tokens), _Counted()
-    rules = {}
+def _rules(
+    network: ModelGraph,
+    tokens: Tokens,
+    own_tokens: OwnTokens,
+    random: OwnRandomness,
+    options: ContextOptions,
+    counted: _Counted,
+) -> dict[int, Rule]:
+    layers, masks, rules = network.layers, _Masks(own_tokens), {}
     for index, token_layer in tokens.layers.items():
-        run: Any = None
-        mark = None if token_layer.output is None else partial(own_tokens.mark, along=token_layer.output)
+        functions = functions_of(layers[index])
+        if token_layer.output is None:
+            # It is asked for a sum in the place of a mean.
+            run: Any = _CrossEntropy(layers[index], own_tokens.group.size, counted)
+            rules[index] = Rule(functions, run, around=True)
+            continue
         if token_layer.gathered and options.by_heads:
             run = AttentionByHeads(own_tokens, random)
         elif token_layer.gathered and options.by_ring:
             run = AttentionByRing(own_tokens, random)
         elif token_layer.gathered:
             run = _Attention(own_tokens, random, masks)
-        elif token_layer.output is None:
-            run = _CrossEntropy(layers[index], group.size, counted)
         else:
             run = OnTokens(layers[index], token_layer.output, own_tokens, random)
-        # The loss is asked for a sum in the place of a mean.
-        rules[index] = Rule(functions_of(layers[index]), run, mark, around=token_layer.output is None)
+        rules[index] = Rule(functions, run, partial(own_tokens.mark, along=token_layer.output))
+    return rules
+
+
+def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
+    options, random = settings.of(ContextOptions), OwnRandomness(group)
+    mirrored = options.by_ring and is_mirrored(network, tokens)
+    own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
+    layers, counted = network.layers, _Counted()
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -91,7 +103,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         return (whole, 1.0) if mark is None else (own_tokens.part(whole, mark[0]), float(group.size))
 
     sharding = Sharding(
-        rules,
+        _rules(network, tokens, own_tokens, random, options, counted),
         network,
         enter=enter,
         whole_shape=whole_shape_of_tokens,

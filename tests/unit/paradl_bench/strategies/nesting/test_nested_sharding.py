@@ -97,7 +97,7 @@ def test_parts_of_two_axes_are_measured_by_themselves() -> None:
         sharing_axis(parse_strategy("d2x2t2"))
 
 
-def test_the_outer_rule_calls_the_inner_one_in_the_functions_place() -> None:
+def test_the_outer_rule_calls_the_inner_one() -> None:
     called: list[str] = []
 
     def rule(name: str, mark: Any = None, *, around: bool = False) -> Rule:
