@@ -123,6 +123,32 @@ def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> 
     return msgspec.structs.replace(layer, **flops, **changes)
 
 
+def shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
+    """What a rank runs of a layer of which one axis leaves it ``outer``, and another one ``own`` of that.
+
+    Args:
+        ranks: along the other axis, which each hold an equal part of what the first axis sends.
+    """
+    before_fw, after_fw, before_bw, after_bw, sums = (
+        tuple(_of_one_part(work, ranks) for work in works)
+        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw, outer.sums)
+    )
+    return own._replace(
+        shard=outer.shard + own.shard,
+        before_fw=(*before_fw, *own.before_fw),
+        after_fw=(*own.after_fw, *after_fw),
+        before_bw=(*before_bw, *own.before_bw),
+        after_bw=(*own.after_bw, *after_bw),
+        sums=(*own.sums, *sums),
+        leader=outer.leader if own.leader is None else own.leader,
+    )
+
+
+def _of_one_part(work: Communication, ranks: int) -> Communication:
+    assert isinstance(work, Collective)
+    return msgspec.structs.replace(work, message_bytes=work.message_bytes // ranks)
+
+
 PartsHeld = dict[str, tuple[slice | list[int], ...]]
 """Per parameter that is not whole on a rank, what the rank holds of it along its first dims."""
 
@@ -144,6 +170,20 @@ class ShardingPlanner(AxisPlanner, Protocol):
 
     def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
         """What the rank at ``position`` along the axis holds of parameters that are not whole on it."""
+
+
+@runtime_checkable
+class FurtherPlanner(ShardingPlanner, Protocol):
+    """An axis whose ranks shard what those of another axis run of the same layers."""
+
+    def shard_further(
+        self, sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settings: PlanSettings
+    ) -> ShardedLayers:
+        """What the rank at a place along the axis runs of each layer, where another axis leaves it ``sharded``.
+
+        Raises:
+            UserError: what is left of a layer does not part over the ranks; the message names it.
+        """
 
 
 def shard_label(axis: Axis, settings: PlanSettings) -> str:
@@ -286,6 +326,27 @@ def axis_planner(kind: AxisKind) -> AxisPlanner:
     if planner is None:
         raise TypeError(f"{kind.package}.plan declares no PLANNER")
     return planner
+
+
+def shard_in_turn(network: ModelGraph, places: Sequence[AxisPlace], settings: PlanSettings) -> ShardedLayers:
+    """What a rank runs of each layer, where each axis shards what comes of the one before.
+
+    Args:
+        places: of the rank along each axis, in the order of :func:`~paradl_bench.plan.mesh.axes_that_shard`.
+
+    Raises:
+        UserError: what one axis leaves of a layer does not part over the ranks of the next.
+    """
+    sharded = ShardedLayers({}, network)
+    for place in places:
+        planner = axis_planner(place.axis.declared)
+        if sharded.shards:
+            assert isinstance(planner, FurtherPlanner)
+            sharded = planner.shard_further(sharded, network, place, settings)
+        else:
+            assert isinstance(planner, ShardingPlanner)
+            sharded = planner.shard(network, place, settings)
+    return sharded
 
 
 _MOST_ANSWERS = 8

@@ -54,6 +54,13 @@ def group_axes(strategy: Strategy, *traits: Trait) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(strategy.axes) if any(map(axis.has, traits)))
 
 
+def axes_that_shard(strategy: Strategy) -> tuple[int, ...]:
+    """Indices of the axes of several ranks that shard layers, in the order in which each shards what comes of the last:
+    an axis that cuts tokens does so of the heads and features that another one leaves on a rank."""
+    several = (i for i in group_axes(strategy, Trait.SHARDS_LAYERS) if strategy.axes[i].degree > 1)
+    return tuple(sorted(several, key=lambda i: strategy.axes[i].has(Trait.CUTS_TOKENS)))
+
+
 def place_of(strategy: Strategy, rank: int) -> int:
     """Index of a rank's place in its replica, in :func:`positions`."""
     place = 0

@@ -65,7 +65,7 @@ MEMORY_CAUSES = (
 )
 _NOT_HERE = {
     "ep": "the tool has an axis for experts, and this set no network of DeepSeek's attention",
-    "cp": "context parallelism nests with data parallelism alone",
+    "cp": "this set predicts no run whose ranks have parts of the sequence",
 }
 _DEGREE = re.compile(r"(tp|pp|dp|ep|cp)(\d+)")
 _QKV = ("query", "key", "value")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paradl_bench.importers.training_programs.launch import Degrees, FileSettings, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.degrees import Degrees
+from paradl_bench.importers.training_programs.launch import FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import AUTOCAST_DTYPES, WEIGHTS_DTYPE
 

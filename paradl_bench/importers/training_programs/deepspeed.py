@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, FileSettings, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.degrees import Degrees
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 

@@ -7,15 +7,16 @@ strategy in another order would place other ranks on a node, and is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_BYTES, MOST_MICRO_BATCHES, MOST_NORM
 from paradl_bench.core.errors import UserError
+from paradl_bench.importers.training_programs.degrees import Degrees
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
-from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.strategy import Strategy
 
 Settings = dict[str, str | int | float | bool]
 """Of a program, by names whose dots part sections, as ``training.seq_len``."""
@@ -66,44 +67,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             **self.options,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
-
-
-class Degrees(NamedTuple):
-    """How many ranks along each axis, 1 where there is none.
-
-    ``stage`` is that of ZeRO, and ``replicas`` how often its shards are there.
-    """
-
-    pipeline: int = 1
-    data: int = 1
-    tensor: int = 1
-    stage: int = 0
-    replicas: int = 1
-    expert: int = 1
-
-    @property
-    def reading(self) -> int:
-        """Ranks that each read samples of their own."""
-        return self.replicas * self.data * self.expert
-
-    @property
-    def ranks(self) -> int:
-        """In all."""
-        return self.pipeline * self.reading * self.tensor
-
-    def strategy(self, order: Sequence[str]) -> Strategy:
-        """The axes of more than one rank, from the outermost; of replicas that is a data axis too."""
-        return Strategy(
-            axes=tuple(
-                Axis(
-                    kind="data" if kind == "replicas" else kind,
-                    extents=(degree,),
-                    prefix=self.stage if kind == "data" else 0,
-                )
-                for kind in order
-                if (degree := getattr(self, kind)) > 1
-            )
-        )
 
 
 class MicroBatches(NamedTuple):
@@ -165,7 +128,9 @@ class Wanted:
         Raises:
             UserError: another kind, or another order.
         """
-        axes = [axis for axis in self.launch.strategy.axes if axis.degree > 1]
+        several = [axis for axis in self.launch.strategy.axes if axis.degree > 1]
+        of_context = any(axis.kind == "context" for axis in several)
+        axes = [axis for axis in self.launch.strategy.axes if axis in several or (axis.prefix and of_context)]
         kinds = [axis.kind for axis in axes]
         stages = [axis.prefix for axis in axes if axis.kind == "data"]
         if len(stages) == 2 and not stages[0] and stages[1] and "replicas" in orders[0]:
@@ -196,6 +161,14 @@ class Wanted:
             flag = f"--{name.replace('_', '-')}"
             self.refuse(f"takes equal micro-batches, not {count} of {local} samples", f"give a {flag} that parts them")
         return MicroBatches(count, local // count)
+
+    def exchange(self, words: Mapping[str, str], degrees: Degrees) -> str:
+        """The program's word for how attention gets at other ranks' tokens; a UserError where it has none."""
+        chosen = self.take("context_exchange", "gather")
+        if degrees.context > 1 and chosen not in words:
+            known = " or ".join(words)
+            self.refuse(f"has no --context-exchange {chosen}", f"predict with --context-exchange {known}")
+        return words.get(chosen, "")
 
     def recomputes(self) -> bool:
         """Whether all blocks are computed again; a UserError where some modules alone are."""
@@ -292,8 +265,20 @@ class FileSettings:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option, where there is tensor parallelism."""
-        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 else {}
+        """The option, where there is tensor parallelism; predictions have none beside context parallelism."""
+        if not on or degrees.tensor == 1:
+            return {}
+        if degrees.context > 1:
+            self.notes.append("predictions leave out sequence parallelism beside context parallelism")
+            return {}
+        return {"sequence_parallel": "on"}
+
+    def context_exchange(self, degrees: Degrees, name: str, words: Mapping[str, str], default: str) -> dict[str, str]:
+        """The option, where there is context parallelism and the program's word is no default."""
+        if degrees.context == 1:
+            return {}
+        chosen = self.choice(name, {word: meant for meant, word in words.items()}, default)
+        return {} if chosen == "gather" else {"context_exchange": chosen}
 
     def truth(self, name: str, default: bool = False) -> bool:
         """Yes or no, as ``true`` or a flag alone.

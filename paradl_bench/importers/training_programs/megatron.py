@@ -1,23 +1,24 @@
 """Megatron-LM's arguments, by the names of ``megatron/training/arguments.py`` (its main branch, 0.20.0, d98e8a64).
 
-Its own order of ranks has tensor parallelism innermost and the pipeline outermost; ``--use-tp-pp-dp-mapping`` has data
-parallelism outermost. It runs pipelines by 1F1B, with two stages a rank as interleaved ones. ZeRO's stage 1 is its
-distributed optimizer, stages 2 and 3 its FSDP. It trains in bf16 with bf16 parameters, where predictions are of
-autocast.
+Its own order of ranks has tensor parallelism innermost, then context parallelism, and the pipeline outermost;
+``--use-tp-pp-dp-mapping`` has data parallelism outermost. It runs pipelines by 1F1B, with two stages a rank as
+interleaved ones. ZeRO's stage 1 is its distributed optimizer, stages 2 and 3 its FSDP. It trains in bf16 with bf16
+parameters, where predictions are of autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paradl_bench.importers.training_programs.degrees import Degrees
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS
-from paradl_bench.importers.training_programs.launch import FP32_BYTES, Degrees, FileSettings, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import FP32_BYTES, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.graph import DTYPE_BYTES
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in, has_masters
 
-_ORDER = ("pipeline", "replicas", "data", "expert", "tensor")
-_DATA_OUTERMOST = ("replicas", "data", "pipeline", "expert", "tensor")
+_ORDER = ("pipeline", "replicas", "data", "expert", "context", "tensor")
+_DATA_OUTERMOST = ("replicas", "data", "pipeline", "expert", "context", "tensor")
 _DATA_OUTERMOST_FLAG = "use-tp-pp-dp-mapping"
 _VIRTUAL_STAGES = 2
 _SCHEDULES = ("1f1b", "interleaved")
@@ -26,8 +27,8 @@ _LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
 _ONE_BUCKET_BYTES = 1 << 50
 """Of all gradients, which are exchanged after backward."""
+_EXCHANGES = {"gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
 _OTHERS = {
-    "context_parallel_size": "context parallelism (write its strategy, as d4x2)",
     "fp16": "fp16",
     "fp8_format": "fp8",
     "num_layers_per_virtual_pipeline_stage": "stages by their layers: give --num-virtual-stages-per-pipeline-rank",
@@ -47,7 +48,10 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     settings: Settings = {
         "tensor-model-parallel-size": degrees.tensor,
         "pipeline-model-parallel-size": degrees.pipeline,
+        "context-parallel-size": degrees.context,
     }
+    exchange = wanted.exchange(_EXCHANGES, degrees)
+    settings |= {"cp-comm-type": exchange} if degrees.context > 1 else {}
     kinds = [axis.kind for axis in launch.strategy.axes if axis.degree > 1]
     if kinds[:2] == ["data", "pipeline"]:
         settings[_DATA_OUTERMOST_FLAG] = True
@@ -68,7 +72,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     elif launch.dtype and has_masters(launch.dtype):
         settings |= {"bf16": True} | ({_BF16_GRADIENTS: True} if wanted.take("reduce_dtype", "own") == "own" else {})
     settings |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
-    if degrees.tensor > 1:
+    if degrees.tensor * degrees.context > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():
         settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
@@ -84,7 +88,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
 
 def _data_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
     """How gradients are exchanged, where there are several replicas."""
-    if degrees.reading == 1:
+    if degrees.exchanging == 1:
         return {}
     settings: Settings = {"overlap-grad-reduce": True}
     if degrees.replicas > 1:
@@ -111,12 +115,12 @@ def _stage(settings: FileSettings) -> int:
     return int(settings.choice("data_parallel_sharding_strategy", stages, "optim_grads_params"))
 
 
-def _degrees(settings: FileSettings, pipeline: int, tensor: int) -> Degrees:
+def _degrees(settings: FileSettings, pipeline: int, tensor: int, context: int) -> Degrees:
     """Data parallelism is what other degrees leave of the ranks: parted into replicas of shards, and experts."""
     experts = settings.whole("expert_model_parallel_size", 1)
-    data = settings.replicas(settings.ranks("ranks"), tensor * pipeline * experts)
+    data = settings.replicas(settings.ranks("ranks"), tensor * context * pipeline * experts)
     instances = settings.whole("num_distributed_optimizer_instances", 1)
-    stage = _stage(settings) if data * experts > 1 else 0
+    stage = _stage(settings) if data * experts * context > 1 else 0
     if stage > 1 and pipeline > 1:
         settings.notes.append(
             "Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration"
@@ -134,8 +138,8 @@ def _degrees(settings: FileSettings, pipeline: int, tensor: int) -> Degrees:
     # Shards that one rank has alone are none.
     parts = data // instances
     return (
-        Degrees(pipeline, parts, tensor, stage, instances, experts)
-        if parts > 1
+        Degrees(pipeline, parts, tensor, stage, instances, experts, context)
+        if parts * context > 1
         else Degrees(pipeline, instances, tensor, 0, 1, experts)
     )
 
@@ -145,11 +149,12 @@ def _read(settings: FileSettings) -> Launch:
     settings.note_set(_LEFT_OUT)
     tensor = settings.whole("tensor_model_parallel_size", 1)
     pipeline = settings.whole("pipeline_model_parallel_size", 1)
-    degrees = _degrees(settings, pipeline, tensor)
+    degrees = _degrees(settings, pipeline, tensor, settings.whole("context_parallel_size", 1))
     samples = settings.whole("micro_batch_size")
     batch = settings.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
     options = settings.micro_batches(degrees, batch, samples) | settings.norm("clip_grad", "1.0")
     options |= settings.sequence_parallel(degrees, settings.truth("sequence_parallel"))
+    options |= settings.context_exchange(degrees, "cp_comm_type", _EXCHANGES, "p2p")
     if pipeline > 1:
         chunks = settings.whole("num_virtual_stages_per_pipeline_rank", 1)
         if chunks > _VIRTUAL_STAGES:
@@ -162,7 +167,7 @@ def _read(settings: FileSettings) -> Launch:
     if dtype == WEIGHTS_DTYPE and not _reduces_in_bf16(settings):
         options["reduce_dtype"] = "fp32"
     default = max(_LEAST_BUCKET, _BUCKET_OF_A_RANK * degrees.reading) * _gradient_bytes(dtype)
-    exchanges = degrees.reading > 1 and degrees.stage < 2
+    exchanges = degrees.exchanging > 1 and degrees.stage < 2
     bucket_bytes = (
         (_bucket_bytes(settings, dtype) or default) if settings.truth("overlap_grad_reduce") else _ONE_BUCKET_BYTES
     )

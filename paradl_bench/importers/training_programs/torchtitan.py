@@ -1,8 +1,9 @@
 """torchtitan's settings: arguments, by the names of its 0.3.0, and TOML, as its 0.2.2 read them; most names are both's.
 
-Its mesh has the pipeline outermost and tensor parallelism innermost. Replicas are DDP's, or shards of FSDP2, which are
-ZeRO's stage 3, and stage 2 where parameters are not sharded again after forward. Version 0.3.0 takes the model and the
-optimizer from ``--module`` and ``--config``. DDP's buckets are of 100 MiB there, whatever is set.
+Its mesh has the pipeline outermost, and tensor parallelism innermost, inside of context parallelism. Replicas are
+DDP's, or shards of FSDP2, which are ZeRO's stage 3, and stage 2 where parameters are not sharded again after forward.
+Ranks along the sequence hold shards always. Version 0.3.0 takes the model and the optimizer from ``--module`` and
+``--config``. DDP's buckets are of 100 MiB there, whatever is set.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from paradl_bench.importers.training_programs.degrees import Degrees
 from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUBCOMMAND
-from paradl_bench.importers.training_programs.launch import MIB, Degrees, FileSettings, Launch, Settings, Wanted
+from paradl_bench.importers.training_programs.launch import MIB, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in
 from paradl_bench.plan.schedules.catalog import schedules
 
-_ORDER = ("pipeline", "replicas", "data", "tensor")
+_ORDER = ("pipeline", "replicas", "data", "context", "tensor")
 _PARALLELISM, _TRAINING = "parallelism.", "training."
 _REPLICATE = f"{_PARALLELISM}data_parallel_replicate_degree"
 _SHARD = f"{_PARALLELISM}data_parallel_shard_degree"
 _RESHARD = f"{_PARALLELISM}fsdp_reshard_after_forward"
 _TENSOR = f"{_PARALLELISM}tensor_parallel_degree"
+_CONTEXT = f"{_PARALLELISM}context_parallel_degree"
+_ROTATE = f"{_PARALLELISM}context_parallel_rotate_method"
+_EXCHANGES = {"gather": "allgather", "ring": "alltoall"}
 _PIPELINE = f"{_PARALLELISM}pipeline_parallel_degree"
 _SCHEDULE = f"{_PARALLELISM}pipeline_parallel_schedule"
 _MICRO_BATCH = f"{_PARALLELISM}pipeline_parallel_microbatch_size"
@@ -34,7 +39,6 @@ _RESHARDS = {2: "never", 3: "always"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _REDUCES = "torchtitan reduces gradients in fp32; predictions of a pipeline reduce them in bf16"
 _OTHERS = {
-    f"{_PARALLELISM}context_parallel_degree": "context parallelism (write its strategy, as d4x2)",
     f"{_TRAINING}enable_cpu_offload": "offloading of parameters",
 }
 
@@ -54,6 +58,9 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     degrees = wanted.degrees(_ORDER)
     if degrees.stage == 1:
         wanted.refuse("has no ZeRO stage 1", f"predict d{degrees.data}, z2d{degrees.data} or z3d{degrees.data}")
+    if degrees.context > 1 and degrees.stage < 2:
+        stages = (degrees._replace(stage=stage).strategy(_ORDER) for stage in _RESHARDS)
+        wanted.refuse("shards parameters along context parallelism", f"predict {' or '.join(map(str, stages))}")
     micro = wanted.micro_batches(degrees)
     sharded, batch = degrees.stage > 1, launch.batch or 1
     settings: Settings = {
@@ -72,7 +79,10 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         _SHARD: degrees.data if sharded else 1,
         _TENSOR: degrees.tensor,
         _PIPELINE: degrees.pipeline,
+        _CONTEXT: degrees.context,
     }
+    exchange = wanted.exchange(_EXCHANGES, degrees)
+    settings |= {_ROTATE: exchange} if degrees.context > 1 else {}
     if sharded:
         # In a pipeline what is predicted is its default: parameters stay gathered through the micro-batches.
         settings[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
@@ -129,12 +139,12 @@ def _of_format(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
     return {**settings, "activation_checkpoint.mode": "full" if recomputes else "none"}
 
 
-def _data(settings: FileSettings, others: int) -> tuple[int, int, int]:
+def _data(settings: FileSettings, others: int, context: int) -> tuple[int, int, int]:
     """Replicas of shards, ranks of data parallelism beside them, and the stage of ZeRO."""
     replicate, shard = settings.whole(_REPLICATE, 1), settings.whole(_SHARD, -1, least=-1)
     if shard < 1:
-        shard = settings.replicas(settings.ranks("ranks"), replicate * others)
-    if shard == 1:
+        shard = settings.replicas(settings.ranks("ranks"), replicate * others * context)
+    if shard * context == 1:
         return 1, replicate, 0
     # By default parameters are kept after forward where there is a pipeline.
     pipelined = settings.whole(_PIPELINE, 1) > 1
@@ -168,16 +178,17 @@ def _dtype(settings: FileSettings) -> str:
 def _read(settings: FileSettings) -> Launch:
     settings.refuse_set(_OTHERS)
     settings.note_set(_LEFT_OUT)
-    tensor, pipeline = settings.whole(_TENSOR, 1), settings.whole(_PIPELINE, 1)
-    replicas, data, stage = _data(settings, tensor * pipeline)
+    tensor, pipeline, context = (settings.whole(name, 1) for name in (_TENSOR, _PIPELINE, _CONTEXT))
+    replicas, data, stage = _data(settings, tensor * pipeline, context)
     _refuse_experts(settings, replicas * data)
-    degrees = Degrees(pipeline, data, tensor, stage, replicas)
+    degrees = Degrees(pipeline, data, tensor, stage, replicas, context=context)
     local = settings.whole(f"{_TRAINING}local_batch_size", 8)
     batch = settings.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
     batch = local * degrees.reading if batch < 1 else batch
     options = {"recompute": _recompute(settings), **settings.norm(_MAX_NORM, "1.0", off="inf")}
     on = not settings.truth(_NO_SEQUENCE_PARALLEL) and settings.truth(_SEQUENCE_PARALLEL, True)
     options |= settings.sequence_parallel(degrees, on)
+    options |= settings.context_exchange(degrees, _ROTATE, _EXCHANGES, "allgather")
     dtype = _dtype(settings)
     if dtype == "bf16" and stage > 1:
         # fully_shard gathers in bf16.

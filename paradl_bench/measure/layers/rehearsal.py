@@ -23,7 +23,7 @@ from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
-from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.mesh import axes_that_shard
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
@@ -95,10 +95,15 @@ class _Rehearsal(Group):
 
 
 def sharing_axis(strategy: Strategy) -> Axis:
-    """The axis whose ranks share layers; raises UserError where no axis does."""
-    for index in group_axes(strategy, Trait.SHARDS_LAYERS):
-        if strategy.axes[index].degree > 1:
-            return strategy.axes[index]
+    """The axis whose ranks share layers; raises UserError where no axis does, or several do."""
+    axes = [strategy.axes[index] for index in axes_that_shard(strategy)]
+    if len(axes) > 1:
+        raise UserError(
+            f"--shards {strategy}: {' and '.join(axis.kind for axis in axes)} both share layers, and parts are measured"
+            f" of one axis; give {','.join(map(str, axes))}"
+        )
+    if axes:
+        return axes[0]
     kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARDS_LAYERS))
     raise UserError(f"--shards {strategy}: none of its axes splits layers; give axes of {kinds}, as f2")
 

@@ -27,6 +27,8 @@ class Trait(Enum):
     CUTS_POSITIONS = "of a sharded layer ranks compute blocks of positions"
     SPLITS_OUTPUTS = "of a sharded layer ranks compute some outputs, which are gathered behind it"
     SPLITS_INPUTS = "of a sharded layer ranks read some inputs; what they make of them is summed"
+    CUTS_FEATURES = "of a sharded layer ranks compute some heads or features, of all its tokens"
+    CUTS_TOKENS = "of a sharded layer ranks compute some tokens, of whatever part of it they hold"
     NEEDS_LOSS = "ranks run the model from its input to the loss, and so in no stages"
     SENDS_AS_COMPUTED = "activations go from rank to rank in the dtype that they were computed in, as planned"
 

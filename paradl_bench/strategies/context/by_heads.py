@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from paradl_bench.network.graph import Layer
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, move_rows
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
@@ -20,18 +19,18 @@ _HEADS, _TOKENS = -3, -2
 class AttentionByHeads:
     """All tokens of this rank's heads; its own tokens of all heads before and behind."""
 
-    def __init__(self, layer: Layer, own_tokens: OwnTokens, random: OwnRandomness) -> None:
-        self._heads, self._own, self._random = layer.input_shapes[0][_HEADS], own_tokens, random
+    def __init__(self, own_tokens: OwnTokens, random: OwnRandomness) -> None:
+        self._own, self._random = own_tokens, random
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As torch's ``scaled_dot_product_attention``."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = dict(zip(names, args, strict=False)) | kwargs
-        group = self._own.group
+        group, heads = self._own.group, given["query"].shape[_HEADS]
         for name in ("query", "key", "value"):
             given[name] = _exchanged(as_product_reads_it(given[name]), _HEADS, _TOKENS, group)
         mask = given.get("attn_mask")
-        if mask is not None and mask.dim() > 2 and mask.shape[_HEADS] == self._heads:
+        if mask is not None and mask.dim() > 2 and mask.shape[_HEADS] == heads:
             given["attn_mask"] = mask.chunk(group.size, _HEADS)[group.rank]
         if given.get("dropout_p"):
             with self._random.used(given["query"]):

@@ -41,24 +41,37 @@ def fewest_heads(network: ModelGraph, tokens: Tokens) -> tuple[int, str] | None:
     return min(heads, key=lambda pair: pair[0], default=None)
 
 
-def check_heads(network: ModelGraph, tokens: Tokens, strategy: Strategy, ranks: int) -> None:
-    """Raises:
-    UserError: heads that do not part evenly, or a mask that has a rank's own rows alone.
+def check_heads(layer: Layer, strategy: str, ranks: int, *, left: bool = False) -> None:
+    """Refuse an attention whose heads do not part evenly.
+
+    Args:
+        left: whether they are those that another axis leaves on a rank.
+
+    Raises:
+        UserError: says so.
     """
-    what = f"strategy {strategy}: --context-exchange all-to-all"
+    for name, shape in zip(_OPERANDS, layer.input_shapes, strict=False):
+        if heads_of(shape) % ranks:
+            whose = "that another axis leaves on a rank, of" if left else "of"
+            raise UserError(
+                f"strategy {strategy}: --context-exchange all-to-all: {heads_of(shape)} {name} {whose} layer"
+                f" {layer.name} do not split evenly over {ranks} ranks; give a number of ranks that divides them, or"
+                " another exchange"
+            )
+
+
+def check_masks(network: ModelGraph, tokens: Tokens, strategy: Strategy) -> None:
+    """Raises:
+    UserError: a mask that has a rank's own rows alone.
+    """
     shapes = {network.layers[at].name: network.layers[at].output_shape for at in tokens.layers}
     for layer in attentions(network, tokens):
-        for name, shape in zip(_OPERANDS, layer.input_shapes, strict=False):
-            if heads_of(shape) % ranks:
-                raise UserError(
-                    f"{what}: {heads_of(shape)} {name} of layer {layer.name} do not split evenly over {ranks} ranks;"
-                    " give a number of ranks that divides them, or another exchange"
-                )
         told_apart = len(layer.inputs) == len(layer.input_shapes)
         masks = {name for name in layer.inputs[3 if told_apart else 0 :] if shapes.get(name) in layer.input_shapes[3:]}
         if masks:
             raise UserError(
-                f"{what}: the mask of layer {layer.name} depends on tokens, and a rank has only some of them"
+                f"strategy {strategy}: --context-exchange all-to-all: the mask of layer {layer.name} depends on tokens,"
+                " and a rank has only some of them"
             )
 
 

@@ -10,6 +10,7 @@ DistributedDataParallel does, so the loss of a part is taken times the number of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,25 +53,39 @@ class ContextRunner:
 RUNNER = ContextRunner()
 
 
+def _rules(
+    network: ModelGraph,
+    tokens: Tokens,
+    own_tokens: OwnTokens,
+    random: OwnRandomness,
+    options: ContextOptions,
+    counted: _Counted,
+) -> dict[int, Rule]:
+    layers, masks, rules = network.layers, _Masks(own_tokens), {}
+    for index, token_layer in tokens.layers.items():
+        functions = functions_of(layers[index])
+        if token_layer.output is None:
+            # It is asked for a sum in the place of a mean.
+            run: Any = _CrossEntropy(layers[index], own_tokens.group.size, counted)
+            rules[index] = Rule(functions, run, around=True)
+            continue
+        if token_layer.gathered and options.by_heads:
+            run = AttentionByHeads(own_tokens, random)
+        elif token_layer.gathered and options.by_ring:
+            run = AttentionByRing(own_tokens, random)
+        elif token_layer.gathered:
+            run = _Attention(own_tokens, random, masks)
+        else:
+            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
+        rules[index] = Rule(functions, run, partial(own_tokens.mark, along=token_layer.output))
+    return rules
+
+
 def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSettings) -> Sharding:
     options, random = settings.of(ContextOptions), OwnRandomness(group)
     mirrored = options.by_ring and is_mirrored(network, tokens)
     own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
-    layers, masks, counted = network.layers, _Masks(own_tokens), _Counted()
-    rules = {}
-    for index, token_layer in tokens.layers.items():
-        run: Any = None
-        if token_layer.gathered and options.by_heads:
-            run = AttentionByHeads(layers[index], own_tokens, random)
-        elif token_layer.gathered and options.by_ring:
-            run = AttentionByRing(own_tokens, random)
-        elif token_layer.gathered:
-            run = _Attention(layers[index], own_tokens, random, masks)
-        elif token_layer.output is None:
-            run = _CrossEntropy(layers[index], group.size, counted)
-        else:
-            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
-        rules[index] = Rule(functions_of(layers[index]), run)
+    layers, counted = network.layers, _Counted()
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -88,11 +103,11 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         return (whole, 1.0) if mark is None else (own_tokens.part(whole, mark[0]), float(group.size))
 
     sharding = Sharding(
-        rules,
+        _rules(network, tokens, own_tokens, random, options, counted),
         network,
         enter=enter,
         whole_shape=whole_shape_of_tokens,
-        randomness=random,
+        randomness=(random,),
         own_part=own_part,
     )
     (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
@@ -123,8 +138,8 @@ _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 class _Attention:
     """This rank's queries with the keys and values of all ranks."""
 
-    def __init__(self, layer: Layer, own_tokens: OwnTokens, random: OwnRandomness, masks: _Masks) -> None:
-        self._layer, self._own, self._random, self._masks = layer, own_tokens, random, masks
+    def __init__(self, own_tokens: OwnTokens, random: OwnRandomness, masks: _Masks) -> None:
+        self._own, self._random, self._masks = own_tokens, random, masks
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(_ATTENTION, args, strict=False)) | kwargs

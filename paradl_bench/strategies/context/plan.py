@@ -18,19 +18,21 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import Layer, LayerMemory, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
-from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
-from paradl_bench.plan.compute import LayerShard, layers_with_gradient
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label, shard_within
+from paradl_bench.plan.compute import LayerShard, held_layer, layers_with_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
-from paradl_bench.strategies.context.heads import check_heads, fewest_heads, on_own_heads
+from paradl_bench.strategies.context.heads import attentions, check_heads, check_masks, fewest_heads, on_own_heads
 from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.context.ring import check_ring, in_rounds, is_mirrored
 from paradl_bench.strategies.splitting.channel_shards import check_extent
-from paradl_bench.strategies.tensor.sequence.tokens import Tokens, find_tokens, part_of_tokens
+from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, Tokens, find_tokens, part_of_tokens
 
 _LATEST: Latest[Tokens] = Latest()
 
@@ -67,7 +69,9 @@ class ContextPlanner:
                 f"{chunks_text}; the nearest that do are {lower} and {lower + chunks * ranks}"
             )
         if options.by_heads:
-            check_heads(network, tokens, strategy, ranks)
+            for layer in attentions(network, tokens):
+                check_heads(layer, str(strategy), ranks)
+            check_masks(network, tokens, strategy)
         if options.by_ring:
             check_ring(network, tokens, strategy)
 
@@ -91,8 +95,14 @@ class ContextPlanner:
 
     def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`; alike at every position."""
+        return self.shard_further(ShardedLayers({}, network), network, place, settings)
+
+    def shard_further(
+        self, sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settings: PlanSettings
+    ) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.FurtherPlanner`."""
         key = place._replace(position=0), settings
-        return self._shards.get(network, key, lambda: _shard(network, place, settings))
+        return self._shards.get(sharded.network, key, lambda: _shard(sharded, network, place, settings))
 
 
 PLANNER = ContextPlanner()
@@ -102,34 +112,67 @@ def _chunks_a_rank(network: ModelGraph, tokens: Tokens, options: ContextOptions)
     return 2 if options.by_ring and is_mirrored(network, tokens) else 1
 
 
-def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
-    ranks, label = place.axis.degree, shard_label(place.axis, settings)
-    widths, options = widths_of(network, settings.dtype, settings.device), settings.of(ContextOptions)
-    names = (layer.name for layer in network.layers)
-    differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
-    shards = {}
+def _shard(sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+    shards, ranks = dict(sharded.shards), place.axis.degree
+    on_tokens = _OnTokens(network, place, settings)
     for index, token_layer in tokens_of(network).layers.items():
-        layer = network.layers[index]
+        outer = shards.get(index)
+        if outer is None:
+            shards[index] = on_tokens.shard(index, token_layer, network.layers[index])
+            continue
+        own = on_tokens.shard(index, token_layer, outer.layer)
+        shards[index] = shard_within(outer, own, ranks)
+        if shards[index].after_fw and token_layer.output is not None:
+            held = part_of_tokens(held_layer(network.layers[index], outer), token_layer, ranks)
+            shards[index] = shards[index]._replace(held=held)
+    return sharded._replace(shards={index: shards[index] for index in sorted(shards)})
 
-        def message(operation: str, shape: tuple[int, ...], width: int = widths[index].runs) -> Collective:
-            return place.collective(operation, math.prod(shape) // ranks, batchless=False, element_bytes=width)
+
+class _OnTokens:
+    """The layers of a network, whole or as another axis leaves them, on a rank's part of the tokens."""
+
+    def __init__(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> None:
+        self._network, self._place, self._options = network, place, settings.of(ContextOptions)
+        self._label = shard_label(place.axis, settings)
+        self._widths = widths_of(network, settings.dtype, settings.device)
+        names = (layer.name for layer in network.layers)
+        self._differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
+
+    def shard(self, index: int, token_layer: TokenLayer, layer: Layer) -> LayerShard:
+        """What a rank runs, and what it sends to the others of its axis.
+
+        Raises:
+            UserError: heads that do not part evenly.
+        """
+        ranks, width, whole = self._place.axis.degree, self._widths[index].runs, self._network.layers[index]
+
+        def message(operation: str, shape: tuple[int, ...]) -> Collective:
+            elements = math.prod(shape) // ranks
+            return self._place.collective(operation, elements, batchless=False, element_bytes=width)
 
         # Keys and values of one tensor have one name.
         named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
-        made = [at < len(named) and differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
+        made = [at < len(named) and self._differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
         part = part_of_tokens(layer, token_layer, ranks)
-        if token_layer.gathered and options.by_heads:
-            shards[index] = on_own_heads(layer, part, ranks, made, message)._replace(shard=label)
-            continue
-        if token_layer.gathered and options.by_ring:
-            shards[index] = in_rounds(layer, token_layer, place, widths[index].runs, made)._replace(shard=label)
-            continue
-        shards[index] = LayerShard(
+        if token_layer.output is None and layer.memory is not None and layer.memory is not whole.memory:
+            part = msgspec.structs.replace(part, memory=_of_tokens(layer.memory, ranks))
+        if token_layer.gathered and self._options.by_heads:
+            check_heads(layer, str(self._place.axis), ranks, left=True)
+            return on_own_heads(layer, part, ranks, made, message)._replace(shard=self._label)
+        if token_layer.gathered and self._options.by_ring:
+            rows = math.prod(whole.output_shape[:-1])
+            return in_rounds(layer, token_layer, self._place, width, made, rows)._replace(shard=self._label)
+        return LayerShard(
             part,
-            label,
+            self._label,
             before_fw=tuple(message("all_gather", layer.input_shapes[at]) for at in token_layer.gathered),
             after_bw=tuple(
                 message("reduce_scatter", layer.input_shapes[at]) for at in reversed(token_layer.gathered) if made[at]
             ),
         )
-    return ShardedLayers(shards, network)
+
+
+def _of_tokens(memory: LayerMemory, ranks: int) -> LayerMemory:
+    """What another axis says that a loss keeps of all tokens, for a rank's."""
+    of_sample, fixed = memory.kept
+    return msgspec.structs.replace(memory, kept=(of_sample // ranks, fixed))

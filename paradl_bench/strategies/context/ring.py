@@ -65,12 +65,14 @@ def _why_not(layer: Layer, learned: set[str]) -> str:
 
 
 def in_rounds(
-    layer: Layer, token_layer: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool]
+    layer: Layer, token_layer: TokenLayer, place: AxisPlace, element_bytes: int, made: Sequence[bool], all_rows: int
 ) -> LayerShard:
     """An attention with one block, as often as there are ranks, and what travels beside each time.
 
     Args:
+        layer: all of it, or the heads that another axis leaves on a rank.
         element_bytes: of a block. made: per tensor that the layer reads, whether that gets a gradient.
+        all_rows: of the output of all heads of a sample.
     """
     ranks = place.axis.degree
     elements = sum(map(math.prod, layer.input_shapes[1:_OPERANDS])) // ranks * place.local_batch
@@ -83,14 +85,14 @@ def in_rounds(
     rounds_bw = [messages(*[block] * (turn < ranks - 1), *[sums] * (summed and turn > 1)) for turn in range(ranks)]
     home = messages(sums) if summed else None
     return LayerShard(
-        _with_one_block(layer, token_layer, ranks),
+        _with_one_block(layer, token_layer, ranks, all_rows),
         after_bw=() if home is None else (home,),
         rounds_fw=(*[messages(block)] * (ranks - 1), None),
         rounds_bw=tuple(rounds_bw),
     )
 
 
-def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
+def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int, all_rows: int) -> Layer:
     """The rank's queries with as many keys: of the pairs of all rounds, those of one."""
     inputs = [(*shape[:-2], shape[-2] // ranks, shape[-1]) for shape in layer.input_shapes[:_OPERANDS]]
     length = layer.input_shapes[1][-2]
@@ -101,8 +103,8 @@ def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
     attributes = dict(layer.attributes)
     if "output" in attributes:
         attributes["output"] = output
-    rows_bytes = _SUMS_BYTES * math.prod(layer.output_shape[:-1])
-    kept = LayerMemory(inputs=tuple(range(len(inputs))), output=True, kept=(rows_bytes, 0))
+    # Of all of the layer, as what is kept of any is counted.
+    kept = LayerMemory(inputs=tuple(range(len(inputs))), output=True, kept=(_SUMS_BYTES * all_rows, 0))
     return part_of_layer(
         layer,
         1,

@@ -147,9 +147,13 @@ class RankOperations:
         width = self._own_width(self._index[layer.name]) or self._casts.runs[layer.name]
         return layer.output_elements_of(self._samples) * width
 
+    def _holding(self, i: int) -> Layer:
+        """A layer with the block of its output that the rank holds."""
+        return self._shards[i].held or self._shards[i].layer
+
     def _held_bytes(self, i: int) -> int:
-        """Bytes of the block of a layer's output that the rank holds."""
-        return self._output_bytes(self._shards[i].held or self._shards[i].layer)
+        """Bytes of that block."""
+        return self._output_bytes(self._holding(i))
 
     def _own_width(self, source: int) -> int:
         """Bytes of an element of a layer's output that is of no dtype of the network's; 0 for others.
@@ -193,7 +197,7 @@ class RankOperations:
 
     def _reads_whole(self, i: int, source: int) -> bool:
         """Whether the rank's part of a layer reads all of what another makes: what is outside of blocks reads all."""
-        shard, layer = self._shards[i], self._layers[i]
+        shard = self._shards[i]
         if not self._is_cut(i):
             return True
         leading = shard if shard.leader is None else self._shards[shard.leader]
@@ -202,9 +206,16 @@ class RankOperations:
             return True
         if not of_operation(leading.before_fw, "all_gather"):
             return False
+        held = math.prod(self._network.input_shape) if source < 0 else self._holding(source).output_elements
+        return any(part == whole or part > held for part, whole in self._elements_read(i, source))
+
+    def _elements_read(self, i: int, source: int) -> list[tuple[int, int]]:
+        """Of a tensor that another layer makes, the elements of a sample where the rank's part of this layer reads it,
+        and where all of it does."""
         read = INPUT if source < 0 else self._layers[source].name
-        shapes = zip(layer.inputs, shard.layer.input_shapes, layer.input_shapes, strict=False)
-        return any(part_shape == all_of_it for name, part_shape, all_of_it in shapes if name == read)
+        layer, run = self._layers[i], self._shards[i].layer
+        shapes = zip(layer.inputs, run.input_shapes, layer.input_shapes, strict=False)
+        return [(math.prod(part), math.prod(whole)) for name, part, whole in shapes if name == read]
 
     def _copies_input(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES
-from paradl_bench.plan.compute import LayerShard, Rounds
+from paradl_bench.plan.compute import LayerShard, Rounds, held_layer
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
@@ -36,7 +36,9 @@ class ShardedOperations(RankOperations):
         sources = [self._index[name] for name in self._layers[i].inputs if name in self._index]
         blocks = [s for s in sources if self._is_cut(s) and s not in wholes and self._reads_whole(i, s)]
         for source, gather in zip(blocks, gathers, strict=False):
-            wholes[source] = self._ledger.allocate(self._output_bytes(self._layers[source]))
+            # Of the heads that another axis leaves on the rank, where it does.
+            part, whole = max(self._elements_read(i, source), default=(1, 1))
+            wholes[source] = self._ledger.allocate(self._output_bytes(self._layers[source]) * part // whole)
             self._ledger.mark(gather.ranks * gather.message_bytes + self._padding(made[source].size, gather))
         self._move_rows(i, sources, wholes)
         self._make_once(i)
@@ -156,15 +158,16 @@ class ShardedOperations(RankOperations):
     def _combine(self, i: int, part: Storage) -> Storage:
         """What ranks made of a sharded layer, put together."""
         ledger, layer, shard = self._ledger, self._layers[i], self._shards[i]
-        whole = self._output_bytes(layer)
+        summed = of_operation(shard.after_fw, "all_reduce")
+        whole = self._output_bytes(shard.held or layer)
         for gather in of_operation(shard.after_fw, "all_gather"):
             gathered = ledger.allocate(whole)
             ledger.mark(gather.ranks * gather.message_bytes + self._padding(part.size, gather))
             ledger.release(part)
             part = gathered
-        if shard.held is not None:
+        if shard.held is not None and not summed:
             return self._scattered(i, part)
-        if of_operation(shard.after_fw, "all_reduce"):
+        if summed:
             # Ranks of other groups' filters add zeros; the bias comes last, out of place.
             for _ in range((part.size < whole) + bool(layer.attributes.get("bias"))):
                 larger = ledger.allocate(whole)
@@ -194,7 +197,7 @@ class ShardedOperations(RankOperations):
         if of_operation(self._shards[i].before_bw, "all_to_all") and arrived:
             return [self._replaced(arrived[0], arrived[0].size, arrived[0].size)]
         part = self._output_bytes(self._shards[i].layer)
-        is_slice = part < self._output_bytes(self._layers[i]) and bool(self._shards[i].after_fw)
+        is_slice = part < self._output_bytes(held_layer(self._layers[i], self._shards[i]))
         if not is_slice or not arrived or self._samples == 1:
             return list(arrived)
         return [self._replaced(arrived[0], part)]
@@ -286,7 +289,7 @@ class ShardedOperations(RankOperations):
         if one and gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
             gradient = self._replaced(gradient, whole)
         for _ in of_operation(shard.after_bw, "all_reduce"):
-            gradient = self._replaced(gradient, whole)
+            gradient = self._replaced(gradient, self._input_bytes(shard.layer))
         for scatter in of_operation(shard.after_bw, "reduce_scatter"):
             gradient = self._replaced(gradient, whole, (scatter.ranks + 1) * scatter.message_bytes)
         return gradient

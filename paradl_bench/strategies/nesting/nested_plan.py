@@ -1,9 +1,10 @@
 """The plan of any nesting of axes: who shards layers, and who exchanges gradients with whom.
 
 The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
-written by hand and no axis is known by name. At most one axis shards layers; stages take their ranges of what comes of
-it. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does, or in messages that
-the settings give. Axes nest in every order, which decides who is whose neighbour and nothing else.
+written by hand and no axis is known by name. One axis shards layers, or two in turn: one that cuts features, and one
+that cuts tokens of what comes of that. Stages take their ranges of the result. Ranks that hold the same parameters
+exchange gradients as torch's DistributedDataParallel does, or in messages that the settings give. Axes nest in every
+order, which decides who is whose neighbour and nothing else.
 """
 
 from __future__ import annotations
@@ -14,21 +15,31 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import (
     AxisPlace,
     Latest,
     ReplicaShards,
     ShardedLayers,
-    ShardingPlanner,
     UpdatingPlanner,
     axis_planner,
     samples_at_once,
+    shard_in_turn,
     sharded_layers,
     staging_axis,
     staging_planner,
 )
 from paradl_bench.plan.compute import add_weight_update, weight_update
-from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, place_of, positions, ranks_along, zero_stage
+from paradl_bench.plan.mesh import (
+    axes_apart,
+    axes_that_shard,
+    degree_of,
+    group_axes,
+    place_of,
+    positions,
+    ranks_along,
+    zero_stage,
+)
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Plan, Role, RoleBuilder, Setup, Work
@@ -53,10 +64,11 @@ _LATEST: Latest[ReplicaShards] = Latest()
 
 
 def check_nesting(strategy: Strategy) -> None:
-    """The rule of which axes nest, over their traits: all do, but for several that shard the same layers.
+    """The rule of which axes nest, over their traits: of those that shard layers one, or one that cuts features and one
+    that cuts tokens, and all others.
 
     Raises:
-        UserError: several axes shard layers, or stages part what one has to run from input to loss.
+        UserError: other axes both shard layers, or stages part what one has to run from input to loss.
     """
     whole = [axis.kind for axis in strategy.axes if axis.has(Trait.NEEDS_LOSS) and axis.degree > 1]
     if whole and staging_axis(strategy) is not None:
@@ -64,11 +76,15 @@ def check_nesting(strategy: Strategy) -> None:
             f"strategy {strategy}: {whole[0]} parallelism runs the model from its input to the loss on each rank, and"
             " so in no stages of a pipeline; nest it with data"
         )
-    sharding = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
-    if len(sharding) > 1:
+    sharding = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
+    in_turn = Trait.CUTS_FEATURES, Trait.CUTS_TOKENS
+    nests = len(sharding) == 2 and all(any(axis.has(trait) for axis in sharding) for trait in in_turn)
+    if len(sharding) > 1 and not nests:
+        pair = "".join(f"{kinds_with(trait)[0].letter}2" for trait in in_turn)
         raise UserError(
-            f"strategy {strategy}: {' and '.join(sharding)} both share layers out, and one of them can;"
-            " nest one with data or a pipeline, as d2f2 or d2p2f2"
+            f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and one of"
+            " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features and tokens of the same"
+            f" layers, as {pair}"
         )
 
 
@@ -83,7 +99,7 @@ class NestedPlanner:
         check_nesting(strategy)
         self.name = strategy.name
         self._planners = [axis_planner(axis.declared) for axis in strategy.axes]
-        self._sharding = group_axes(strategy, Trait.SHARDS_LAYERS)
+        self._sharding = axes_that_shard(strategy)
 
     def plan(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Plan:
         """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.
@@ -136,16 +152,18 @@ class NestedPlanner:
         """
         network = as_held(network, settings.dtype)
         self.check(network, strategy, settings)
+        return self._found_shards(network, strategy, settings)
+
+    def _found_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
         return _LATEST.get(network, (strategy, settings), lambda: self._find_shards(network, strategy, settings))
 
     def _find_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
         local_batch = samples_at_once(strategy, settings)
         distinct: list[ShardedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
-        sharding = [index for index in self._sharding if strategy.axes[index].degree > 1]
         of_positions = []
         for position in positions(strategy):
-            coordinate = tuple(position[index] for index in sharding)
+            coordinate = tuple(position[index] for index in self._sharding)
             if coordinate not in of_coordinate:
                 sharded = self._shard(network, strategy, position, local_batch, settings)
                 if settings.batch_norm == "sync":
@@ -175,6 +193,9 @@ class NestedPlanner:
             check_messages(strategy, settings)
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)
+        if network.layers and len(self._sharding) > 1:
+            # What one axis leaves has to part over the ranks of the next.
+            self._found_shards(as_held(network, settings.dtype), strategy, settings)
 
     def _shard(
         self,
@@ -184,12 +205,14 @@ class NestedPlanner:
         local_batch: int,
         settings: PlanSettings,
     ) -> ShardedLayers:
-        for index in self._sharding:
-            planner = self._planners[index]
-            if isinstance(planner, ShardingPlanner) and strategy.axes[index].degree > 1:
-                place = AxisPlace(strategy.axes[index], index, position[index], local_batch)
-                return planner.shard(network, place, settings)
-        return ShardedLayers({}, network)
+        places = [AxisPlace(strategy.axes[i], i, position[i], local_batch) for i in self._sharding]
+        try:
+            return shard_in_turn(network, places, settings)
+        except UserError as error:
+            text = str(error)
+            for place in places:
+                text = text.replace(f"strategy {place.axis}:", f"strategy {strategy}:")
+            raise UserError(text) from error
 
     def _build_role(
         self,

@@ -1,7 +1,7 @@
-"""A module as one rank of a strategy trains it: layers sharded along one axis, gradients exchanged along others.
+"""A module as one rank of a strategy trains it: layers sharded along some axes, gradients exchanged along others.
 
-Axes nest: one shards layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
-then exchanges gradients. No combination of kinds is written by hand.
+Axes nest: one shards layers, or two in turn, the stages of a pipeline take their ranges of them, and whoever holds the
+same parameters then exchanges gradients. No combination of kinds is written by hand.
 
 All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
 are loaded, for a default, and would keep it after the ranks left.
@@ -23,7 +23,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import staging_axis
-from paradl_bench.plan.mesh import axes_apart, group_axes, ranks_along, sharing_axes, zero_stage
+from paradl_bench.plan.mesh import axes_apart, axes_that_shard, group_axes, ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.fused_module import FusedModule, exchange_messages
@@ -46,6 +46,7 @@ from paradl_bench.strategies.running.axis_runners import (
 )
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
 from paradl_bench.strategies.running.group_functions import Reduce, Spans
+from paradl_bench.strategies.running.nested_sharding import nest
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     LossOfParts,
@@ -234,14 +235,12 @@ def _exchanging(
 def _sharding(
     module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
 ) -> Sharding:
-    """The rules of the axis that shards layers, if one does, and those of batch norms that several ranks run."""
-    axes = [i for i in group_axes(strategy, Trait.SHARDS_LAYERS) if strategy.axes[i].degree > 1]
-    # Planning has refused more than one.
-    assert len(axes) <= 1
+    """The rules of the axes that shard layers, in turn, and those of batch norms that several ranks run."""
     sharding = Sharding({}, network)
-    for index in axes:
+    for number, index in enumerate(axes_that_shard(strategy)):
         axis = strategy.axes[index]
-        sharding = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
+        of_axis = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
+        sharding = nest(sharding, of_axis) if number else of_axis
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}

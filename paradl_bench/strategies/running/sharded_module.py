@@ -79,10 +79,14 @@ class Rule:
         functions: normalised names of the torch functions that the layer may be a call of.
         run: called as ``run(function, args, kwargs)`` in the place of ``function(*args, **kwargs)``; whatever else it
             calls on the layer's tensors goes through :func:`instead` or :func:`beside`, communication aside.
+        mark: notes of what ``run`` returned that it is a part, where another rule made another tensor of that.
+        around: whether it calls the layer's function otherwise than the model does, and so runs around other rules.
     """
 
     functions: frozenset[str]
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+    mark: Callable[[Any], Any] | None = None
+    around: bool = False
 
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -100,7 +104,7 @@ class LossOfParts(Protocol):
 
 
 class Sharding(NamedTuple):
-    """What one axis makes of a module.
+    """What one axis makes of a module, or several do (:mod:`~paradl_bench.strategies.running.nested_sharding`).
 
     Attributes:
         rules: by index of the layer in the network.
@@ -111,7 +115,7 @@ class Sharding(NamedTuple):
         whole: what calls without a rule are given; None where they are given no parts.
         receive: what is done first to this rank's part of what an earlier stage of a pipeline made, given with the
             layer's index and the output's number. forget: lets go of what only later stages would read.
-        randomness: of layers that draw other numbers on each rank.
+        randomness: of layers that draw other numbers on each rank, an axis each.
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
             the tensor's gradient is here; called with both tensors. None where this rank has other rows.
         run_layer: what runs layers, below all rules; None for torch's own functions.
@@ -127,7 +131,7 @@ class Sharding(NamedTuple):
     whole: Whole | None = None
     receive: Callable[[int, int, torch.Tensor], torch.Tensor] | None = None
     forget: Callable[[], None] | None = None
-    randomness: OwnRandomness | None = None
+    randomness: tuple[OwnRandomness, ...] = ()
     own_part: OwnPart | None = None
     run_layer: RunLayer | None = None
     loss: LossOfParts | None = None

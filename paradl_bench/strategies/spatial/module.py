@@ -116,7 +116,7 @@ def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
         whole_shape=_whole_shape,
         whole=gathering,
         receive=receive,
-        randomness=random,
+        randomness=(random,),
         own_part=own_part,
     )
 

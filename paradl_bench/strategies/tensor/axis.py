@@ -13,6 +13,6 @@ AXIS = AxisKind(
     order=5,
     distsim="M",
     options=(SplitOptions, SequenceOptions),
-    traits=frozenset({Trait.SHARDS_LAYERS, Trait.SENDS_AS_COMPUTED}),
+    traits=frozenset({Trait.SHARDS_LAYERS, Trait.CUTS_FEATURES, Trait.SENDS_AS_COMPUTED}),
     cut_less="leave layers whole by --split",
 )

@@ -87,10 +87,10 @@ class TensorRunner:
         return Sharding(
             rules,
             with_parameter_shapes(network, shapes),
-            whole_shape=_whole_shape,
+            whole_shape=partial(_whole_shape, sequence),
             receive=receive,
             forget=partial(_forget, tuple(inputs.values())),
-            randomness=random,
+            randomness=(random,),
             own_part=partial(_own_part, sequence),
         )
 
@@ -135,8 +135,10 @@ class Part(NamedTuple):
         for number, tensor in enumerate(tensors, first):
             # Parts of a projection may be unequal; networks of older files have the first one's shape alone.
             expected = shapes[min(number, len(shapes) - 1)][dim:]
+            # Another axis may leave a rank some tokens of it.
+            shape = whole_shape_of_tokens(tensor) or tensor.shape
             # Several samples may share the dim, one after the other.
-            if tensor.shape[dim] % self.shorter(expected[0]) or tuple(tensor.shape[dim:][1:]) != expected[1:]:
+            if shape[dim] % self.shorter(expected[0]) or tuple(shape[dim:][1:]) != expected[1:]:
                 raise WorkError(
                     f"layer {self.layer.name} made {'x'.join(map(str, tensor.shape))} of its part, which is none of"
                     f" {'x'.join(map(str, self.layer.output_shape))}: tensor parallelism cannot run it; leave it whole"
@@ -157,10 +159,10 @@ def _own_part(sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.T
     return (whole if sequence is None or tokens is None else sequence.own.part(whole, tokens[0])), 1.0
 
 
-def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
+def _whole_shape(sequence: SequenceRun | None, tensor: torch.Tensor) -> torch.Size | None:
     part: Part | None = getattr(tensor, _MARK, None)
     if part is None:
-        return whole_shape_of_tokens(tensor)
+        return whole_shape_of_tokens(tensor) if sequence else None
     shape = list(tensor.shape)
     dim = part.piece.cut.dim
     shape[dim] = shape[dim] * part.piece.atoms // part.own.extent

@@ -18,19 +18,20 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from predict.costs.sourced import Ints
 
-Sharing = tuple[Axis | None, tuple[AxisOptions, ...]]
-"""An axis that shares layers, and options of it that are tried."""
+Sharing = tuple[tuple[Axis, ...], tuple[AxisOptions, ...]]
+"""Axes that share layers, and options of them that are tried."""
 
 
 class Mesh(NamedTuple):
     """What a rank works on, wherever it stands.
 
     Attributes:
-        shared: the axis that shares layers. stages: ranks along the pipeline. replicas: along data. zero: the stage of
-            that. copies: replicas that hold the same shards (hybrid sharding); 1 where all hold others.
+        shared: axes that share layers, in the order in which they do. stages: ranks along the pipeline. replicas:
+            along data. zero: the stage of that. copies: replicas that hold the same shards (hybrid sharding); 1 where
+            all hold others.
     """
 
-    shared: Axis | None
+    shared: tuple[Axis, ...]
     stages: int
     replicas: int
     zero: int = 0
@@ -49,7 +50,7 @@ class Mesh(NamedTuple):
         parted = self.replicas // self.copies
         axes += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 else []
         axes += [axis_along(Trait.STAGES, self.stages)] if self.stages > 1 else []
-        return (*axes, *([self.shared] if self.shared else []))
+        return (*axes, *self.shared)
 
     @property
     def orders(self) -> list[tuple[Axis, ...]]:
@@ -64,19 +65,24 @@ class Mesh(NamedTuple):
         return ranks_along(strategy := Strategy(axes=self.axes), sharing_axes(strategy)) if self.zero else 1
 
     @property
+    def sharers(self) -> int:
+        """Ranks that share the layers of a stage."""
+        return math.prod(axis.degree for axis in self.shared)
+
+    @property
     def samplers(self) -> int:
         """Parts of the mini-batch that ranks see one each of."""
-        return self.replicas * (self.shared.degree if self.shared and self.shared.has(Trait.DIVIDES_BATCH) else 1)
+        return self.replicas * math.prod(axis.degree for axis in self.shared if axis.has(Trait.DIVIDES_BATCH))
 
     @property
     def holds_alone(self) -> bool:
-        """Whether no other rank holds what this one holds of parameters that the shared axis parts."""
+        """Whether no other rank holds what this one holds of parameters that the shared axes part."""
         return self.replicas == 1 and self.samplers > 1
 
     @property
     def exchanges(self) -> bool:
         """Whether ranks hold the same parameters and exchange their gradients."""
-        return self.replicas > 1 or (self.shared is not None and self.shared.has(Trait.REPLICATES))
+        return self.replicas > 1 or any(axis.has(Trait.REPLICATES) for axis in self.shared)
 
 
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:

@@ -1,4 +1,4 @@
-"""Which stages of ZeRO, and options of the axis that shares layers, go with all axes of a mesh: their planners say."""
+"""Which stages of ZeRO, and options of the axes that share layers, go with all axes of a mesh: their planners say."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Refusals:
         if not (mesh.zero or any(options != type(options)() for options in mesh.chosen)):
             return ""
         # What the others do not go with is one reason, whatever axis stands beside them.
-        without = self.of(mesh._replace(shared=None, chosen=()), held) if mesh.shared and mesh.zero else ""
+        without = self.of(mesh._replace(shared=(), chosen=()), held) if mesh.shared and mesh.zero else ""
         if without:
             return without
         kinds = tuple((axis.kind, axis.prefix) for axis in mesh.axes)
@@ -52,9 +52,8 @@ class Refusals:
         try:
             if mesh.zero:
                 check_zero(self._network, strategy, settings)
-            if mesh.shared and mesh.chosen:
-                planner = axis_planner(mesh.shared.declared)
-                planner.check(self._network, strategy, strategy.axes.index(mesh.shared), settings)
+            for axis in mesh.shared if mesh.chosen else ():
+                axis_planner(axis.declared).check(self._network, strategy, strategy.axes.index(axis), settings)
         except UserError as error:
             return str(error)
         return ""

@@ -1,16 +1,18 @@
 """What ``predict search`` chooses from: every strategy for a number of ranks, in every order, with all its settings.
 
-A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
+A *mesh* is what decides the work of a rank: the axes that share layers with their parts, the stages, the replicas. Its
 *placements* are the orders of its axes, which decide what level of the cluster each exchange crosses. A *candidate*
 is a placement with micro-batches (accumulated without a pipeline), a schedule, a bucket size, and what it computes
 again.
 
-Two axes that share layers have no plan. What else could be asked for and is left out is said in ``Space.not_searched``.
+Of two axes that share layers, one cuts features and the other tokens: no others have a plan. What else could be asked
+for and is left out is said in ``Space.not_searched``.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,22 +23,21 @@ from numpy.typing import NDArray
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
-from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
-from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
-from predict.search.candidates.mesh import Mesh, Sharing, choices_of, divisors, factorings, placements
-from predict.search.candidates.mirrored import is_first_written
+from predict.search.candidates.mesh import Mesh, divisors, placements
 from predict.search.candidates.refusals import Held, Refusals, possible_choices
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
+from predict.search.candidates.shared_axes import SharedAxes
 
 MOST_TRIED_MICRO_BATCHES = 512
 
@@ -184,7 +185,7 @@ def find_space(
         cap=columns[3],
         again=columns[4],
         impossible=impossible,
-        not_searched=(*_left_out(settings, meshes, held), *finder.mirrors()),
+        not_searched=(*_left_out(settings, meshes, held), *finder.mirrors),
     )
 
 
@@ -222,28 +223,32 @@ class _Finder:
         impossible: RuledOut,
         like: tuple[int, ...],
     ) -> None:
-        self.mirrored: list[Axis] = []
-        self._like = like
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._held, self._impossible = names, caps, held, impossible
         self._schedules = [schedules()[name] for name in names]
         self._parts_backward = [schedule.splits_backward for schedule in self._schedules]
         self._most_stages = most_stages(network)
         self._refusals = Refusals(network, settings)
+        self._shared_axes = SharedAxes(network, settings, ranks, impossible, like)
+
+    @property
+    def mirrors(self) -> Iterator[str]:
+        """As of :class:`~predict.search.candidates.shared_axes.SharedAxes`, once all meshes are found."""
+        return self._shared_axes.mirrors()
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
-        for shared, chosen in ((None, ()), *self._shared_axes()):
-            rest = self._ranks // (shared.degree if shared else 1)
+        for shared, chosen in (((), ()), *self._shared_axes):
+            rest = self._ranks // math.prod(axis.degree for axis in shared)
             for stages in divisors(rest):
                 mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
                 if self._possible(mesh):
                     yield from self._with_zero(mesh)
 
     def _possible(self, mesh: Mesh) -> bool:
-        """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
+        """Whether a mesh is, but for the axes that share layers; else its placements are counted."""
         stages = mesh.stages
-        orders = placements(stages, mesh.replicas, mesh.shared is not None)
+        orders = placements(stages, mesh.replicas, len(mesh.shared))
         if stages > 1 and self._settings.batch_norm == "sync":
             self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", orders)
         elif stages > self._most_stages:
@@ -275,67 +280,11 @@ class _Finder:
                     yield mesh._replace(zero=stage, copies=copies)
 
     def _nests(self, mesh: Mesh) -> bool:
-        """Whether a stage of ZeRO, and options of the axis that shares layers, go with all axes of a mesh."""
+        """Whether a stage of ZeRO, and options of the axes that share layers, go with all axes of a mesh."""
         refusal = self._refusals.of(mesh)
         if refusal:
             self._impossible.add(refusal, len(mesh.orders))
         return not refusal
-
-    def _shared_axes(self) -> Iterator[Sharing]:
-        """Axes that share layers, of each degree that divides the ranks, with each choice of what is tried of them."""
-        for kind in kinds_with(Trait.SHARDS_LAYERS):
-            for chosen in choices_of(kind, self._settings):
-                yield from ((axis, chosen) for axis in self._axes_within(kind, self._settings.having(*chosen)))
-
-    def _axes_within(self, kind: AxisKind, settings: PlanSettings) -> Iterator[Axis]:
-        """Axes of a kind within its limit."""
-        planner = axis_planner(kind)
-        limit = planner.limit(self._network, settings)
-        for degree in divisors(self._ranks)[1:]:
-            beyond = degree > limit.ranks
-            for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
-                try:
-                    if beyond:
-                        raise UserError(str(limit))
-                    if kind.dims == 1:
-                        planner.check(self._network, Strategy(axes=(axis,)), 0, settings)
-                    yield axis
-                except UserError as error:
-                    # Degrees that are refused alike are one reason.
-                    text = f"{kind.name}: {limit}" if beyond else str(error).replace(f"strategy {axis}", kind.name)
-                    self._impossible.add(text, self._strategies_with(degree))
-            if beyond and limit.ranks == 1:
-                self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))
-
-    def _strategies_with(self, degree: int) -> int:
-        """Strategies that have one axis of the degree, which shares layers."""
-        rest = self._ranks // degree
-        return sum(placements(stages, rest // stages, 1) for stages in divisors(rest))
-
-    def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
-        """An axis of the degree; of several dims, one for each way to part these, none of which ends in a 1."""
-        planner = axis_planner(kind)
-        if not isinstance(planner, DimsPlanner):
-            yield Axis(kind=kind.name, extents=(degree,))
-            return
-        most = planner.most_parts(self._network, self._settings)
-        extents = most[0] if most else ()
-        for parts in factorings(degree, min(len(extents), kind.dims)):
-            kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
-            if not is_first_written(parts, self._like):
-                self.mirrored.append(Axis(kind=kind.name, extents=kept))
-                continue
-            if all(part <= extent for part, extent in zip(kept, extents, strict=False)):
-                yield Axis(kind=kind.name, extents=kept)
-            else:
-                text = f"{kind.name}: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
-                self._impossible.add(text, self._strategies_with(degree))
-
-    def mirrors(self) -> Iterator[str]:
-        """What blocks have no candidates because others are theirs with dims in turn."""
-        if self.mirrored:
-            few = list(map(str, dict.fromkeys(self.mirrored)))
-            yield f"blocks that are another's with like dims in turn ({', '.join(few[:3])})"
 
     def combinations(self, mesh: Mesh) -> Ints:
         """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""

@@ -28,7 +28,9 @@ class Corrections:
         # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
         self._schedule = space.found.once("corrected schedules", lambda: np.where(piped, space.schedule + 1, 0))
         self._mesh = mesh_of
-        kinds = [(m.shared and m.shared.kind, m.chosen, m.zero, m.copies > 1, m.stages > 1) for m in space.meshes]
+        shared = [tuple(axis.kind for axis in mesh.shared) for mesh in space.meshes]
+        others = [(mesh.chosen, mesh.zero, mesh.copies > 1, mesh.stages > 1) for mesh in space.meshes]
+        kinds = list(zip(shared, others, strict=True))
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
         self._kind = np.array([numbers[kind] for kind in kinds], np.int64)
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)

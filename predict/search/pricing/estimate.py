@@ -41,7 +41,7 @@ from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
 from predict.search.candidates.mesh import Mesh, Sharing, alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
-from predict.search.pricing.groups import Group, GroupCosts, group_along
+from predict.search.pricing.groups import GroupCosts, group_along
 from predict.search.pricing.layer_seconds import ComputedAgain, WholeLayers, computed_again
 from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Waits
@@ -234,8 +234,8 @@ class Estimates:
         """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault((mesh.sharing, mesh.holds_alone), len(self._numbers))
-        group = group_along(strategy, *group_axes(strategy, Trait.SHARDS_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
-        waits = self._waits.number(self._shared.of(mesh.sharing), group)
+        groups = [group_along(strategy, strategy.axes.index(axis)) for axis in mesh.shared]
+        waits = self._waits.number(self._shared.of(mesh.sharing), groups)
         sent = reduced = 0
         if mesh.stages > 1:
             sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
@@ -353,7 +353,7 @@ class Estimates:
         if len(cut.bounds) == 2:
             return np.zeros((len(rows.turns), 0))
         # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
-        parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
+        parts = np.array([mesh.sharers for mesh in self._space.meshes])[rows.mesh]
         first, row = alike(rows.samples, parts, rows.sent)
         # Blocks repeat, and so does what crosses cuts between them.
         distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)

@@ -137,5 +137,4 @@ def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:
     tied = math.sqrt(spread.common_variance)
     if mesh.stages == 1:
         return 1.0 + tied * spread.wait(ranks)
-    sharing = mesh.shared.degree if mesh.shared else 1
-    return 1.0 + tied * (spread.wait(sharing) + spread.wait(mesh.replicas) / math.sqrt(mesh.stages))
+    return 1.0 + tied * (spread.wait(mesh.sharers) + spread.wait(mesh.replicas) / math.sqrt(mesh.stages))

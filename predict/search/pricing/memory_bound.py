@@ -21,7 +21,6 @@ from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
-from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
@@ -153,7 +152,7 @@ class MemoryBounds:
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.samplers
         at_once = local // count
-        parts = mesh.shared.degree * mesh.replicas // mesh.samplers if mesh.shared else 1
+        parts = mesh.sharers * mesh.replicas // mesh.samplers
         stages, whole = self._of_stages(mesh, schedule, again), self._whole[again]
         of_all = mesh.stages == 1
         kept, most = (_of_samples(growth, at_once) for growth in (whole if of_all else stages.first.active))
@@ -177,11 +176,11 @@ class MemoryBounds:
 
     def _held_whole(self, mesh: Mesh, activations: float) -> float:
         """What a rank that sees samples of its own has of activations, where it may hold a part of the parameters."""
-        if mesh.shared is None or not mesh.shared.has(Trait.DIVIDES_BATCH):
+        if mesh.samplers == mesh.replicas:
             return activations
         # Autocast's copies of parameters count as activations, and grow with no sample.
         copies = self._costs.network.parameter_bytes if self._costs.dtype != "fp32" else 0
-        return max(activations - copies, activations / mesh.shared.degree)
+        return max(activations - copies, activations / mesh.sharers)
 
     def _copies(self, mesh: Mesh, states: int) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""

@@ -1,4 +1,4 @@
-"""What one rank of an axis that shares layers runs and sends, a sample: from the planners, or from a region's shapes.
+"""What one rank of axes that share layers runs and sends, a sample: from the planners, or from a region's shapes.
 
 A rank's share of a layer is that of its FLOPs, else of its output. Of spatial parallelism the planner is not asked,
 since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form.
@@ -17,7 +17,7 @@ import numpy as np
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import AxisPlace, shard_in_turn
 from paradl_bench.plan.compute import held_layer, input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
@@ -31,13 +31,18 @@ _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
 
 class Message(NamedTuple):
-    """A collective, or a message to a neighbour, that compute of a layer waits for, or else goes on beside."""
+    """A collective, or a message to a neighbour, that compute of a layer waits for, or else goes on beside.
+
+    Attributes:
+        axis: along which it goes, among those that share layers.
+    """
 
     layer: int
     phase: Literal["FW", "BW"]
     operation: str
     bytes_per_sample: float
     beside: bool = False
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class SharedWork:
 
     Attributes:
         held: its part of each layer's output, which it sends on to a later stage.
-        bytes_alike: of those gradients whose parameters all ranks along the axis hold alike, where some they do not.
+        bytes_alike: of those gradients whose parameters all ranks along the axes hold alike, where some they do not.
         network: with the shapes that its parameters have on this rank.
     """
 
@@ -58,9 +63,9 @@ class SharedWork:
     network: ModelGraph
 
 
-def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) -> SharedWork:
-    """The part of the rank at the first position of the axis; all of the network without one."""
-    if axis is None:
+def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSettings) -> SharedWork:
+    """The part of the rank at the first position along each axis; all of the network without one."""
+    if not axes:
         return SharedWork(
             share=np.ones(len(network.layers)),
             held=np.ones(len(network.layers)),
@@ -69,11 +74,9 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
             messages=(),
             network=network,
         )
-    if axis.has(Trait.CUTS_POSITIONS):
-        return _Blocks(network, axis.extents, settings).work()
-    planner = axis_planner(axis.declared)
-    assert isinstance(planner, ShardingPlanner)
-    shared = planner.shard(network, AxisPlace(axis, 0, 0, 1), settings)
+    if axes[0].has(Trait.CUTS_POSITIONS):
+        return _Blocks(network, axes[0].extents, settings).work()
+    shared = shard_in_turn(network, [AxisPlace(axis, number, 0, 1) for number, axis in enumerate(axes)], settings)
     share, held = np.ones((2, len(network.layers)))
     messages: list[Message] = []
     for index, shard in shared.shards.items():
@@ -108,7 +111,7 @@ def _share_of(shard: Layer, whole: Layer) -> float:
 def _collectives(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
     for work in works:
         if isinstance(work, Collective):
-            yield Message(index, phase, work.operation, float(work.message_bytes))
+            yield Message(index, phase, work.operation, float(work.message_bytes), axis=work.axes[0])
 
 
 def _to_neighbours(
@@ -116,7 +119,8 @@ def _to_neighbours(
 ) -> Iterator[Message]:
     for work in works:
         if isinstance(work, HaloExchange):
-            yield from (Message(index, phase, "send_recv", float(size), beside) for size in work.sends_bytes)
+            of_axis = work.axes[0]
+            yield from (Message(index, phase, "send_recv", float(size), beside, of_axis) for size in work.sends_bytes)
 
 
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:
@@ -210,4 +214,4 @@ class SharedWorks:
         self.of: Callable[[Sharing], SharedWork] = cache(
             lambda sharing: shared_work(network, sharing[0], settings.having(*sharing[1]))
         )
-        self.of_all = self.of((None, ()))
+        self.of_all = self.of(((), ()))

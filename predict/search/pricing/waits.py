@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,17 +54,18 @@ class Waits:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._known: list[_Known] = []
 
-    def number(self, work: SharedWork, group: Group) -> int:
-        """Of a part whose ranks stand so; a part that is equal to another one is another part."""
+    def number(self, work: SharedWork, groups: Sequence[Group]) -> int:
+        """Of a part whose ranks stand so along each axis; a part that is equal to another one is another part."""
         messages = work.messages
         links = {
-            name: self._groups.link(name, group) for name in dict.fromkeys(message.operation for message in messages)
+            (name, axis): self._groups.link(name, groups[axis])
+            for name, axis in dict.fromkeys((message.operation, message.axis) for message in messages)
         }
         key = id(work), tuple(links.values())
         if key not in self._numbers:
             self._numbers[key] = len(self._known)
             each_bytes = np.array([message.bytes_per_sample for message in messages], float)
-            each_link = np.array([links[message.operation] for message in messages], np.int64)
+            each_link = np.array([links[message.operation, message.axis] for message in messages], np.int64)
             first, kind = alike(np.unique(each_bytes, return_inverse=True)[1], each_link)
             known = _Known(
                 work,

@@ -14,7 +14,7 @@ import pytest
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds, read_options
-from paradl_bench.plan.axis_planner import ShardingPlanner, StagingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import FurtherPlanner, ShardingPlanner, StagingPlanner, axis_planner
 
 ROOT = Path(__file__).parents[3]
 STRATEGIES = ROOT / "paradl_bench" / "strategies"
@@ -117,6 +117,7 @@ def test_what_an_axis_declares_goes_with_its_planner() -> None:
         assert planner.name == kind.name
         assert isinstance(planner, ShardingPlanner) == kind.has(Trait.SHARDS_LAYERS)
         assert isinstance(planner, StagingPlanner) == kind.has(Trait.STAGES)
+        assert isinstance(planner, FurtherPlanner) == kind.has(Trait.CUTS_TOKENS)
 
 
 def test_options_of_an_axis_are_written_as_read() -> None:

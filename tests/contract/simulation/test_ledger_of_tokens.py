@@ -38,6 +38,8 @@ CASES = (
     ("gpt2_tokens", "p2t2", {"sequence_parallel": "on", "schedule": "zb", "micro_batches": 4}),
     ("gpt2_tokens", "x2", {}),
     ("gpt2_tokens", "d2x2", {}),
+    ("gpt2_tokens", "x2t2", {}),
+    ("gpt2_tokens", "d2t2x2", {"context_exchange": "ring"}),
     ("Sorted", "e2", {}),
     ("Sorted", "d2e2", {}),
 )

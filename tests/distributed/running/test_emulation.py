@@ -255,11 +255,24 @@ TRANSFORMERS = (
 )
 
 
-@pytest.mark.slow
-def test_ghosts_of_contexts_and_experts_follow_the_plan(place: Path) -> None:
+def of_transformers(place: Path) -> None:
+    """Have the networks of transformers among those of the place."""
     networks = (place / "networks_of_emulation.py").read_text()
     (place / "networks_of_emulation.py").write_text(f"{networks}\nfrom transformer_networks import *\n")
     del sys.modules["networks_of_emulation"]
+
+
+@pytest.mark.slow
+def test_ghosts_of_features_and_tokens_follow_the_plan(place: Path) -> None:
+    of_transformers(place)
+    profile_of(place, "llama_tokens")
+    cases = "gathered x2t2 1 model=llama_tokens", "ring t2x2 1 model=llama_tokens context_exchange=ring"
+    check(place, emulate(place, 4, *cases), [case.split()[0] for case in cases])
+
+
+@pytest.mark.slow
+def test_ghosts_of_contexts_and_experts_follow_the_plan(place: Path) -> None:
+    of_transformers(place)
     for model in ("Reading", "llama_tokens", "mixtral_tokens", "Sorted"):
         names = [case for case in TRANSFORMERS if f"model={model}" in case]
         profile_of(place, model)

@@ -116,6 +116,13 @@ CASES = {
         "transformer_networks.masked:x4:ring transformer_networks.gpt2_tokens:x2d2:ring "
         "transformer_networks.llama_tokens:d2x2:ring transformer_networks.gpt2_tokens:z3d2x2:ring "
         "transformer_networks.llama_tokens:z2d2x2:ring:accumulate=3 "
+        "transformer_networks.gpt2_tokens:x2t2 transformer_networks.llama_tokens:t2x2 "
+        "transformer_networks.masked:t2x2 transformer_networks.Reading:x2t2 "
+        "transformer_networks.gpt2_tokens:x2t2:all-to-all:recompute=all "
+        "transformer_networks.bert_tokens:t2x2:all-to-all:accumulate=3 "
+        "transformer_networks.llama_tokens:x2t2:ring:accumulate=3 transformer_networks.gpt2_tokens:t2x2:ring "
+        "transformer_networks.llama_tokens:z3d1x2t2 transformer_networks.gpt2_tokens:z1d1t2x2:ring "
+        "transformer_networks.gpt2_tokens:t2x2:split=*mlp* transformer_networks.Biased:x2t2 "
         "transformer_networks.mixtral_tokens:d2e2 transformer_networks.Skewed:e2d2 "
         "transformer_networks.Sorted:e4 transformer_networks.mixtral_tokens:d2e2:accumulate=3 "
         "transformer_networks.bert_tokens:d2x2 Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
@@ -123,7 +130,8 @@ CASES = {
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
     8: (
         "Plain:d4f2:leader@4 Plain:d4f2:2leaders@4 Plain:d4f2:segmented@4 Grouped:d8:3leaders@4 Plain:d8:2leaders@4 "
-        "Plain:d8:segmented@4"
+        "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.llama_tokens:z3d2t2x2 "
+        "transformer_networks.gpt2_tokens:z1d2x2t2:ring"
     ),
 }
 
@@ -137,7 +145,8 @@ CLIPPED = {
     4: (
         "Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:z3d2f2 Plain:d2z3d2 Plain:d4:2leaders@2 Normed:z1d2s2 "
         "transformer_networks.Own:d2t2 transformer_networks.Own:t2z3d2 transformer_networks.gpt2:z1d2t2 "
-        "transformer_networks.gpt2_tokens:z3d2x2 transformer_networks.mixtral_tokens:d2e2"
+        "transformer_networks.gpt2_tokens:z3d2x2 transformer_networks.mixtral_tokens:d2e2 "
+        "transformer_networks.gpt2_tokens:x2t2"
     ),
 }
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
@@ -169,9 +170,13 @@ def refuse_sequence(strategy: Strategy, ranks: int, settings: PlanSettings, part
     """Refuse what can't run on parts of the sequence.
 
     Raises:
-        UserError: layers that need all of it, a length that does not part evenly, stages, activations computed again.
+        UserError: layers that need all of it, a length that does not part evenly, stages, activations computed again,
+            another axis that cuts it.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
+    cutting = next((axis.kind for axis in strategy.axes if axis.has(Trait.CUTS_TOKENS) and axis.degree > 1), None)
+    if cutting:
+        raise UserError(f"{what} cuts the sequence, which {cutting} parallelism cuts already; leave that option out")
     if settings.recompute:
         raise UserError(f"{what} does not go with --recompute yet; leave one of them out")
     if parts.refused:

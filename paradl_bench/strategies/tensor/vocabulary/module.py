@@ -34,11 +34,15 @@ def _bind(
     given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
     for name, value in given.items():
         if name not in free and name != "norm_type" and value != defaults.get(name):
-            raise WorkError(
-                f"layer {layer.name} is called with {name}={value}: tensor parallelism cannot run it so; leave the"
-                " head whole by --split"
-            )
+            raise _cannot(layer, name, value)
     return given
+
+
+def _cannot(layer: Layer, name: str, value: object) -> WorkError:
+    return WorkError(
+        f"layer {layer.name} is called with {name}={value}: tensor parallelism cannot run it so; leave the head"
+        " whole by --split"
+    )
 
 
 class LookUp:
@@ -64,30 +68,40 @@ def _look_up(tokens: torch.Tensor, weight: torch.Tensor, first: int, padding: in
 
 
 class PartedEntropy:
-    """The mean cross-entropy from this rank's logits; forward all-reduces three numbers a position."""
+    """The cross-entropy from this rank's logits; forward all-reduces three numbers a position."""
 
     def __init__(self, layer: Layer, interval: Interval, group: Group) -> None:
         self._layer, self._own, self._group = layer, interval, group
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """As ``cross_entropy``, of logits that are parts."""
-        given = _bind(self._layer, _ENTROPY, ("input", "target", "ignore_index"), args, kwargs)
+        given = _bind(self._layer, _ENTROPY, ("input", "target", "ignore_index", "reduction"), args, kwargs)
+        if given["reduction"] not in _REDUCED:
+            raise _cannot(self._layer, "reduction", given["reduction"])
         logits, targets = as_loss_reads_it(given["input"]), given["target"]
         largest = beside(function, _largest)(logits.detach())
         self._group.all_reduce(largest, dist.ReduceOp.MAX)
         sums, hits = instead(function, _exponents)(logits, largest, targets - self._own.start)
         sums, hits = reduce(sums, self._group), reduce(hits, self._group)
-        mean: torch.Tensor = beside(function, _mean)(sums, hits, targets, given["ignore_index"])
-        return mean
+        reduced: torch.Tensor = beside(function, _REDUCED[given["reduction"]])(
+            sums, hits, targets, given["ignore_index"]
+        )
+        return reduced
 
 
 def _largest(logits: torch.Tensor) -> torch.Tensor:
     return logits.amax(-1)
 
 
+def _sum(sums: torch.Tensor, hits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
+    return (sums.log() - hits).masked_fill(targets == ignored, 0).sum()
+
+
 def _mean(sums: torch.Tensor, hits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
-    counted = targets != ignored
-    return (sums.log() - hits).masked_fill(~counted, 0).sum() / counted.sum()
+    return _sum(sums, hits, targets, ignored) / (targets != ignored).sum()
+
+
+_REDUCED = {"mean": _mean, "sum": _sum}
 
 
 def _exponents(logits: torch.Tensor, largest: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -146,7 +146,7 @@ def test_no_candidate_is_faster_than_its_estimate() -> None:
     costs = CostModel(profile=known(), network=NETWORK)
     space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 4, (1,))
     estimates = Estimates(costs.by_flops(), space, SharedWorks(NETWORK, space.settings)).seconds()
-    whole = [candidate for candidate in range(len(space)) if space.mesh(candidate).shared is None]
+    whole = [candidate for candidate in range(len(space)) if not space.mesh(candidate).shared]
     assert len(whole) > 10
     for candidate in whole:
         strategy = space.strategies[space.strategy[candidate]]

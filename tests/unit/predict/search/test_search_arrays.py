@@ -110,9 +110,9 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) 
     numbers, expected = [], []
     for strategy, count in cases:
         axis = next((each for each in strategy.axes if each.kind != "data"), None)
-        work = shared.of((axis, ()))
+        work = shared.of(((axis,) if axis else (), ()))
         own = group_along(strategy, strategy.axes.index(axis)) if axis else Group(1, 1, 1, 1)
-        numbers.append(waits.number(work, own))
+        numbers.append(waits.number(work, [own]))
         times = np.zeros((2, len(NETWORK.layers)))
         for each in work.messages:
             size = np.rint(np.array([each.bytes_per_sample * count]))

@@ -117,7 +117,7 @@ def test_no_stage_of_zero_is_faster_than_its_estimate(name: str, *, blocking: bo
     space = find_space(costs.network, PlanSettings(batch=8, blocking=blocking), 8, ())
     estimates = Estimates(costs, space, SharedWorks(costs.network, space.settings)).seconds()
     names = named(space)
-    sharded = [c for c in range(len(space)) if space.mesh(c).zero and space.mesh(c).shared is None]
+    sharded = [c for c in range(len(space)) if space.mesh(c).zero and not space.mesh(c).shared]
     assert {"z1d8", "z2d8", "z3d8", "d2z3d4", "d4z2d2"} <= {names[c] for c in sharded}
     ratios = [exactly(costs, space.settings_of(c), names[c]) / estimates[c] for c in sharded]
     assert min(ratios) >= 1 - 1e-9

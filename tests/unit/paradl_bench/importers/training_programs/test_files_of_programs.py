@@ -97,6 +97,23 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     assert any("e" in strategy for strategy in strategies if strategy != "serial") == (file == MEGATRON)
 
 
+@pytest.mark.parametrize(
+    ("file", "strategy", "exchange"),
+    [
+        *((MEGATRON, "d2x2t2", exchange) for exchange in ("gather", "all-to-all", "ring")),
+        *((MEGATRON, strategy, "ring") for strategy in ("x2t2", "z1d1x4", "z3d2x2t2", "d2z1d2x2")),
+        *((TITAN, strategy, "ring") for strategy in ("z3d2x2t2", "z2d1x2t2", "d2z3d1x2")),
+        *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4")),
+    ],
+)
+def test_ranks_along_the_sequence_are_written_and_read(file: str, strategy: str, exchange: str, tmp_path: Path) -> None:
+    told = launch(strategy, dtype="fp32", context_exchange=exchange)
+    read = read_launch(written(tmp_path, file, told)[0]).launch
+    assert str(read.strategy) == strategy
+    assert read.batch == told.batch
+    assert read.options.get("context_exchange", "gather") == exchange
+
+
 @pytest.mark.parametrize(("file", "stage", "read"), [(MEGATRON, 1, 1), (TITAN, 2, 2), (TOML, 3, 2)])
 def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, tmp_path: Path) -> None:
     path, _ = written(tmp_path, file, launch(f"p2z{stage}d2", schedule="1f1b", micro_batches="4"))
@@ -110,6 +127,10 @@ def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, 
         (MEGATRON, "t2d2", {}, "does not nest axes as t2d2 does; predict d2t2"),
         (MEGATRON, "s2", {}, "no setting for spatial parallelism"),
         (MEGATRON, "d2", {"offload": "optimizer"}, "offloads a distributed optimizer alone; predict z1d2"),
+        (MEGATRON, "t2x2", {}, "does not nest axes as t2x2 does; predict x2t2"),
+        (DEEPSPEED, "x2", {}, "no setting for context parallelism"),
+        (TITAN, "d2x2", {}, "shards parameters along context parallelism; predict z2d2x2 or z3d2x2"),
+        (TITAN, "z3d2x2", {"context_exchange": "all-to-all"}, "predict with --context-exchange gather or ring"),
         (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
         (TITAN, "d2p2", {}, "predict p2d2"),
         (TITAN, "d2e2", {}, "parts experts among ranks of FSDP2 alone"),
@@ -271,6 +292,11 @@ def test_files_of_others_are_read(
             "--micro-batch-size 1 --pipeline-model-parallel-size 2 --use-megatron-fsdp",
             "gather once an iteration",
         ),
+        (
+            "a.args",
+            "--micro-batch-size 1 --tensor-model-parallel-size 2 --context-parallel-size 2 --sequence-parallel",
+            "leave out sequence parallelism beside context parallelism",
+        ),
     ],
 )
 def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tmp_path: Path) -> None:
@@ -283,9 +309,15 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
     [
         ("a.args", "--tensor-model-parallel-size 2 --micro-batch-size 1", "give --ranks"),
         (
-            "a.args",
-            "--micro-batch-size 1 --context-parallel-size 2",
+            "a.yaml",
+            "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n  parallelism_config_cp_size: 2\n",
             "none of it from a file: context",
+        ),
+        (
+            "a.toml",
+            "[parallelism]\ndata_parallel_shard_degree = 1\ncontext_parallel_degree = 2\n"
+            "context_parallel_rotate_method = 'p2p'",
+            "does not know",
         ),
         (
             "a.args",

@@ -44,6 +44,23 @@ def test_blocks_of_unlike_extents_leave_the_common_numbers_alone() -> None:
         assert torch.rand(3).tolist() == expected
 
 
+def test_parts_that_two_axes_cut_are_drawn_by_both() -> None:
+    drawn = []
+    for outer_rank in (0, 1):
+        for inner_rank in (0, 1):
+            torch.manual_seed(5)
+            outer, inner = randomness(outer_rank), randomness(inner_rank)
+            with outer.used(torch.zeros(1)):
+                both = draw(inner)
+            drawn += [both, draw(outer), draw(inner)]
+            with outer.used(torch.zeros(1)):
+                assert draw(inner) not in drawn
+    # What one axis draws is the same along the other.
+    assert len({tuple(numbers) for numbers in drawn[::3]}) == 4
+    assert drawn[1] == drawn[4] != drawn[7] == drawn[10]
+    assert drawn[2] == drawn[8] != drawn[5] == drawn[11]
+
+
 def test_numbers_are_the_same_in_every_run() -> None:
     found = []
     for _ in range(2):

@@ -1,0 +1,129 @@
+"""An axis that cuts tokens inside of one that cuts features: what is planned of both, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.layers.rehearsal import sharing_axis
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.settings import plan_settings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, Plan
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.running.nested_sharding import nest
+from paradl_bench.strategies.running.sharded_module import Rule, Sharding
+
+ORDERS = ("x2t2", "t2x2")
+
+
+@pytest.fixture(scope="module")
+def llama() -> ModelGraph:
+    """Two layers of four heads of queries and two of keys, of four features each; eight tokens of 16 features."""
+    return trace_network(load_model("transformer_networks:llama_tokens"))
+
+
+def planned(network: ModelGraph, text: str, **options: Any) -> Plan:
+    strategy = parse_strategy(text)
+    return planner_for(strategy).plan(network, strategy, plan_settings(batch=2, **options))
+
+
+@pytest.mark.parametrize("text", ORDERS)
+def test_messages_of_either_axis_are_of_what_the_other_leaves(llama: ModelGraph, text: str) -> None:
+    found = planned(llama, text)
+    tensor, context = text.index("t") // 2, text.index("x") // 2
+    sent = Counter((work.operation, work.axes, work.message_bytes) for work in found.of_layers() if sends(work))
+    # Of two samples, in four bytes: four own tokens of 16 features, of one head of four features, and a number each.
+    features, head, numbers = (2 * 4 * 4 * count for count in (16, 4, 1))
+    assert sent == {
+        ("all_reduce", (tensor,), features): 10,
+        ("all_reduce", (tensor,), numbers): 3,
+        ("all_gather", (context,), head): 4,
+        ("reduce_scatter", (context,), head): 4,
+    }
+
+
+def sends(work: object) -> bool:
+    return isinstance(work, Collective | HaloExchange)
+
+
+@pytest.mark.parametrize("text", ORDERS)
+def test_layers_are_cut_by_both_axes_or_by_one(llama: ModelGraph, text: str) -> None:
+    found = planned(llama, text)
+    labels = {work.layer.rpartition(".")[2]: work.shard for work in found.works if isinstance(work, Compute)}
+    assert {labels[name] for name in ("q_proj", "scaled_dot_product_attention", "down_proj", "lm_head")} == {"t2x2"}
+    assert {labels[name] for name in ("norm", "input_layernorm")} == {"x2"}
+    (attention,) = (layer for layer, _ in found.sharded if layer.kind == "attention")
+    assert attention.input_shapes == ((2, 4, 4), (1, 8, 4), (1, 8, 4), (4, 8))
+    (whole,) = {layer.operation: layer for layer in llama.layers if layer.kind == "attention"}.values()
+    assert attention.fw_flops * 4 == whole.fw_flops
+
+
+def test_a_ring_passes_on_the_heads_of_a_rank(llama: ModelGraph) -> None:
+    halos = [work for work in planned(llama, "x2t2", context_exchange="ring").of_layers() if sends(work)]
+    blocks = {work.sends_bytes for work in halos if isinstance(work, HaloExchange)}
+    # Keys and values of a head, of four own tokens of two samples.
+    assert blocks == {(2 * 2 * 4 * 4 * 4,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        (
+            "x2t2",
+            {"context_exchange": "all-to-all"},
+            "strategy x2t2: --context-exchange all-to-all: 1 heads of keys that another axis leaves on a rank, of layer"
+            r" model.layers.0.*scaled_dot_product_attention do not split evenly over 2 ranks",
+        ),
+        ("t2x2", {"sequence_parallel": "on"}, "which context parallelism cuts already; leave that option out"),
+        ("x2f2", {}, "context and filter both share layers out, .* features and tokens of the same layers, as t2x2"),
+        ("x2t2f2", {}, "context and tensor and filter both share layers out"),
+    ],
+)
+def test_what_does_not_nest_says_what_does(llama: ModelGraph, text: str, options: dict[str, str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        planned(llama, text, **options)
+
+
+def test_parts_of_two_axes_are_measured_by_themselves() -> None:
+    with pytest.raises(UserError, match="parts are measured of one axis; give t2,x2"):
+        sharing_axis(parse_strategy("d2x2t2"))
+
+
+def test_the_outer_rule_calls_the_inner_one() -> None:
+    called: list[str] = []
+
+    def rule(name: str, mark: Any = None, *, around: bool = False) -> Rule:
+        def run(function: Any, args: Any, kwargs: Any) -> Any:
+            called.append(name)
+            return function(*args, **kwargs) + 1
+
+        return Rule(frozenset({"relu"}), run, mark, around)
+
+    def marked(tensor: Any) -> Any:
+        called.append("mark")
+        return tensor
+
+    network: Any = None
+    both = nest(
+        Sharding({0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network),
+        Sharding({1: rule("inner", marked), 2: rule("inner", around=True), 3: rule("inner")}, network),
+    )
+    found = {}
+    for index in range(4):
+        called.clear()
+        result = both.rules[index].run(torch.relu, (torch.zeros(1),), {})
+        found[index] = (list(called), result.item())
+    assert found == {
+        0: (["outer"], 1),
+        1: (["outer", "inner", "mark"], 2),
+        2: (["inner", "outer"], 2),
+        3: (["inner"], 1),
+    }
