@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError, unknown_choice
@@ -46,7 +48,11 @@ class _Found(NamedTuple):
 
 
 class Explorer:
-    """Answers for the profiles that were given, and no other file."""
+    """Answers for the profiles that were given, and no other file.
+
+    Attributes:
+        is_left: whether nobody waits for the answer any more; a search asks after each prediction, and leaves off.
+    """
 
     def __init__(self, paths: Sequence[Path], models: Sequence[str] = ()) -> None:
         """Read the profiles.
@@ -60,6 +66,7 @@ class Explorer:
         self._paths = tuple(paths)
         self._profiles: tuple[Profile, ...] = tuple(map(read_profile, paths))
         self._models = tuple(models)
+        self.is_left: Callable[[], bool] = lambda: False
         self._read = lru_cache(_KEPT)(self._read_costs)
         self._found = lru_cache(_KEPT)(self._search)
         self._predictor = lru_cache(_KEPT)(self._changed_predictor)
@@ -79,7 +86,7 @@ class Explorer:
         """The fastest strategies.
 
         Raises:
-            UserError: whatever is wrong, in one line; or nothing fits.
+            UserError: whatever is wrong, in one line; or nothing fits, or nobody waits.
         """
         result = self._found(asked.search, asked.found_on)
         shown = tuple(row.prediction for row in result.answer.rows[:SHOWN])
@@ -88,6 +95,16 @@ class Explorer:
             "rows": [_numbers(prediction) for prediction in shown],
             "said": f"{searched.candidates:,} candidates, {searched.predicted:,} predicted in full.",
         }
+
+    def rows(self, asked: Asked) -> dict[str, Any]:
+        """All rows of the search on the changed hardware.
+
+        Raises:
+            UserError: the hardware cannot be changed so.
+        """
+        found = self._found(asked.search, asked.found_on)
+        every = (msgspec.structs.replace(asked, row=row) for row in range(len(found.points)))
+        return {"rows": [self.row(one) for one in every]}
 
     def row(self, asked: Asked) -> dict[str, Any]:
         """One row of the search on the changed hardware.
@@ -149,12 +166,16 @@ class Explorer:
     def _search(self, searched: Searched, changed: Changed) -> _Found:
         costs, options = self._costs_of(searched)
         there = costs.on(changed_hardware(costs, changed.setting()))
-        answer = search(options, costs=there)
+        answer = search(options, self._go_on, costs=there)
         free = {**options, **UNSET}
         requests = (
             request_of(costs, simulate.EVALUATOR, options_found(row.prediction, free)) for row in answer.rows[:SHOWN]
         )
         return _Found(there, answer, tuple(request.points[0] for request in requests))
+
+    def _go_on(self) -> None:
+        if self.is_left():
+            raise UserError("nobody waits for this search")
 
     def _changed_predictor(self, searched: Searched, changed: Changed) -> Predictor:
         costs, options = self._costs_of(searched)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -104,22 +106,25 @@ def application(explorer: Explorer, token: str, port: int, start: Mapping[str, A
 
     # One answer at a time: what is remembered is shared.
     lock = threading.Lock()
-    answers = {"search": explorer.search, "row": explorer.row, "look": explorer.look}
-    asked = [Route(f"/{{token}}/{name}", _answering(of, gate, lock), methods=["POST"]) for name, of in answers.items()]
-    return Starlette(routes=[Route("/{token}/", shown), Route("/{token}/files/{name}", file), *asked])
 
-
-def _answering(
-    answer: Callable[[Asked], dict[str, Any]], gate: _Gate, lock: threading.Lock
-) -> Callable[[Request], Any]:
-    from starlette.concurrency import run_in_threadpool
-
-    def answered(content: bytes) -> Response:
+    def answered(answer: Callable[[Asked], dict[str, Any]], content: bytes, left: threading.Event) -> Response:
         try:
             with lock:
+                explorer.is_left = left.is_set
                 return _told(200, answer(decode(content)))
         except ParadlError as error:
             return _told(400, {"error": str(error)})
+
+    answers = {"search": explorer.search, "rows": explorer.rows, "row": explorer.row, "look": explorer.look}
+    asked = [
+        Route(f"/{{token}}/{name}", _answering(partial(answered, of), gate), methods=["POST"])
+        for name, of in answers.items()
+    ]
+    return Starlette(routes=[Route("/{token}/", shown), Route("/{token}/files/{name}", file), *asked])
+
+
+def _answering(answered: Callable[[bytes, threading.Event], Response], gate: _Gate) -> Callable[[Request], Any]:
+    from starlette.concurrency import run_in_threadpool
 
     async def asked(request: Request) -> Response:
         refused = gate.refusal(request)
@@ -130,9 +135,21 @@ def _answering(
             content += part
             if len(content) > _MOST_BYTES:
                 return _told(413, {"error": "the request is too long"})
-        return await run_in_threadpool(answered, content)
+        left = threading.Event()
+        watching = asyncio.create_task(_watch(request, left))
+        try:
+            return await run_in_threadpool(answered, content, left)
+        finally:
+            watching.cancel()
 
     return asked
+
+
+async def _watch(request: Request, left: threading.Event) -> None:
+    """Tell when who asked is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    left.set()
 
 
 def serve(app: Starlette, at: socket.socket) -> None:

@@ -8,7 +8,8 @@
   const SLIDERS = [...document.querySelectorAll("#sliders input")].map((slider) => slider.id);
   const CONTROLS = ["profile", "model", "ranks", "batch", "memory", "dtype", "device"];
   const LEFT_OUT = "leave out";
-  const state = { rows: [], row: 0, foundOn: {}, pins: [] };
+  // Rows are those of a search (found) on some hardware, as they are on that of the sliders.
+  const state = { rows: [], found: [], row: 0, foundOn: {}, pins: [] };
 
   // The controls.
   const offer = (id, choices) => {
@@ -39,7 +40,6 @@
     for (const id of CONTROLS) if (at(id).value) query.set(id, at(id).value);
     for (const id of SLIDERS) if (Number(at(id).value)) query.set(id, at(id).value);
     if (state.row) query.set("row", state.row);
-    if (Object.keys(state.foundOn).length) query.set("found_on", JSON.stringify(state.foundOn));
     if (state.pins.length) query.set("pins", JSON.stringify(state.pins));
     history.replaceState(null, "", `?${query}`);
   };
@@ -58,15 +58,16 @@
     for (const id of ["model", "dtype", "device"]) if (at(id).selectedIndex < 0) at(id).selectedIndex = 0;
     for (const id of SLIDERS) at(id).value = query.get(id) ?? 0;
     state.row = Math.max(Math.trunc(Number(query.get("row"))) || 0, 0);
-    state.foundOn = parsed(query.get("found_on"), {});
     const pins = parsed(query.get("pins"), []);
     state.pins = Array.isArray(pins) ? pins.slice(0, MOST_PINS) : [];
     tellFactors();
   };
 
   // Answers.
+  let leaving = new AbortController();
   const ask = async (what, content) => {
-    const answer = await fetch(what, { method: "POST", body: JSON.stringify(content) }).catch(() => {
+    const { signal } = leaving;
+    const answer = await fetch(what, { method: "POST", body: JSON.stringify(content), signal }).catch(() => {
       throw new Error("The command that serves this page has ended. Start predict explore again, and open its new address.");
     });
     const told = await answer.json().catch(() => {
@@ -79,7 +80,9 @@
     R.seconds(row.iteration_s), row.interval_s.map(R.seconds).join(" to "), String(Number(row.samples_per_s.toPrecision(4))),
     R.percent(row.efficiency), R.bytes(row.memory_bytes), row.fits === null ? "not known" : row.fits ? "yes" : "no",
   ];
+  const fadeRows = (faded) => ["rows", "figure-ranking"].forEach((id) => at(id).classList.toggle("old", faded));
   const showRows = () => {
+    fadeRows(false);
     const order = state.rows.map((row, index) => [row, index]).sort(([one], [other]) => one.iteration_s - other.iteration_s);
     const focused = document.activeElement && document.activeElement.name === "row";
     at("rows").tBodies[0].replaceChildren(...order.map(([row, index]) => {
@@ -106,11 +109,13 @@
     for (const [name, data] of Object.entries(look.figures)) R.update(name, data);
   };
 
-  // One question at a time; what was asked meanwhile is asked once, as it is by then.
+  // One question at a time; what was asked meanwhile is asked once, as it is by then. A search is left off for it.
   let wanted = 0;
   let busy = false;
+  let searching = false;
   const working = async (work) => {
     wanted += 1;
+    if (searching) leaving.abort();
     if (busy) return;
     busy = true;
     try {
@@ -118,47 +123,61 @@
         done = wanted;
         const begun = performance.now();
         at("error").textContent = "";
-        document.body.setAttribute("aria-busy", "true");
+        at("answers").setAttribute("aria-busy", "true");
         try {
-          await work(() => done !== wanted, begun);
-          at("status").textContent = `Answered in ${Math.round(performance.now() - begun)} ms.`;
+          const said = await work(() => done !== wanted, () => `${Math.round(performance.now() - begun)} ms.`);
+          at("status").textContent = said;
         } catch (error) {
+          if (done !== wanted) continue;
           at("error").textContent = R.plain(error.message);
           at("status").textContent = "";
         }
       }
     } finally {
       busy = false;
-      document.body.removeAttribute("aria-busy");
+      at("answers").removeAttribute("aria-busy");
     }
   };
   let search = true;
-  const refresh = () => working(async (stale, begun) => {
+  let held = false;
+  const find = async (stale, there) => {
+    searching = true;
+    at("answers").classList.toggle("old", search);
+    const found = await ask("search", { ...asked(0), found_on: there }).catch((error) => {
+      // Rows of another search are not those of the controls: there are none until one has an answer.
+      if (!stale()) [search, state.rows, at("answers").hidden] = [true, [], true];
+      throw error;
+    }).finally(() => { searching = false; leaving = new AbortController(); at("answers").classList.remove("old"); });
+    const chosen = state.rows.length ? found.rows.findIndex((row) => row.label === state.rows[state.row].label) : state.row;
+    const kept = chosen in found.rows;
+    [search, state.found, state.rows, state.foundOn, state.row] = [false, found.rows, found.rows, there, kept ? chosen : 0];
+    at("answers").hidden = !state.rows.length;
+    at("searched").textContent = R.plain(found.said);
+    return kept ? "" : "The strategy that was chosen is no longer among the fastest. This is the fastest one. ";
+  };
+  const refresh = () => working(async (stale, took) => {
     keep();
-    if (search) {
-      search = false;
-      at("status").textContent = "Searching…";
-      at("answers").classList.add("old");
-      const found = await ask("search", asked(0)).catch((error) => {
-        // Rows of another search are not those of the controls: there are none until one has an answer.
-        [search, state.rows, at("answers").hidden] = [true, [], true];
-        throw error;
-      }).finally(() => at("answers").classList.remove("old"));
-      state.rows = found.rows;
-      at("answers").hidden = !state.rows.length;
-      state.row = Math.min(state.row, state.rows.length - 1);
-      at("searched").textContent = R.plain(found.said);
+    const there = changed();
+    const slid = JSON.stringify(there) !== JSON.stringify(state.foundOn);
+    let said = "";
+    if (slid && !search) {
+      showLook(await ask("look", asked(state.row)));
+      fadeRows(true);
+      at("status").textContent = `The chosen strategy is predicted on this hardware, after ${took()} The table is still to come.`;
+      if (stale()) return "";
+      state.rows = (await ask("rows", asked(state.row))).rows;
+      showRows();
+      said = `These strategies are predicted on this hardware, after ${took()} Others, which may be faster on it, are still to come.`;
     }
-    if (!state.rows.length) return;
+    at("status").textContent = said || (search ? "Searching…" : at("status").textContent);
+    if (stale() || held) return said;
+    said = slid || search ? await find(stale, there) : "";
+    state.rows = state.found.slice();
     showLook(state.rows[state.row] = await ask("look", asked(state.row)));
-    at("status").textContent = `Answered in ${Math.round(performance.now() - begun)} ms; the other strategies follow.`;
-    showRows();
-    for (let index = 0; index < state.rows.length && !stale(); index += 1) {
-      if (index !== state.row) state.rows[index] = await ask("row", asked(index));
-    }
     showRows();
     await showPins();
     keep();
+    return `${said}Answered in ${took()}`;
   });
 
   // Configurations side by side.
@@ -195,13 +214,17 @@
     at("pin").disabled = state.pins.length >= MOST_PINS;
   };
 
-  const anew = (foundOn) => { search = true; state.foundOn = foundOn; state.row = 0; refresh(); };
-  at("controls").addEventListener("submit", (event) => { event.preventDefault(); anew({}); });
+  const anew = () => { [search, state.rows, state.row] = [true, [], 0]; refresh(); };
+  at("controls").addEventListener("submit", (event) => { event.preventDefault(); anew(); });
   at("profile").addEventListener("change", ofProfile);
-  at("controls").addEventListener("change", (event) => (event.target.id === "device" ? refresh() : anew({})));
+  at("controls").addEventListener("change", (event) => (event.target.id === "device" ? refresh() : anew()));
   for (const id of SLIDERS) at(id).addEventListener("input", () => { tellFactors(); refresh(); });
   at("reset").addEventListener("click", () => { for (const id of SLIDERS) at(id).value = 0; tellFactors(); refresh(); });
-  at("again").addEventListener("click", () => anew(changed()));
+  // Nothing is searched while a pointer holds a slider.
+  at("sliders").addEventListener("pointerdown", () => { held = true; });
+  for (const end of ["pointerup", "pointercancel"]) {
+    window.addEventListener(end, () => { if (held) { held = false; refresh(); } });
+  }
   at("pin").addEventListener("click", () => { state.pins.push(asked(state.row)); refresh(); });
   restore();
   refresh();

@@ -20,7 +20,8 @@ def answered(browser: Any) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     done = (
-        "return !document.body.hasAttribute('aria-busy') && (document.getElementById('error').textContent"
+        "return !document.getElementById('answers').hasAttribute('aria-busy')"
+        " && (document.getElementById('error').textContent"
         " || /ms.$/.test(document.getElementById('status').textContent))"
     )
     WebDriverWait(browser, 60, 0.05).until(lambda driver: driver.execute_script(done))
@@ -70,6 +71,33 @@ def test_numbers_follow_a_slider_and_a_link_holds_them(browser: Any, served: Ser
     browser.find_element("id", "reset").click()
     answered(browser)
     assert text(browser, "#rows tbody") == before
+
+
+def test_a_held_slider_says_what_is_to_come(browser: Any, served: Served) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    opened(browser, served)
+    before, slider = text(browser, "#rows tbody"), browser.find_element("id", "bandwidth")
+    point = "arguments[0].dispatchEvent(new PointerEvent(arguments[1], {bubbles: true}))"
+    browser.execute_script(point, slider, "pointerdown")
+    browser.execute_script("arguments[0].value = -1; arguments[0].dispatchEvent(new Event('input'))", slider)
+    WebDriverWait(browser, 60, 0.05).until(lambda _: "Others, which may be faster" in text(browser, "#status"))
+    assert text(browser, "#rows tbody") != before
+    assert "still to come" in text(browser, "#status[role=status]")
+    browser.execute_script(point, slider, "pointerup")
+    answered(browser)
+    assert "still to come" not in text(browser, "main")
+    assert "found_on" not in browser.current_url
+
+
+def test_a_slider_that_moves_on_is_answered_last(browser: Any, served: Served) -> None:
+    opened(browser, served)
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
+    for step in range(-10, 0):
+        browser.execute_script(script, browser.find_element("id", "latency"), step / 10)
+    answered(browser)
+    assert text(browser, "#error") == ""
+    assert "--vary latency=0.794" in text(browser, "#command")
 
 
 def test_four_configurations_stand_side_by_side(browser: Any, served: Served) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from click.testing import CliRunner
-from explored_page import SEARCH, Served
+from explored_page import SEARCH, TOKEN, Served
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.keywords import ask
@@ -26,7 +28,7 @@ from predict.prediction.request import read_model
 from predict.search.command import search_command
 from predict.search.search import search
 from predict.validation.report.explore.explorer import Explorer
-from predict.validation.report.explore.server import listening
+from predict.validation.report.explore.server import application, listening
 from predict.validation.report.explore.state import Asked, Changed, Searched, commands
 from predict.what_if.what_if import changed_hardware
 
@@ -38,6 +40,7 @@ def answered(served: Served, what: str, **asked: object) -> Any:
 
 
 def test_a_search_is_that_of_the_command(served: Served) -> None:
+    answered(served, "rows", changed={"bandwidth": 0.5})
     rows = answered(served, "search")["rows"]
     words = [
         "search",
@@ -52,7 +55,18 @@ def test_a_search_is_that_of_the_command(served: Served) -> None:
         "--json",
     ]
     printed = json.loads(CliRunner().invoke(group, words).stdout)
-    assert [row["iteration_s"] for row in rows] == [row["prediction"]["iteration_s"] for row in printed["rows"]][:8]
+    predicted = [row["prediction"] for row in printed["rows"]][:8]
+    for name in ("strategy", "iteration_s", "interval_s", "samples_per_s", "efficiency", "memory_bytes", "fits"):
+        assert [row[name] for row in rows] == [prediction[name] for prediction in predicted], name
+
+
+@pytest.mark.parametrize("changed", [{"bandwidth": 0.05, "latency": 4.0}, {"peak_flops": 2.0}])
+def test_all_rows_are_those_of_whole_predictions(served: Served, changed: dict[str, object]) -> None:
+    rows = answered(served, "rows", changed=changed)["rows"]
+    assert len(rows) == len(answered(served, "search")["rows"])
+    for index, row in enumerate(rows):
+        look = answered(served, "look", changed=changed, row=index)
+        assert row == {name: look[name] for name in row}
 
 
 @pytest.mark.parametrize("changed", [{}, {"bandwidth": 2.0}, {"bandwidth": 0.5, "latency": 3.0, "peak_flops": 1.25}])
@@ -160,6 +174,7 @@ def test_what_searches_share_changes_no_answer(served: Served) -> None:
     search = Searched(**SEARCH)
     used, answers = Explorer([served.profile]), []
     for there in (Changed(), *SLIDES):
+        used.rows(Asked(search=search, changed=there))
         asked = Asked(search=search, found_on=there)
         answers.append(used.search(asked))
         assert answers[-1] == Explorer([served.profile]).search(asked)
@@ -179,6 +194,39 @@ def test_a_search_after_a_slider_is_a_fresh_one() -> None:
         )
         assert [row.predict_command for row in found.rows] == [row.predict_command for row in wanted.rows]
         assert found.record() == wanted.record()
+
+
+def test_a_search_that_nobody_waits_for_is_left_off(served: Served) -> None:
+    asked, explorer = Asked(search=Searched(**SEARCH)), Explorer([served.profile])
+    explorer.is_left = lambda: True
+    with pytest.raises(UserError, match="nobody waits"):
+        explorer.search(asked)
+    explorer.is_left = lambda: False
+    assert explorer.search(asked) == Explorer([served.profile]).search(asked)
+
+
+def test_a_page_that_is_gone_leaves_its_search_off(served: Served) -> None:
+    class Long(Explorer):
+        def search(self, asked: Asked) -> dict[str, Any]:
+            until = time.monotonic() + 60
+            while not self.is_left() and time.monotonic() < until:
+                time.sleep(0.01)
+            return {"left": self.is_left()}
+
+    told: list[Any] = []
+    content = json.dumps({"search": SEARCH}).encode()
+    heard = iter([{"type": "http.request", "body": content}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(heard)
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    headers = [(b"host", b"127.0.0.1:1")]
+    scope = {"type": "http", "method": "POST", "path": f"/{TOKEN}/search", "headers": headers, "query_string": b""}
+    asyncio.run(application(Long([served.profile]), TOKEN, 1, {})(scope, receive, send))
+    assert json.loads(told[-1]["body"]) == {"left": True}
 
 
 def test_python_of_a_view_has_numbers_as_numbers() -> None:
