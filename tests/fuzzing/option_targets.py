@@ -87,6 +87,7 @@ VALUES = (
 _SITE = str(DATA.parents[1] / "slurm" / "site-cpu.yaml")
 _PREDICT = ("--from-profile", str(PROFILE), "--model", "toy", "--batch", "16", "--no-channels-last")
 _OPTIONS = (*_PREDICT, "--strategy", "d2")
+_SHIPPED = ("--from-profile", "h100-sxm", "--model", "bert-base", "--batch", "16")
 LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict",): _OPTIONS,
     ("predict", "what-if"): (*_OPTIONS, "--vary", "bandwidth=1,2"),
@@ -97,7 +98,8 @@ LINES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict", "validate-layers"): (*_PREDICT[:4], "--layers", "roofline"),
     # A search predicts 60 candidates unless told otherwise, and each input has two seconds.
     ("predict", "search"): (*_PREDICT, "--ranks", "2", "--predictions", "8"),
-    ("predict", "timeline"): _OPTIONS,
+    # A profile that comes with the tool holds no iterations, so other code prices layers.
+    ("predict", "timeline"): (*_SHIPPED, "--strategy", "t2"),
     ("predict", "report"): (*_OPTIONS, "-o", "-"),
     ("predict", "explore"): (str(PROFILE), "--no-browser"),
     ("predict", "buckets"): _OPTIONS,

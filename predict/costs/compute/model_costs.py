@@ -54,7 +54,7 @@ class ModelCosts:
     taken as none, and said to be (:mod:`predict.costs.compute.unmeasured_costs`).
 
     Raises:
-        UserError: the profile holds iterations, and none in this dtype.
+        UserError: nobody trains in this dtype; or the profile holds iterations, and none in it.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class ModelCosts:
         self._times = [time for time in profile.model_times if time.dtype == dtype]
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
         self._rank_spreads: dict[int, RankSpread] = {}
+        if not self._times and dtype not in TRAINED_DTYPES:
+            raise unknown_choice("dtype", dtype, {*TRAINED_DTYPES, *(time.dtype for time in profile.model_times)})
         if profile.model_times and not self._times:
-            if dtype not in TRAINED_DTYPES:
-                raise unknown_choice("dtype", dtype, {*TRAINED_DTYPES, *(time.dtype for time in profile.model_times)})
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"

@@ -8,6 +8,7 @@ import pytest
 from profile_factory import layer_times, make_network, make_profile, ring_fit
 
 from calibrate.profile.profile import Dispatch, Profile
+from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -52,6 +53,11 @@ def dispatch(seconds: float, relative_sd: float = 0.0) -> Dispatch:
 def phases_s(found: PricedPlan) -> tuple[float, ...]:
     """Forward and backward, with what they wait."""
     return tuple(seconds_of(found, Compute, way) + seconds_of(found, FrameworkOverhead, way) for way in ("FW", "BW"))
+
+
+def test_an_unknown_dtype_is_refused_without_iterations_too() -> None:
+    with pytest.raises(UserError, match="unknown dtype 'bf61': did you mean bf16"):
+        CostModel(profile=of_gpu(None), network=NETWORK, dtype="bf61")
 
 
 def test_short_kernels_take_their_dispatch_and_the_last_kernel() -> None:
