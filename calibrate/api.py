@@ -23,7 +23,7 @@ class CalibratedProfile(Drawn):
     """A profile that has been read.
 
     Attributes:
-        path: of its file. profile: all that it holds.
+        path: the profile's file. profile: its contents.
     """
 
     _TABLES = (
@@ -44,11 +44,11 @@ class CalibratedProfile(Drawn):
 
     @property
     def tables(self) -> dict[str, int]:
-        """How many rows each table of :meth:`to_frame` has; those that hold something."""
+        """How many rows each table of :meth:`to_frame` has; empty tables are left out."""
         return {name: len(rows) for name in self._TABLES if (rows := getattr(self.profile, name))}
 
     def to_frame(self, table: str = "communication") -> DataFrame:
-        """One table of the profile, a row an entry; its columns are the fields of the profile's format.
+        """One table of the profile, with one entry in each row; columns are the fields of the profile's format.
 
         Args:
             table: communication (fits of collectives), layer_times, model_times, ... as :attr:`tables` names them.
@@ -64,7 +64,7 @@ class CalibratedProfile(Drawn):
 
     @property
     def title(self) -> str:
-        """Which file, of which devices and models."""
+        """The file, its devices and its models."""
         devices = ", ".join(device.name for device in self.profile.devices)
         models = ", ".join(self.profile.network) or "no model"
         held = ", ".join(f"{name} ({count})" for name, count in self.tables.items())
@@ -72,7 +72,7 @@ class CalibratedProfile(Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out of the profile or merged by force."""
+        """What was left out of the profile, or merged because of ``force``."""
         return self.profile.notes
 
     def _figure(self) -> Figure:
@@ -85,21 +85,21 @@ class ProfileDifference(Shown):
     """What moved from one profile to another beyond its 90% interval, worst first.
 
     Attributes:
-        difference: all of it, with what differs between both environments.
+        difference: everything that moved, and what differs between the environments.
     """
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
 
     def to_frame(self) -> DataFrame:
-        """A row a number that moved; fields as of :class:`~calibrate.report.diff.Movement`."""
+        """The numbers that moved, one in each row, with the fields of :class:`~calibrate.report.diff.Movement`."""
         from calibrate.report.diff import Movement
 
         return frame_of(Movement, self.difference.moved)
 
     @property
     def title(self) -> str:
-        """How many numbers moved, and how many would by chance."""
+        """How many numbers moved, and how many would have moved by chance."""
         apart = self.difference
         return (
             f"{len(apart.moved)} of {apart.compared} numbers moved beyond their 90% interval; {apart.stand_out} stand"
@@ -108,7 +108,7 @@ class ProfileDifference(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What differs between both environments, and what only one profile holds."""
+        """What differs between the environments, and what only one profile holds."""
         apart = self.difference
         changed = (
             f"{change.what}: {', '.join(change.first)} against {', '.join(change.second)}" for change in apart.changes
@@ -124,15 +124,15 @@ def fit(
     memory_runs: PathLike | Iterable[PathLike] = (),
     force: bool = False,
 ) -> CalibratedProfile:
-    """Fit measurement directories to one profile, as ``calibrate fit`` does; it is written to a file.
+    """Fit measurement directories into one profile and write its file, as ``calibrate fit`` does.
 
     Args:
         output: the profile's file; regressors of kernels lie beside it.
-        memory_runs: training runs, or directories of them, of which peaks of memory are used and nothing else.
-        force: merge unlike environments, and replace an existing profile.
+        memory_runs: training runs, or directories of them. Only their peaks of memory are used.
+        force: merge different environments, and replace an existing profile.
 
     Raises:
-        UserError: a wrong directory, a training run, unlike environments, nothing measured; or the file is there.
+        UserError: a wrong directory, a training run, different environments, nothing measured, or the file exists.
         WorkError: LightGBM is missing where kernels were measured, or a file can't be written.
     """
     from calibrate.fitting.fit import fit_profile
@@ -150,13 +150,13 @@ def fit(
 
 
 def merge(profiles: Iterable[PathLike], output: PathLike, *, force: bool = False) -> CalibratedProfile:
-    """Put partial calibrations together to one profile, as ``calibrate merge`` does; it is written to a file.
+    """Merge partial calibrations into one profile and write its file, as ``calibrate merge`` does.
 
     Args:
-        force: merge unlike environments, take doubles from the first, and replace an existing profile.
+        force: merge different environments, take the first of equal entries, and replace an existing file.
 
     Raises:
-        UserError: fewer than two profiles, or unlike ones; or the file is there.
+        UserError: fewer than two profiles, profiles that contradict each other, or the file exists.
     """
     from calibrate.fitting.merging.merge import merge_files
 
@@ -170,7 +170,7 @@ def diff(first: PathLike, second: PathLike, *, order: Literal["sd", "relative"] 
     """What moved from one profile to another, as ``calibrate diff`` says it.
 
     Args:
-        order: worst first by how many standard deviations a number moved, or by how much of itself.
+        order: sort by the change in standard deviations, or by the relative change; the largest first.
 
     Raises:
         UserError: a profile can't be read, or the order is unknown.
@@ -185,7 +185,7 @@ def diff(first: PathLike, second: PathLike, *, order: Literal["sd", "relative"] 
 
 
 def paths_of(given: PathLike | Iterable[PathLike]) -> list[Path]:
-    """Of one path or several."""
+    """The paths, given as one or several."""
     return [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(path) for path in given]
 
 

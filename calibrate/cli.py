@@ -34,18 +34,20 @@ def group() -> None:
     metavar="RUN_DIR",
     type=_PATH,
     multiple=True,
-    help="Fit memory factors to the peaks of this training run, or of all runs inside of it; repeatable.",
+    help="Fit memory factors to the peaks of this training run, or of all runs in this directory. Repeatable.",
 )
-@click.option("--force", is_flag=True, help="Merge unlike environments, and replace an existing profile.")
-@json_format("json holds what was fitted.")
+@click.option(
+    "--force", is_flag=True, help="Merge measurements from different environments, and replace an existing profile."
+)
+@json_format("json holds the fits.")
 def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Fit measurement directories of paradl-bench layers, collectives and kernels to one profile.
 
-    Directories measured in unlike environments are refused, training runs always: predictions are checked against
+    Directories measured in different environments are refused, training runs always: predictions are checked against
     those. Of --memory-runs nothing is taken but how much memory they held, and a validation leaves their memory out.
     """
     if as_json and output == "-":
-        raise click.UsageError("-o - and --json both want standard output; give one of them")
+        raise click.UsageError("-o - and --json both write to standard output; give one of them")
     refuse_overwrite(output, force=force)
     from calibrate.fitting.fit import fit_profile
 
@@ -87,7 +89,11 @@ def _layers_in_words(profile: Profile) -> str:
 
     count = counted(len(profile.layer_times), "layer time")
     # Operators of a profiler's trace, say, which name no layers that a network could have.
-    return f"{count} of {', '.join(sorted(models))}" if models else f"{count} of no network, so none is predicted"
+    return (
+        f"{count} of {', '.join(sorted(models))}"
+        if models
+        else f"{count} without a network file, so they predict nothing"
+    )
 
 
 @group.command()
@@ -107,7 +113,7 @@ def _layers_in_words(profile: Profile) -> str:
     default="communication",
     show_default=True,
     metavar="NAME",
-    help="What csv and parquet hold of the profile: communication, layer_times, model_times, ...",
+    help="The table of the profile that csv and parquet hold: communication, layer_times, model_times, ...",
 )
 @table_format
 def show(profile: Path, output: Path | None, plot: bool, everything: bool, name: str, form: str) -> None:
@@ -142,7 +148,11 @@ def show(profile: Path, output: Path | None, plot: bool, everything: bool, name:
 @group.command()
 @click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=_PATH)
 @click.option("-o", "--output", required=True, metavar="PROFILE", help="Where to write the profile; - for stdout.")
-@click.option("--force", is_flag=True, help="Merge unlike environments, take doubles from the first.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Merge profiles from different environments. Where two profiles hold the same entry, take the first.",
+)
 def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     """Put partial calibrations together to one profile, which keeps where each number comes from.
 
@@ -169,9 +179,9 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     type=click.Choice(["sd", "relative"]),
     default="sd",
     show_default=True,
-    help="Worst first by how many standard deviations a number moved, or by how much of itself.",
+    help="Sort by the change in standard deviations, or by the relative change.",
 )
-@click.option("--exit-code", is_flag=True, help="Exit with 1 where a number stands out, as diff and git diff do.")
+@click.option("--exit-code", is_flag=True, help="Exit with code 1 if a number stands out, as diff and git diff do.")
 @table_format
 def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code: bool, form: str) -> None:
     """What moved from profile A to profile B beyond its 90% interval, worst first.

@@ -39,12 +39,21 @@ from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
 from predict.what_if.profiles_command import profiles
 
-_KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
-_EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --format json or -o all."
-_SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
-_DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
-_SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
-_FUSION_OUT_HELP = "Write what --fusion sends, for paradl-bench train --fusion FILE; of one strategy and batch."
+_KNEE_HELP = (
+    "Show the knee of a sweep: the most ranks at which efficiency is at least F times the efficiency at the fewest"
+    " ranks."
+)
+_EXPLAIN_HELP = (
+    "Show what every second is made of: the largest entries below the table, or all entries with --format json or -o."
+)
+_SLOW_HELP = "With --evaluator simulate: one rank (0 unless given) computes FACTOR times as long as measured."
+_DILATE_HELP = "Predict an emulated run (paradl-bench train --emulate --dilate K), whose layers sleep K times as long."
+_SPREAD_HELP = (
+    "Predict an emulated run (paradl-bench train --emulate --spread), whose sleeps are drawn from the profile's spread."
+)
+_FUSION_OUT_HELP = (
+    "Write the messages of --fusion for paradl-bench train --fusion FILE. It takes one strategy and batch."
+)
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -68,9 +77,13 @@ class ShownOptions(msgspec.Struct, frozen=True, kw_only=True):
 @point_options
 @option_group(
     "What is shown",
-    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
     click.option(
-        "--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours."
+        "--price", type=float, metavar="P", help="Price of one rank-hour, in any currency: adds the cost of training."
+    ),
+    click.option(
+        "--wide",
+        is_flag=True,
+        help="Add a second table: FLOPs utilisation, samples and tokens of each rank, rank-hours.",
     ),
     why_option,
     click.option("--explain", is_flag=True, help=_EXPLAIN_HELP),
@@ -103,7 +116,7 @@ def group(
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if ctx.invoked_subcommand is not None:
         if given:
-            raise click.UsageError(f"options go behind {ctx.invoked_subcommand}, not before it")
+            raise click.UsageError(f"give options after the command {ctx.invoked_subcommand}, not before it")
         return
     if not given:
         raise click.exceptions.NoArgsIsHelpError(ctx)
@@ -123,7 +136,7 @@ def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions,
     written.check()
     exported.check(force=written.force)
     if shown.explain and form_of(written.output, written.form) in (CSV, PARQUET):
-        raise UserError("--explain is a table or JSON: leave CSV and Parquet out")
+        raise UserError("--explain writes a table or JSON: give --format table or json, not csv or parquet")
     if shown.fusion_out is not None:
         _write_messages(shown.fusion_out, asked, force=written.force)
     predicted = predict_request(asked, explain=shown.explain)
@@ -151,7 +164,7 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
     from predict.prediction.buckets.fusion_messages import fusion_file
 
     if output == "-":
-        raise UserError("--fusion-out -: give a file; predictions go to standard output")
+        raise UserError("--fusion-out -: standard output is taken by the predictions; give a file")
     refuse_overwrite(output, force=force)
     write_output(output, encode_pretty(fusion_file(asked)), force=force)
 
@@ -162,12 +175,16 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
     "--from-profile", "profile", required=True, type=click.Path(path_type=Path), help="Profile to predict from."
 )
 @click.option("-o", "--output", required=True, metavar="REPORT_DIR", type=click.Path(path_type=Path))
-@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
+@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the measured cluster.")
 @layers_option
 @table_format
-@click.option("--plot", metavar="FILE", help="Draw phases and memory, predicted beside measured: .png, .svg, .html.")
-@click.option("--html", metavar="FILE", help="Write a page that explains the run that is farthest off, and all others.")
-@click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
+@click.option(
+    "--plot", metavar="FILE", help="Draw predicted and measured phases and memory into a file: .png, .svg or .html."
+)
+@click.option(
+    "--html", metavar="FILE", help="Write a page that explains all runs, and in detail the run with the largest error."
+)
+@click.option("--force", is_flag=True, help="Replace an existing report, and compare runs from another environment.")
 def validate(
     runs: tuple[Path, ...],
     profile: Path,
@@ -202,7 +219,7 @@ def validate(
 
         draw_validation(report, plot, force=force)
     if html and not report.pairs:
-        say(f"predict: no run has times to explain: {html} is not written")
+        say(f"predict: {html} is not written, because no run has times to explain")
     elif html:
         from predict.validation.report.command import options_unset
         from predict.validation.report.gather import gather_runs

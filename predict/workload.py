@@ -75,7 +75,7 @@ class Configuration:
         if batch % ranks:
             low, high = batch // ranks * ranks, -(-batch // ranks) * ranks
             raise UserError(
-                f"batch {batch} does not part over the {ranks} ranks of {self.strategy}: {low} or {high} do"
+                f"batch {batch} cannot be divided over the {ranks} ranks of {self.strategy}: give {low} or {high}"
             )
 
     @property

@@ -58,8 +58,8 @@ def disagreements(measured: Measurements) -> tuple[str, ...]:
 
 def _note(what: str, slow: str, fast: str, ratio: float) -> str:
     return (
-        f"{what} took {ratio:.1f} times as long {slow} as {fast}, which is beyond their spreads; all of it is pooled:"
-        " if the host was busy, measure again and leave that out"
+        f"{what} took {ratio:.1f} times as long {slow} as {fast}, which is beyond their spreads. All samples are"
+        " used: if the host was busy, measure again and leave the slow part out"
     )
 
 

@@ -42,12 +42,12 @@ def fit_profile(
 
     Args:
         command_line: kept in the profile.
-        force: merge directories that were measured in unlike environments.
+        force: merge directories that were measured in different environments.
         memory_runs: training runs, or directories of them, of which peaks of memory are used and nothing else.
         beside: where the profile will be written: regressors of kernels are written beside it.
 
     Raises:
-        UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record;
+        UserError: no or a wrong directory, a training run, different environments, nothing measured, a wrong record;
             kernels, but no place to keep their regressors.
         WorkError: LightGBM is missing, or the regressors can't be written.
     """
@@ -94,7 +94,7 @@ def fit_profile(
     others = (profile.communication, profile.model_times, profile.kernel_models, measured.rates, measured.input)
     if not (profile.layer_times or any(others)):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
-        raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
+        raise UserError(f"{', '.join(map(str, directories))}: no measurements that can be fitted{more}")
     return profile
 
 
@@ -188,8 +188,8 @@ def _incomplete(measured: Measurements) -> list[str]:
     models = {record.model for _, record in measured.layers} | timed
     imported = {record.model for index, record in measured.layers if index in measured.imported}
     untraced = sorted(models - measured.networks.keys())
-    return [f"{model} was measured, but no network file describes it" for model in untraced] + [
-        f"{model}: layer times were imported; the time between layers and the weight update were not: predict takes"
-        " them as none, or from the memory's bandwidth, and says so"
+    return [f"{model} was measured, but no directory holds its network file" for model in untraced] + [
+        f"{model}: layer times were imported without the time between layers and the weight update: predict takes"
+        " these as none, or from the memory's bandwidth, and says so"
         for model in sorted(imported - timed)
     ]

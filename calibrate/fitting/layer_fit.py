@@ -113,8 +113,8 @@ def layer_times(
                 continue
             if chosen is not None and len(samples) != len(chosen):
                 raise UserError(
-                    f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
-                    f"of {len(chosen)} iterations; each iteration has one"
+                    f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)}"
+                    f" samples for {len(chosen)} iterations; there has to be one for each"
                 )
         key = tuple(getattr(record, field) for field in _OF_LAYER)
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
@@ -194,7 +194,7 @@ def _check_timed(record: IterationSamples) -> None:
     if not record.fw_between_s or not record.bw_between_s:
         raise UserError(f"{where}: the time between operations was not measured")
     if min(f + b + w for f, b, w in zip(record.fw_s, record.bw_s, record.wu_s, strict=True)) <= 0:
-        raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
+        raise UserError(f"{where}: an iteration took 0 seconds, which no iteration does")
 
 
 def kernels_of(layers: Iterable[Placed[LayerSamples]]) -> dict[tuple[Alike, str], int]:

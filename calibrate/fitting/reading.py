@@ -101,10 +101,10 @@ class Measurements:
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
-    """Read directories of layers and collectives; ``force`` merges those measured in unlike environments.
+    """Read directories of layers and collectives; ``force`` merges those measured in different environments.
 
     Raises:
-        UserError: none given, not a measurement, a training run, the same twice, unlike environments, a wrong record.
+        UserError: none given, not a measurement, a training run, one given twice, other environments, a wrong record.
     """
     if not directories:
         raise UserError("no measurement directory given; write calibrate fit DIR... -o PROFILE")
@@ -118,7 +118,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         sources.append(_source(directory, manifest, environments.index(manifest.environment)))
         if not manifest.complete:
             command = " ".join(manifest.command_line)
-            notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
+            notes.append(f"{directory} is incomplete (interrupted?); its measurements are used; to go on: {command}")
         load = sources[-1].host_load
         if load is not None and load.is_busy:
             notes.append(f"{directory} was measured on a busy host: {load.words}; measure it again on a quiet one")
@@ -151,19 +151,19 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
 def _torn(directory: Path, manifest: Manifest) -> Iterator[str]:
     """What a killed writer left, and hosts that a requeued job moved to."""
     for name, size in torn_rows(directory).items():
-        yield f"{directory}/{name} ends in a row that was not written whole: 1 row of {size} bytes is left out"
+        yield f"{directory}/{name} ends in a partly written row: 1 row of {size} bytes is left out"
     if manifest.also_on:
         hosts = ", ".join(manifest.also_on)
-        yield f"{directory} was begun on {manifest.environment.hostname}, and went on on {hosts}"
+        yield f"{directory} was begun on {manifest.environment.hostname} and continued on {hosts}"
 
 
 def _manifest_of(directory: Path) -> Manifest:
     manifest = read_manifest(directory)
     if manifest.kind == "training":
         raise UserError(
-            f"{directory} holds a training run: predictions are never fitted to the runs that they are checked "
-            "against; give directories of paradl-bench layers and collectives (and runs whose memory alone is to be"
-            " used as --memory-runs)"
+            f"{directory} holds a training run, and predictions are never fitted to the runs that check them."
+            " Give directories of paradl-bench layers and collectives; to use only a run's memory, give it as"
+            " --memory-runs"
         )
     return manifest
 
@@ -174,14 +174,18 @@ def _check_alike(directories: Sequence[Path], manifests: Sequence[Manifest], *, 
         differences = _differences(manifests[0], manifest)
         if not differences:
             continue
-        text = f"{directories[0]} and {directory} were measured in unlike environments ({first_few(differences)})"
+        text = f"{directories[0]} and {directory} were measured in different environments ({first_few(differences)})"
         if not force:
             # Logs of one cluster differ in hosts, for which a name can stand.
             of_hosts = any(difference.startswith("hostname ") for difference in differences)
             named = manifests[0].imported and manifest.imported and of_hosts
-            how = "import both with --cluster NAME where their nodes are alike" if named else "measure both in one"
-            raise UserError(f"{text}; {how}, or give --force to merge them all the same")
-        notes.append(f"{text}; merged by --force")
+            how = (
+                "import both with --cluster NAME if their nodes are alike"
+                if named
+                else "measure both in one environment"
+            )
+            raise UserError(f"{text}; {how}, or give --force to merge them anyway")
+        notes.append(f"{text}; merged because of --force")
     return notes
 
 
@@ -305,7 +309,7 @@ def _networks(directories: Sequence[Path]) -> dict[str, ModelGraph]:
             known, where = networks.setdefault(network.name, (network, path))
             if not same_work(known, network):
                 shapes = ["x".join(map(str, graph.input_shape)) for graph in (known, network)]
-                unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
+                unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as different networks"
                 raise UserError(
                     f"{where} and {path}: {network.name} was measured {unlike}; a profile holds one: fit two profiles"
                 )

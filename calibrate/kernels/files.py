@@ -66,18 +66,22 @@ def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
     try:
         content = read_whole(path, most_bytes=_MOST_BYTES)
     except UserError as error:
-        raise UserError(f"{error}; it holds the profile's kernel regressors: move it along with the profile") from error
+        raise UserError(
+            f"{error}; this file holds the profile's kernel regressors: keep it beside the profile"
+        ) from error
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(f"{path} is not the file that the profile was written with (its SHA-256 differs); fit it again")
+        raise UserError(
+            f"{path} is not the file that was written with the profile (its SHA-256 differs); run calibrate fit again"
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
                 raise ValueError(f"it holds more than {_MOST_BYTES} bytes")
             return {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in archive.infolist()}
     except (ValueError, TypeError, OSError, EOFError, KeyError, RuntimeError, NotImplementedError, zlib.error) as error:
-        raise UserError(f"{path} is no archive of arrays: {error}") from None
+        raise UserError(f"{path} is not an archive of arrays: {error}") from None
     except (zipfile.BadZipFile, SyntaxError, tokenize.TokenError, MemoryError, RecursionError, struct.error) as error:
-        raise UserError(f"{path} is no archive of arrays: {error}") from None
+        raise UserError(f"{path} is not an archive of arrays: {error}") from None
 
 
 def _array(content: bytes) -> NDArray[Any]:

@@ -219,7 +219,7 @@ def _fitting(model: KernelModel) -> Iterator[None]:
         yield
     except (KeyError, IndexError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{model.file}: arrays {model.arrays!r} do not fit the profile ({error}); fit it again"
+            f"{model.file}: arrays {model.arrays!r} do not fit the profile ({error}); run calibrate fit again"
         ) from None
 
 

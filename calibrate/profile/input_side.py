@@ -132,7 +132,7 @@ def io_seconds(
     beyond = per_sample.extrapolated
     if cold and side.loader:
         if side.read_cold is None or side.read_warm is None:
-            words, beyond = words + "; reading from disk was not measured, files are taken from the page cache", True
+            words, beyond = words + "; reading from disk was not measured: files are taken from the page cache", True
         else:
             seconds += max(side.read_cold.mean_s - side.read_warm.mean_s, 0.0) / max(used, 1)
             spread += side.read_cold.mean_s * side.read_cold.relative_sd / max(used, 1)
@@ -181,7 +181,7 @@ def _in_parts(side: InputSide) -> tuple[InputTime, int] | None:
     if not seconds:
         return None
     spread = math.hypot(*(part.mean_s * part.relative_sd for part in parts))
-    return InputTime(seconds, spread / seconds, "the parts one after the other, no loader was measured"), 1
+    return InputTime(seconds, spread / seconds, "the parts one after the other, as no loader was measured"), 1
 
 
 def h2d_seconds(side: InputSide, message_bytes: float) -> InputTime | None:
@@ -192,7 +192,7 @@ def h2d_seconds(side: InputSide, message_bytes: float) -> InputTime | None:
     by_how = {copy.how: copy for copy in side.copies}
     copy = by_how.get("pinned") or by_how.get("pageable")
     if copy is None:
-        return InputTime(0.0, 0.0, "a CPU computes where the batch lies") if by_how else None
+        return InputTime(0.0, 0.0, "no copy: a CPU reads the batch where it lies") if by_how else None
     beyond = message_bytes > copy.bytes_range[1]
     seconds = copy.alpha_s + message_bytes * copy.beta_s_per_byte
     return InputTime(seconds, copy.relative_sd, f"copy from {copy.how} memory", beyond)

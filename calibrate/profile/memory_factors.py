@@ -56,7 +56,7 @@ class MemoryRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if not self.measured_bytes:
-            raise ValueError("measured_bytes is empty: a run of which no memory was measured says nothing here")
+            raise ValueError("measured_bytes is empty: a memory factor needs measured peaks")
 
 
 class MemoryEstimate(NamedTuple):

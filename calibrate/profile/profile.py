@@ -298,10 +298,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         placed: tuple[Source | MemoryRun, ...] = (*self.sources, *self.memory_runs)
         for source in placed:
             if source.environment >= len(self.environments):
-                raise ValueError(f"source {source.path} names environment {source.environment}, which is not there")
+                raise ValueError(
+                    f"source {source.path} names environment {source.environment}, which the profile does not hold"
+                )
         for name, network in self.network.items():
             if network.name != name:
-                raise ValueError(f"network {name!r} is called {network.name!r} inside")
+                raise ValueError(f"network {name!r} has the name {network.name!r} inside; both have to be the same")
         for field in IDENTITIES:
             check_distinct(field, (key(field, entry) for entry in getattr(self, field)))
         if self.layer_times and not any(entry.time.typical_s for entry in self.layer_times):
@@ -333,7 +335,10 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 def _beside(model: KernelModel, path: Path) -> KernelModel:
     if Path(model.file).name != model.file or model.file in ("", ".."):
-        raise UserError(f"profile {path}: kernel_models name {model.file!r}, which is no name of a file beside it")
+        raise UserError(
+            f"profile {path}: kernel_models name {model.file!r}, which has to be the plain name of a file beside the"
+            " profile"
+        )
     return msgspec.structs.replace(model, file=str(path.parent / model.file))
 
 

@@ -17,10 +17,11 @@ def unlike_parts(profile: Profile) -> tuple[str, ...]:
     notes = []
     for what, places in (("layers", compute), ("collectives", communication)):
         if _differ(places, places):
-            notes.append(f"{what} are of unlike machines: {_named(places)}")
+            notes.append(f"{what} were measured on different machines: {_named(places)}")
     if _differ(compute, communication):
         notes.append(
-            f"layers are of {_named(compute)}, collectives of {_named(communication)}: no machine is known to have both"
+            f"layers were measured on {_named(compute)}, collectives on {_named(communication)}: no machine is"
+            " known to have both"
         )
     return tuple(notes)
 

@@ -39,7 +39,7 @@ def print_difference(difference: Difference, console: Console, *, shown: int) ->
 
 def _print_changes(changes: Sequence[Change], console: Console) -> None:
     if not changes:
-        console.print("Environments: nothing differs, the day included")
+        console.print("Environments: no difference, not even in the day")
         return
     rows = [
         (change.what, ", ".join(change.first) or "-", ", ".join(change.second) or "-")
@@ -79,7 +79,7 @@ def _print_movements(movements: Sequence[Movement], console: Console) -> None:
         }
         for m in movements
     ]
-    title = "Beyond the 90% interval, worst first (* stands out among all that were compared)"
+    title = "Numbers that moved beyond their 90% interval, worst first (* stands out among all compared numbers)"
     console.print(table_of(rows, title=title))
 
 
@@ -91,14 +91,14 @@ def _formatted(value: float, unit: str) -> str:
 
 def _print_verdict(difference: Difference, console: Console) -> None:
     lines = [
-        f"{len(difference.moved)} of {difference.compared} numbers moved beyond their 90% interval; if nothing had, "
-        f"{difference.expected_by_chance:.3g} would have by chance. {difference.stand_out} stand out among so many (of "
-        f"those, {FALSE_DISCOVERIES:.0%} by chance)."
+        f"{len(difference.moved)} of {difference.compared} numbers moved beyond their 90% interval; if nothing"
+        f" had changed, {difference.expected_by_chance:.3g} would have moved by chance. {difference.stand_out}"
+        f" stand out among so many (of those, {FALSE_DISCOVERIES:.0%} by chance)."
     ]
     if min(difference.measurements) < _FEW_MEASUREMENTS:
         lines.append(
-            "Spreads are between blocks of one measurement; what changes from one measurement to the next shows as a "
-            "median change of a whole kind. Three directories a side tell that apart as well."
+            "Spreads are those between blocks of one measurement. A change between measurements shows as a median"
+            " change of a whole kind. Three directories a side show that spread too."
         )
     for line in lines:
         console.print(line, highlight=False)

@@ -71,7 +71,7 @@ def profile_figure(profile: Profile) -> Figure:
 def _groups(profile: Profile) -> dict[tuple[str, str, str], list[CommunicationFit]]:
     groups = measured_fits(profile)
     if not groups:
-        raise UserError("the profile holds no measured points of collectives: there is nothing to draw")
+        raise UserError("the profile holds no measured points of collectives, so there is nothing to draw")
     return groups
 
 
@@ -86,7 +86,7 @@ def _draw_fits(fits: Sequence[CommunicationFit], figure: FigureBase) -> None:
     _label(above, below, points)
     errors = [abs(point.held_out_s / max(point.measured_s, 1e-12) - 1) for point in points]
     missed = f"{np.median(errors):.1%} in the median, {max(errors):.1%} at most"
-    title = f"{title_of(fits)}; sizes left out are missed by {missed}"
+    title = f"{title_of(fits)}; error at sizes left out {missed}"
     above.set_title(in_drawing(title), fontsize=11, wrap=True)
 
 

@@ -133,7 +133,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
     if not profile.model_times:
         yield Weakness(
             kind="missing",
-            text="no layers: nothing can be predicted",
+            text="no layers were measured, so nothing can be predicted",
             command="paradl-bench layers MODEL --batch N -o layers",
         )
     for sums in model_sums(profile):
@@ -148,13 +148,14 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
         if abs(sums.remainder_relative) > sums.noise_floor_relative and not low <= 0 <= high:
             yield Weakness(
                 kind="inaccurate",
-                text=f"{where}: {format_difference(sums.remainder_relative)} of the iteration is unexplained",
+                text=f"{where}: {format_difference(sums.remainder_relative)} of the iteration is not explained by its"
+                " parts",
                 command=f"{again} --blocks 10 {output}-again",
                 size=abs(sums.remainder_relative),
             )
         yield Weakness(
             kind="inaccurate",
-            text=f"{where}: blocks of iterations differ from each other; measure more, in quiet",
+            text=f"{where}: blocks of iterations differ from each other; measure more blocks, on a quiet machine",
             command=f"{again} --blocks 10 {output}-again",
             size=sums.common_relative_sd,
         )
@@ -164,7 +165,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             around = ",".join(str(other) for other in (batch // 2, batch * 2) if other)
             yield Weakness(
                 kind="untested",
-                text=f"{model}: one local batch ({batch}); any other is scaled from it",
+                text=f"{model}: only local batch {batch} was measured; other batches are scaled from it",
                 command=f"{_layers(profile, [model])} --batch {around} -o layers-{file_name(model)}-batches",
             )
 
@@ -187,14 +188,14 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
     if not profile.communication:
         yield Weakness(
             kind="missing",
-            text="no collectives: only serial training can be predicted",
+            text="no collectives were measured, so only serial training can be predicted",
             command=f"{sweep_command(profile, 'gloo', 2, NODE)} -o collectives-gloo-2",
         )
     for fit in profile.communication:
         sizes = ":".join(map(spell_size, fit.bytes_range))
         yield Weakness(
             kind="inaccurate",
-            text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes not fitted on",
+            text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes left out of the fit",
             # Regimes of one fit are swept apart, and one directory holds one sweep.
             command=f"{_sweep(profile, fit)} --sizes {sizes}:1.4 {_output(fit)}-{spell_size(fit.bytes_range[0])}",
             size=fit.held_out_relative_error,
@@ -206,8 +207,8 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         if worst.block_relative_sd:
             yield Weakness(
                 kind="inaccurate",
-                text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}; "
-                "more blocks, on a quieter machine, differ less",
+                text=f"{library}, level {level}: blocks of calls differ from each other, most for {worst.operation};"
+                " measure more blocks, on a quiet machine",
                 command=f"{_sweep(profile, worst)} --blocks 10 {_output(worst)}-again",
                 size=worst.block_relative_sd,
             )
@@ -248,7 +249,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
     for ranks in sorted(groups - on_host if on_host else ()):
         yield Weakness(
             kind="missing",
-            text=f"no layers measured on {ranks} ranks of the host at once, which slow each other",
+            text=f"layers were not measured on {ranks} ranks of one host at once, which slow each other",
             command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o layers-r{ranks}",
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
@@ -261,7 +262,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
     for library in sorted(libraries.keys() - {entry.library for entry in with_compute}):
         yield Weakness(
             kind="missing",
-            text=f"{library}: interference with compute was not measured; what overlap costs is assumed",
+            text=f"{library}: interference with compute was not measured; the cost of overlap is assumed",
             command=sweep_with_compute(library, libraries[library]),
         )
     beside: dict[tuple[str, str, int], float] = {}

@@ -34,14 +34,14 @@ def print_overview(profile: Profile, console: Console) -> None:
     if models:
         computed = {sums.computed_in for of_model in models.values() for sums in of_model}
         rows = [_model_cells(of_model, computed) for of_model in models.values()]
-        _print_rows(rows, f"Layers in {' or '.join(computed)}, and the iterations they add up to", 2, console)
+        _print_rows(rows, f"Layers in {' or '.join(computed)}, and their sum against measured iterations", 2, console)
     calls = grouped(profile.communication, lambda fit: (fit.operation, fit.library, fit.level))
     if calls:
         rows = [_call_cells(fits) for fits in calls.values()]
-        _print_rows(rows, "Collectives: what a call of some bytes takes", 3, console)
+        _print_rows(rows, "Collectives: time of a call by message size", 3, console)
         console.print(
-            "alpha: of one step of the algorithm, and a call takes several. GB/s: bus bandwidth, as nccl-tests says it."
-            " held out: error at sizes that were left out of the fit.",
+            "alpha: time of one step of the algorithm; a call takes several steps. GB/s: bus bandwidth as"
+            " nccl-tests defines it. held out: error at sizes left out of the fit.",
             highlight=False,
         )
     for line in _first(list(_other_lines(profile)), 2 * _MOST):

@@ -110,8 +110,8 @@ def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
     title = "Layers: their sum beside an iteration without probes (medians)"
     console.print(table_of([_model_cells(model) for model in sums], title=title, keys=4))
     console.print(
-        "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
-        "and 90% interval; blocks: standard deviation between blocks spread over time."
+        "remainder: the iteration minus layers, time between operations and weight update, with sign and 90%"
+        " interval. blocks: standard deviation between blocks spread over time."
     )
 
 
@@ -154,9 +154,9 @@ def _print_communication(profile: Profile, console: Console) -> None:
     title = "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)"
     console.print(table_of([_fit_cells(fit) for fit in profile.communication], title=title, keys=3))
     console.print(
-        "alpha is of one step of the algorithm; a call takes several: a ring all-reduce 2 (p - 1). "
-        "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
-        "turn. Beyond the range of the fit, the line is extrapolated."
+        "alpha: time of one step of the algorithm; a call takes several steps, a ring all-reduce 2 (p - 1)."
+        " Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left"
+        " out in turn. Beyond the range of the fit, the line is extrapolated."
     )
 
 
@@ -194,13 +194,15 @@ def _print_choices(profile: Profile, console: Console) -> None:
         if more:
             rows.append(("", "", "", f"and {more} more", "", ""))
     title = (
-        "What was considered: mean relative error at sizes, and at rank counts, left out in turn; the first was taken"
+        "Forms that were considered: mean relative error at sizes, and at rank counts, left out in turn. The"
+        " first form was chosen"
     )
     columns = ("operation", "library", "level", "form", "held out", "held-out ranks")
     console.print(table(columns, rows, title=title))
     console.print(
-        "Of forms within one standard error of the best, and within the noise of a point, the one with the fewest"
-        " parameters is taken; rank counts each by itself only where no form lies within one standard error of that."
+        "Of the forms within one standard error of the best, and within the noise of a point, the form with the"
+        " fewest parameters is chosen. Rank counts are fitted separately only where no form lies within one"
+        " standard error of that."
     )
 
 
@@ -231,6 +233,6 @@ def _print_weaknesses(weak: tuple[Weakness, ...], console: Console) -> None:
         for weakness in weak[:_SHOWN_WEAKNESSES]
     ]
     columns = ("", "what", "size", "command")
-    console.print(table(columns, rows, title="Where this profile is weak, and what would help most"))
+    console.print(table(columns, rows, title="Weak points of this profile, and what would help most"))
     if len(weak) > _SHOWN_WEAKNESSES:
         console.print(f"{len(weak) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")

@@ -52,7 +52,7 @@ def _plot(fits: Sequence[CommunicationFit]) -> Iterator[str]:
     markers = {count: _MARKERS[index % len(_MARKERS)] for index, count in enumerate(ranks)}
     yield f"{title_of(fits)}; time of a call"
     yield from _times(fits, points, markers)
-    yield "predicted by a fit without this size, less measured"
+    yield "prediction of a fit without this size, minus measured"
     yield from _residuals(points, markers)
     yield from _size_axis(points)
     legend = "  ".join(f"{marker} {count} ranks" for count, marker in markers.items())

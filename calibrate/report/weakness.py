@@ -99,7 +99,7 @@ def only_simulated(profile: Profile, libraries: Iterable[str]) -> Iterator[Weakn
     for library in sorted(libraries):
         yield Weakness(
             kind="untested",
-            text=f"{library} was not measured, but simulated ({'; '.join(sorted(by))}): no machine is known to be so",
+            text=f"{library} was simulated ({'; '.join(sorted(by))}), not measured: no machine is known to behave so",
             command="paradl-bench collectives --ranks 2 --backend gloo -o collectives-gloo-2",
         )
 
@@ -113,10 +113,10 @@ def never_measured(profile: Profile) -> Iterator[Weakness]:
     if profile.devices and not any(device.rates for device in profile.devices):
         by_kernels = any(device.rates_from == "reached by kernels" for device in profile.devices)
         what = "kernels" if by_kernels else "layers"
-        text = f"peak and bandwidth of the device are those that {what} reached; rooflines stand on them"
+        text = f"peak and bandwidth of the device are only what {what} reached, and rooflines use them"
         lacking[text] = f"paradl-bench doctor --measure {on_device} -o doctor"
     if not profile.kernel_models:
-        text = "no regressors: layers that were not measured are scaled from a neighbour"
+        text = "no kernels were measured: layers without a measurement are scaled from a similar layer"
         lacking[text] = f"paradl-bench kernels {on_device} -o kernels"
     if not profile.input_side:
         text = "reading, decoding and copying of inputs were not measured; iterations are predicted without them"
@@ -131,7 +131,7 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
     if "after-compute" not in contexts:
         yield Weakness(
             kind="missing",
-            text="collectives after compute were not measured; those between layers count as in a loop",
+            text="collectives after compute were not measured; those between layers are priced as in a loop",
             command=f"{sweep_command(profile, library, 2, NODE)} --contexts after-compute"
             f" -o {file_name(f'collectives-after-compute-{library}')}",
         )
@@ -146,6 +146,6 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
         sweep = sweep_command(profile, library, 2 if enough else 4, NODE if enough else "system")
     yield Weakness(
         kind="missing",
-        text="groups at once were not measured; without a cluster file that states it, they share no link",
+        text="groups at once were not measured; they are taken to share no link unless a cluster file says so",
         command=f"{sweep} --contexts groups=2 -o {file_name(f'collectives-groups-{library}')}",
     )

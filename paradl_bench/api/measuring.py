@@ -23,20 +23,20 @@ _calls = 0
 def measure_layers(model: Model, output: PathLike, *, batch: int | Sequence[int], **options: object) -> RawSamples:
     """Measure the layers of a model, as ``paradl-bench layers`` does, and read the samples.
 
-    The measurement runs in a process of its own, so that nothing else of this one is timed. Of ranks that torchrun
-    started, all call this alike.
+    The measurement runs in its own process, so that nothing else is timed. Under torchrun, all ranks make the same
+    call.
 
     Args:
         model: what ``paradl-bench models`` lists by name, or ``"package.module:factory"``; or an object: a function or
             class that builds a module, or a module. An object stands at the top level of a script or of an imported
             file, since each rank imports it.
-        output: the measurement directory, which all ranks see; one that is incomplete is gone on with.
+        output: the measurement directory, which all ranks see; an incomplete measurement is continued.
         batch: local batches to measure.
-        options: of the command, with underscores: ``device="cuda"``, ``shards="f2"``.
+        options: options of the command, with underscores: ``device="cuda"``, ``shards="f2"``.
 
     Raises:
         UserError: a wrong model or option, or a call while the model's own file is imported.
-        WorkError: the measurement failed; what was measured is kept.
+        WorkError: the measurement failed; its samples are kept.
     """
     from paradl_bench.commands.layers import COMMAND
 
@@ -46,17 +46,17 @@ def measure_layers(model: Model, output: PathLike, *, batch: int | Sequence[int]
 def train(model: Model, strategy: str, output: PathLike, *, batch: int, **options: object) -> RawSamples:
     """Train a model for a few iterations, as ``paradl-bench train`` does, and read their times.
 
-    It starts the ranks of the strategy, unless torchrun started this one: then all of them call this alike.
+    It starts the ranks of the strategy. Under torchrun, which has started them, all ranks make the same call.
 
     Args:
-        model, output: as of :func:`measure_layers`.
+        model, output: as in :func:`measure_layers`.
         strategy: ``"serial"``, ``"d2"``, ``"d2f2"``.
-        batch: global mini-batch.
-        options: of the command, with underscores: ``iterations=20``, ``input_shape="3x32x32"``.
+        batch: samples in the global mini-batch.
+        options: options of the command, with underscores: ``iterations=20``, ``input_shape="3x32x32"``.
 
     Raises:
-        UserError: as of :func:`measure_layers`; or the model, the batch or the ranks do not allow the strategy.
-        WorkError: the strategy trains otherwise than serial training does, or a rank failed.
+        UserError: as in :func:`measure_layers`, or the strategy is impossible for the model, the batch or the ranks.
+        WorkError: the strategy does not train as serial training does, or a rank failed.
     """
     from paradl_bench.commands.train import COMMAND
 
@@ -67,8 +67,8 @@ def measure_collectives(output: PathLike, **options: object) -> RawSamples:
     """Time collectives, as ``paradl-bench collectives`` does, and read the samples.
 
     Args:
-        output: as of :func:`measure_layers`.
-        options: of the command, with underscores: ``ranks=2``, ``ops=["all_reduce"]``, ``sizes="1K:64M:4"``.
+        output: as in :func:`measure_layers`.
+        options: options of the command, with underscores: ``ranks=2``, ``ops=["all_reduce"]``, ``sizes="1K:64M:4"``.
 
     Raises:
         UserError: a wrong option.

@@ -19,10 +19,10 @@ Model = Union[str, "nn.Module", Callable[[], "nn.Module"]]
 
 
 def named(model: Model) -> tuple[str, str]:
-    """``package.module:attribute`` of a model, and the folder that it is imported from; empty where any process does.
+    """``package.module:attribute`` of a model, and its folder; empty if any process can import it.
 
     Raises:
-        UserError: no file that can be imported holds it at its top level.
+        UserError: no importable file holds the model at its top level.
     """
     if isinstance(model, str):
         return model, ""
@@ -33,8 +33,8 @@ def named(model: Model) -> tuple[str, str]:
             return f"{name}:{attribute}", folder
     called = getattr(model, "__qualname__", type(model).__name__)
     raise UserError(
-        f"model {called}: no file holds it at its top level, from where other processes could import it; write it, or a"
-        " function that builds it, in a file, import that, and give what stands there"
+        f"model {called}: other processes cannot import it, because no file holds it at its top level. Write the"
+        " model, or a function that builds it, into a file, import it from there and give that"
     )
 
 

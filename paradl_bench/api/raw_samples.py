@@ -19,10 +19,10 @@ PathLike = str | os.PathLike[str]
 
 
 class RawSamples(Shown):
-    """What a measurement directory holds: a manifest, and a table a kind of record.
+    """A measurement directory: its manifest, and one table for each kind of record.
 
     Attributes:
-        path: of the directory.
+        path: the directory.
         manifest: its command, environment and settings.
     """
 
@@ -35,28 +35,28 @@ class RawSamples(Shown):
 
     @functools.cached_property
     def tables(self) -> dict[str, int]:
-        """How many records there are of each kind that the directory holds; the main one first."""
+        """How many records of each kind the directory holds; the main kind first."""
         from paradl_bench.api.directory_files import RECORDS
 
         kinds = [Path(name).stem for name in RECORDS]
         return {kind: count for kind in kinds if (count := len(self._records(kind)))}
 
     def to_frame(self, table: str | None = None) -> DataFrame:
-        """The records of one kind, a row each; columns are the fields of the format.
+        """The records of one kind, one in each row; columns are the fields of the format.
 
-        Samples are a list in their cell: ``to_frame("layers").explode("samples_s")`` gives a row a sample.
+        Samples are a list in their cell: ``to_frame("layers").explode("samples_s")`` gives each sample its row.
 
         Args:
-            table: layers, collectives, training, ... as :attr:`tables` names them; None for the first of those.
+            table: layers, collectives, training, ... as :attr:`tables` names them; None for the first.
 
         Raises:
-            UserError: no such kind of record, or a record is wrong, which the message names.
+            UserError: the directory has no such kind of record, or a record is wrong. The message names it.
         """
         from paradl_bench.api.directory_files import RECORDS
         from paradl_bench.core.errors import UserError, unknown_choice
 
         if table is None and not self.tables:
-            raise UserError(f"{self.path} holds no records yet: measure into it, or name a table")
+            raise UserError(f"{self.path} holds no records yet: name a table, or measure into this directory")
         table = table or next(iter(self.tables))
         if f"{table}.jsonl" not in RECORDS:
             raise unknown_choice("table of raw samples", table, [Path(name).stem for name in RECORDS])
@@ -72,7 +72,7 @@ class RawSamples(Shown):
 
     @property
     def title(self) -> str:
-        """Which directory, of what, on which device."""
+        """The directory, its kind of measurement, and the device."""
         held = ", ".join(f"{name} ({count})" for name, count in self.tables.items())
         state = "" if self.manifest.complete else ", incomplete"
         return f"{self.path}: {self.manifest.kind} on {self.manifest.environment.device_name}{state}. Tables: {held}"
@@ -82,6 +82,6 @@ def read(directory: PathLike) -> RawSamples:
     """Read a measurement directory of ``paradl-bench``.
 
     Raises:
-        UserError: it is none, of a newer version, or a record is wrong.
+        UserError: the directory holds no measurement or one of a newer version, or a record is wrong.
     """
     return RawSamples(directory)

@@ -87,8 +87,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--ranks",
         type=click.IntRange(1),
-        help="How many ranks, at least 2; 1 of --tool nccl-tests alone, to try it on one GPU. Needed unless torchrun or"
-        " srun says, or --nodes and --ranks-per-node do.",
+        help="Number of ranks, at least 2 (with --tool nccl-tests also 1, to try it on one GPU). Not needed under"
+        " torchrun or srun, or with --nodes and --ranks-per-node.",
     ),
     click.option(
         "--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True
@@ -103,45 +103,47 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         type=click.Choice([_TORCH, *sorted(tools())]),
         default=_TORCH,
         show_default=True,
-        help="Who runs the sweep: torch.distributed, or programs that are installed here.",
+        help="What runs the sweep: torch.distributed, or an installed benchmark program.",
     ),
     click.option(
         "--tool-path",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="Where the tool's programs lie. Default: found on PATH.",
+        help="Folder of the tool's programs. Default: they are looked up on PATH.",
     ),
     click.option(
         "--launcher-arg",
         "launcher_arguments",
         metavar="ARG",
         multiple=True,
-        help="To mpirun or srun, as it is (--launcher-arg=--hostfile=hosts). May be given several times.",
+        help="Argument for mpirun or srun, passed on unchanged (--launcher-arg=--hostfile=hosts). Repeatable.",
     ),
     click.option(
         "--level",
         metavar="NAME",
-        help="Level that the ranks of OSU and IMB span, which they don't print. Default: node, system in a Slurm job of"
-        " several nodes.",
+        help="Level that the ranks of OSU and IMB span, which these do not print. Default: node, or system in a Slurm"
+        " job of several nodes.",
     ),
 )
 @option_group(
     "What is swept",
-    click.option("--ops", metavar="OP[,OP...]", help=f"Of {', '.join(operations())}.  [default: all that are swept]"),
+    click.option("--ops", metavar="OP[,OP...]", help=f"Of {', '.join(operations())}.  [default: all]"),
     click.option(
         "--sizes",
         default="1K:64M:2",
         show_default=True,
         metavar="FIRST:LAST:FACTOR",
-        help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
-        " contributes to all_gather, what each keeps of reduce_scatter, a message of send_recv and exchange.",
+        help="Message sizes, as a range or a list (1K,4K,1M). all_reduce, broadcast, reduce: the whole buffer."
+        " all_gather: the part of each rank. reduce_scatter: the part that each rank keeps. send_recv, exchange:"
+        " one message.",
     ),
     click.option(
         "--contexts",
         metavar="CONTEXT[,CONTEXT...]",
-        help="Measure calls too as a run surrounds them, idle and so in turn: after-compute, once the last rank has"
-        " arrived; with-compute, all_reduce and what both cost each other; with-all-reduce, while one is in flight; or"
-        " groups=K, K disjoint groups of --ranks each at once (rank r is in group r modulo K).",
+        help="Also measure calls in the context of a training run, in turn with idle calls. after-compute: from the"
+        " arrival of the last rank on. with-compute: all_reduce beside compute, and how much each slows the"
+        " other. with-all-reduce: beside an all-reduce. groups=K: K disjoint groups of --ranks ranks at once"
+        " (rank r is in group r modulo K).",
     ),
     click.option("--beside-compute", is_flag=True, hidden=True),
     click.option("--behind-compute", is_flag=True, hidden=True),
@@ -151,32 +153,35 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         "--side-by-side",
         metavar="R",
         type=click.IntRange(2),
-        help="Sweep among every R ranks side by side, as those of a node, all such groups at once. All-reduces of"
-        " with-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
+        help="Sweep in all groups of R neighbouring ranks at once, such as the ranks of a node. The all-reduces of"
+        " with-all-reduce then go over all ranks, as for replicas whose layers a node shares.",
     ),
     folded=False,
 )
 @option_group(
     "How often",
-    click.option("--blocks", default=5, show_default=True, type=click.IntRange(1), help="Sweeps spread over time."),
+    click.option(
+        "--blocks", default=5, show_default=True, type=click.IntRange(1), help="Number of sweeps, spread over time."
+    ),
     click.option(
         "--point-seconds",
         default=0.1,
         show_default=True,
         type=click.FloatRange(min=0, min_open=True),
-        help="Seconds of repetitions for one operation and size in one block: small messages get many, large ones few.",
+        help="Seconds of repetitions for one operation and size in one block. Small messages get many repetitions,"
+        " large messages few.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Of the order of sizes in a block."),
+    click.option("--seed", default=0, show_default=True, help="Seed of the order of sizes in a block."),
 )
 @option_group(
     "Who starts the ranks",
     click.option(
         "--launcher",
         type=click.Choice(["own", "torchrun", "mpirun", "srun"]),
-        help="Who starts the ranks; mpirun is for other tools than torch.",
+        help="What starts the ranks; mpirun is for tools other than torch.",
     ),
     click.option(
-        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds after which a hanging rank is ended."
     ),
     nodes_option,
     ranks_per_node_option,
@@ -310,13 +315,13 @@ def _layout(launch: LaunchOptions, concurrent: int, place: RankPlace | None) -> 
 
     nodes, per_node, rate = launch.nodes, launch.ranks_per_node, launch.link_bandwidth
     if nodes is None and per_node is not None:
-        raise UserError("--ranks-per-node is of emulated nodes: give --nodes as well, at least 1")
+        raise UserError("--ranks-per-node is for emulated nodes: give --nodes too, at least 1")
     layout = layout_of_options(nodes, per_node, rate, ranks=None if launch.ranks is None else launch.ranks * concurrent)
     if layout is not None:
         refuse_emulation(place)
         if concurrent > 1 and (layout.ranks % concurrent or layout.ranks == concurrent):
             raise UserError(
-                f"--contexts groups={concurrent}: {layout.ranks} ranks do not make so many equal groups of 2 or more"
+                f"--contexts groups={concurrent}: {layout.ranks} ranks cannot form so many equal groups of 2 or more"
             )
     return layout
 
@@ -339,10 +344,12 @@ def _asked_contexts(contexts: str | None, older: list[str], concurrent: int | No
 def _refuse_torch_options(context: click.Context, tool: str, of_group: tuple[OfGroup, ...]) -> None:
     """Refuse what only torch's sweep does; ``--backend`` may say again what the tool runs on."""
     if of_group:
-        raise UserError(f"--contexts {','.join(of_group)} is for --tool {_TORCH}; {tool} does not know it")
+        raise UserError(
+            f"--contexts {','.join(of_group)} is for --tool {_TORCH}; {tool} does not have it: leave it out"
+        )
     for option in given_flags(context, *_OF_TORCH):
         if tool != _OVER_MPI or option != "--point-seconds":
-            raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not know it")
+            raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not have it: leave it out")
     backend = context.params["backend"]
     if given_flags(context, "backend") and backend != tools()[tool].backend:
         raise UserError(f"--backend {backend}: {tool} runs on {tools()[tool].backend}")
@@ -352,7 +359,7 @@ def _refuse_tool_options(context: click.Context) -> None:
     for option in given_flags(context, *_OF_TOOLS):
         raise UserError(f"{option} is for --tool {' or '.join(sorted(tools()))}, not for {_TORCH}")
     if context.params["launcher"] == "mpirun":
-        raise UserError(f"--launcher mpirun is for --tool {' or '.join(sorted(tools()))}; torch's ranks are own")
+        raise UserError(f"--launcher mpirun is for --tool {' or '.join(sorted(tools()))}; torch starts its own ranks")
 
 
 def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> None:
@@ -377,6 +384,6 @@ def _check_gpus(device: str, ranks: int) -> None:
     gpus = torch.cuda.device_count()
     if gpus < ranks:
         raise UserError(
-            f"--device cuda: {ranks} ranks need a GPU each, and torch {torch.__version__} sees {gpus} here;"
-            " use --backend gloo on a CPU, or a host with more GPUs"
+            f"--device cuda: {ranks} ranks need one GPU each, and torch {torch.__version__} sees {gpus} here; use"
+            " --backend gloo on a CPU, or a host with more GPUs"
         )

@@ -27,7 +27,7 @@ _KINDS = 3
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_format("json is the network.")
-@click.option("--all", "every_layer", is_flag=True, help="List each layer of a network of many. Default: its modules.")
+@click.option("--all", "every_layer", is_flag=True, help="List each layer. Default for large networks: the modules.")
 @collected(sample=SampleOptions)
 def COMMAND(  # noqa: N802
     model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool, every_layer: bool

@@ -22,39 +22,48 @@ _OF_MEASURE = ("device", "dtype", "ranks", "blocks", "point_seconds", *_LAUNCHED
 
 
 @click.command("doctor")
-@click.option("--measure", is_flag=True, help="Measure peak FLOP/s and memory bandwidth into the directory -o names.")
+@click.option(
+    "--measure", is_flag=True, help="Measure peak FLOP/s and memory bandwidth, and write them into the directory of -o."
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--dtype",
     metavar="D[,D...]",
-    help="fp32, tf32 (a GPU's) and bf16. Default: fp32 on a CPU, all three on a GPU.",
+    help="fp32, tf32 (GPUs only) or bf16. Default: fp32 on a CPU, all three on a GPU.",
 )
 @click.option(
     "--ranks",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Measure one rank alone, then so many of this host at once, which share its memory.",
-)
-@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
-@click.option(
-    "--point-seconds", default=0.2, show_default=True, type=click.FloatRange(min=0.001), help="A kernel in a block."
+    help="Measure one rank alone, then R ranks at once, which share the memory of this host.",
 )
 @click.option(
-    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+    "--blocks", default=5, show_default=True, type=click.IntRange(2), help="Number of blocks, spread over time."
+)
+@click.option(
+    "--point-seconds",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(min=0.001),
+    help="Seconds for a kernel in a block.",
+)
+@click.option(
+    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds after which a hanging rank is ended."
 )
 @hang_option
 @click.option(
     "--launcher",
     type=click.Choice(["srun", "torchrun"]),
-    help="Who started this command on the nodes of a job: they are compared, and the offsets of their clocks measured.",
+    help="What started this command on the nodes of a job. The nodes are compared, and the offsets of their clocks are"
+    " measured.",
 )
 @click.option(
     "-o",
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Measurement directory; with --launcher, where nodes.json goes.",
+    help="Measurement directory; with --launcher, the directory for nodes.json.",
 )
 @json_format("json holds the findings, or the rates.")
 @click.pass_context
@@ -81,17 +90,19 @@ def COMMAND(  # noqa: N802
     With --launcher, on each node of a job: srun --ntasks-per-node=1 paradl-bench doctor --launcher srun
     """
     if measure and launcher is not None:
-        raise UserError("--launcher compares nodes: give it without --measure, which measures the ranks of one host")
+        raise UserError(
+            "--launcher compares nodes, and --measure measures the ranks of one host: give only one of them"
+        )
     if measure:
         if output is None:
-            raise UserError("--measure needs -o DIR: the directory to measure into")
+            raise UserError("--measure needs -o DIR, the directory for the measurement")
         dtypes = dtype or ("fp32" if device == "cpu" else "fp32,tf32,bf16")
         request = {"device": device, "dtypes": tuple(dtypes.split(",")), "blocks": blocks, "point_s": point_seconds}
         _measure(output, request, ranks, timeout_s, hang_timeout_s, as_json=as_json)
         return
     taken = () if launcher is None else _LAUNCHED
     for option in given_flags(context, *(name for name in _OF_MEASURE if name not in taken)):
-        raise UserError(f"{option} says how to measure: give --measure with it")
+        raise UserError(f"{option} needs --measure")
     if launcher is not None:
         _compare(launcher, output, timeout_s, hang_timeout_s, as_json=as_json)
         return

@@ -16,12 +16,20 @@ from paradl_bench.network.graph import ModelGraph, read_network
 @click.command("export")
 @click.argument("format_name", metavar="FORMAT", type=click.Choice(["ssgd-trace"]))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--model", metavar="NAME", help="Which model, where DIR holds several.")
-@click.option("--batch", type=click.IntRange(1), help="Which local batch, where DIR holds several.")
-@click.option("--sweep", metavar="DIR", type=click.Path(path_type=Path), help="All-reduce times for the exchanges.")
-@click.option("--io-seconds", default=0.0, type=float, help="Reading one mini-batch.")
+@click.option("--model", metavar="NAME", help="The model, if DIR holds several.")
+@click.option("--batch", type=click.IntRange(1), help="The local batch, if DIR holds several.")
 @click.option(
-    "--run", metavar="DIR", type=click.Path(path_type=Path), help="A training run that read images, for what it took."
+    "--sweep",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory of a sweep, whose all-reduce times become the exchanges.",
+)
+@click.option("--io-seconds", default=0.0, type=float, help="Seconds to read one mini-batch.")
+@click.option(
+    "--run",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory of a training run that read images, whose reading times are written.",
 )
 @click.option("-o", "--output", required=True, metavar="FILE", help="- for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -60,5 +68,5 @@ def _network(directory: Path, model: str | None) -> ModelGraph:
         return next(iter(networks.values()))
     if model not in networks:
         held = ", ".join(networks) or "no network"
-        raise UserError(f"{directory} holds {held}: say which with --model")
+        raise UserError(f"{directory} holds several models ({held}): say which by --model")
     return networks[model]

@@ -31,54 +31,63 @@ _LARGEST_TRIED = 1 << 24
 @click.command("import", epilog="\n\n".join(f"{name}: {importer.reads}" for name, importer in importers().items()))
 @click.argument("format_name", metavar="FORMAT")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--ranks", type=click.IntRange(1), help="Ranks of the run, where the file does not say.")
+@click.option("--ranks", type=click.IntRange(1), help="Number of ranks, if the file does not say it.")
 @click.option(
     "--level",
     metavar="NAME",
-    help="Level of the cluster that the ranks span: node, or rack, system, ... Needed where the file lists no hosts;"
-    " of runs on several hosts the default is system.",
+    help="Level of the cluster that the ranks span: node, rack, system, ... Needed if the file lists no hosts. Default"
+    " for runs on several hosts: system.",
 )
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(1),
-    help="Of them, the most that share a host, where the file lists no hosts.",
+    help="The most ranks that share a host, if the file lists no hosts.",
 )
-@click.option("--op", "operation", metavar="OP", help="The collective (all_reduce, ...), where the file does not say.")
-@click.option("--library", metavar="NAME", help="Under which library it is kept. Default: nccl, rccl, mpi, mpi-cuda.")
-@click.option("--iterations", type=click.IntRange(1), help="Calls behind a mean, where the file is silent.")
+@click.option("--op", "operation", metavar="OP", help="The collective (all_reduce, ...), if the file does not say it.")
+@click.option(
+    "--library",
+    metavar="NAME",
+    help="Library to which the times belong. Default: nccl, rccl, mpi or mpi-cuda, by format.",
+)
+@click.option("--iterations", type=click.IntRange(1), help="Number of calls in a mean, if the file does not say it.")
 @click.option("--model", metavar="NAME", help="Name of the model that layer times belong to. Default: the file's.")
-@click.option("--batch", type=click.IntRange(1), help="Local batch of layer times, where the file does not say.")
+@click.option("--batch", type=click.IntRange(1), help="Local batch of layer times, if the file does not say it.")
 @click.option(
     "--dtype",
     default="fp32",
     show_default=True,
     callback=not_fp8,
-    help="Of layer times, a trace's parameters, and tables without types.",
+    help="Dtype of layer times, of a trace's parameters, and of tables without types.",
 )
 @click.option(
     "--keep",
     multiple=True,
     type=click.Choice(["empty", "wrong", "failed", "incomplete"]),
     callback=lambda _context, _option, names: frozenset(names),
-    help="Take what is refused otherwise: empty messages, wrong results, rows of a run in which a rank failed,"
-    " networks without the layers whose rows were dropped."
-    " May be given several times.",
+    help="Keep rows that are dropped by default: empty messages, wrong results, rows of a run in which a rank failed,"
+    " networks that lack layers with dropped rows. Repeatable.",
 )
-@click.option("--cluster", metavar="NAME", help="Stands for the hosts: runs on unlike nodes of one cluster are alike.")
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    help="Name that stands for the hosts, so that runs on any nodes of one cluster can be merged.",
+)
 @click.option(
     "--device-name",
     metavar="NAME",
-    help="The accelerator, where the file does not say; of tables of several the one whose times are taken.",
+    help="Name of the accelerator, if the file does not say it. For tables of several: the one to import.",
 )
 @click.option(
     "--mapping",
     metavar="MAPPING",
-    help=f"Of operators: a YAML file that says what the columns are, or {', '.join(shipped_mappings())}.",
+    help=f"For operators: a YAML file that describes the columns, or {', '.join(shipped_mappings())}.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory of one device, as 16GiB; files of other tools never say.")
-@click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
+@click.option(
+    "--memory", metavar="SIZE", help="Memory of one device, such as 16GiB, which files of other tools never say."
+)
+@click.option("--force", is_flag=True, help="Merge files from different environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@json_format("json holds files, rows, and every dropped row.")
+@json_format("json holds the files, the rows, and every dropped row.")
 @collected(told=ImportOptions)
 def COMMAND(  # noqa: N802
     format_name: str,
@@ -98,8 +107,8 @@ def COMMAND(  # noqa: N802
     importer = lookup(importers(), format_name, "format")
     if told.level == NODE and told.ranks_per_node and told.ranks and told.ranks_per_node < told.ranks:
         raise UserError(
-            f"--level node holds all {told.ranks} ranks, and --ranks-per-node says {told.ranks_per_node}:"
-            " give --level system"
+            f"--level node means that all {told.ranks} ranks share a node, and --ranks-per-node says"
+            f" {told.ranks_per_node}: give --level system"
         )
     read = _read(importer, [load_or_refuse(path) for path in files], told)
     memory_bytes = parse_size(memory) if memory else 0

@@ -31,15 +31,23 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("io")
 @click.argument("source", metavar="PATH|synthetic")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--batch", default="32", show_default=True, metavar="N[,N...]", help="Batches that are collated, loaded.")
 @click.option(
-    "--workers", default="0,1,2", show_default=True, metavar="W[,W...]", help="Processes of the loader; 0: none."
+    "--batch", default="32", show_default=True, metavar="N[,N...]", help="Batch sizes for collating and loading."
 )
-@click.option("--samples", default=128, show_default=True, type=click.IntRange(1), help="Files that are timed.")
-@click.option("--crop", default=224, show_default=True, type=click.IntRange(1), help="Pixels of a sample's sides.")
-@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
 @click.option(
-    "--loader-batches", default=6, show_default=True, type=click.IntRange(1), help="Of each loader in a block."
+    "--workers",
+    default="0,1,2",
+    show_default=True,
+    metavar="W[,W...]",
+    help="Numbers of loader processes; 0: no loader process.",
+)
+@click.option("--samples", default=128, show_default=True, type=click.IntRange(1), help="Number of files to time.")
+@click.option("--crop", default=224, show_default=True, type=click.IntRange(1), help="Pixels of a sample's sides.")
+@click.option(
+    "--blocks", default=5, show_default=True, type=click.IntRange(2), help="Number of blocks, spread over time."
+)
+@click.option(
+    "--loader-batches", default=6, show_default=True, type=click.IntRange(1), help="Batches of each loader in a block."
 )
 @click.option(
     "--start-method",
@@ -49,9 +57,11 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="How the loader starts its workers.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the files chosen or made, their order and crops.")
-@click.option("--keep", is_flag=True, help="Leave the images that synthetic made in DIR/.images.")
-@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until it is ended.")
+@click.option("--seed", default=0, show_default=True, help="Seed for the choice of files, their order and their crops.")
+@click.option("--keep", is_flag=True, help="Keep the images that synthetic made, in DIR/.images.")
+@click.option(
+    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds after which the command is ended."
+)
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @json_format("json is a summary of what was measured.")
 @collected(loading=LoadOptions)

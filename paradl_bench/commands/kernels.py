@@ -29,46 +29,65 @@ _KERNEL_LIMIT_S = {False: 0.1, True: 1.0}
     "--for",
     "models",
     metavar="MODEL[,MODEL...]",
-    help="Sweep these models' shapes, shards of them, and shapes near those. Default: KernelMLP's ranges.",
+    help="Sweep the shapes of these models, of their shards, and shapes near those. Default: the ranges of the"
+    " KernelMLP paper.",
 )
 @click.option("--batch", metavar="N[,N...]", help="Local batches of the models. Default with --for: 8,16.")
 @sample_options
-@click.option("--kinds", metavar="KIND[,KIND...]", help="Default: the paper's; with --for: all that the models have.")
+@click.option(
+    "--kinds",
+    metavar="KIND[,KIND...]",
+    help="Kinds of kernels. Default: the paper's; with --for: all kinds in the models.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
-    "--dtype", "dtypes", default="fp32", show_default=True, metavar="fp32|bf16[,...]", help="Both are swept in turn."
+    "--dtype",
+    "dtypes",
+    default="fp32",
+    show_default=True,
+    metavar="fp32|bf16[,...]",
+    help="Dtype; both sweeps one after the other.",
 )
 @click.option("--budget", metavar="TIME", help="Stop after 90s, 10m, 1h. Default: 10m, without --samples.")
-@click.option("--samples", type=click.IntRange(1), metavar="N", help="Measure N kernels, however long it takes.")
+@click.option("--samples", type=click.IntRange(1), metavar="N", help="Measure N kernels without a time limit.")
 @click.option(
     "--kernel-limit",
     metavar="TIME",
-    help="Skip kernels with a call that would take longer. Default: 0.1s, with --for 1s.",
+    help="Skip kernels whose call would take longer. Default: 0.1s, with --for 1s.",
 )
 @click.option(
-    "--memory", metavar="SIZE", help="Pass over kernels whose tensors take more. Default: half of what is free."
+    "--memory", metavar="SIZE", help="Skip kernels whose tensors take more memory. Default: half of the free memory."
 )
 @click.option(
-    "--blocks", default=3, show_default=True, type=click.IntRange(1), help="Visits to a kernel, spread over time."
+    "--blocks",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How often a kernel is visited, spread over time.",
 )
 @click.option(
     "--repetitions",
     default=4,
     show_default=True,
     type=click.IntRange(1),
-    help="Most samples in a visit; long kernels get fewer.",
+    help="The most samples in a visit. Long kernels get fewer.",
 )
 @click.option(
     "--caches",
     type=click.Choice(["training", "warm"]),
     default="training",
     show_default=True,
-    help="What a timed call finds in the caches: what the layer before it wrote, or all that the last call left.",
+    help="What a timed call finds in the caches: the output of the layer before it, or everything that the last call"
+    " left.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the points that are drawn.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the shapes that are drawn.")
 @click.option("--plan", "plan_only", is_flag=True, help="Show what would be measured, and how long it would take.")
 @click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="End a sweep that hangs. Default: no limit."
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Seconds after which a hanging sweep is ended. Default: no limit.",
 )
 @hang_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path))

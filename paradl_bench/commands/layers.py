@@ -69,20 +69,23 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--ranks-on-host",
         metavar="R[,R...]",
-        help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other. Several"
-        " numbers (1,2) are measured in turn. Default: 1, or as many as torchrun or srun started.",
+        help="Number of ranks that measure on this host at once, because cores that share memory bandwidth slow each"
+        " other. Several numbers (1,2) are measured one after the other. Default: 1, or as many as torchrun or"
+        " srun started.",
     ),
     folded=False,
 )
 @option_group(
     "How often",
-    click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time."),
+    click.option(
+        "--blocks", default=5, show_default=True, type=click.IntRange(2), help="Number of blocks, spread over time."
+    ),
     click.option(
         "--iterations",
         default=4,
         show_default=True,
         type=click.IntRange(2),
-        help="Pairs of iterations (plain, probed) a block.",
+        help="Pairs of iterations (plain, probed) in a block.",
     ),
     click.option(
         "--warmup", default=2, show_default=True, type=click.IntRange(1), help="Iterations before the first block."
@@ -90,8 +93,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--isolated",
         type=click.Choice(["none", "split", "all"]),
-        help="Operations measured alone as well: those whose backward has two parts, or all. Default: split; none with"
-        " --compile.",
+        help="Operations that are also measured alone: those whose backward has two parts (split), or all. Default:"
+        " split, or none with --compile.",
     ),
 )
 @option_group(
@@ -100,16 +103,17 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         "--shards",
         default="",
         metavar="S[,S...]",
-        help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
+        help="Also measure the part of each layer that one rank of these strategies runs (f2,c2,s2), because its time"
+        " is not 1/p.",
     ),
     axis_options(of_shards=True),
 )
 @option_group(
     "Who starts the ranks",
     verify_option,
-    click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks."),
+    click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="What starts the ranks."),
     click.option(
-        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+        "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds after which a hanging rank is ended."
     ),
     hang_option,
 )

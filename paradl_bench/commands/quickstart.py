@@ -170,8 +170,8 @@ def _run(step: Step) -> None:
     if result.stdout:
         say(result.stdout.decode(errors="replace"), lines=True)
     raise WorkError(
-        f"`{step.command_line}` ended with exit code {result.returncode}; what was measured is kept: "
-        "run the same command again to go on"
+        f"`{step.command_line}` ended with exit code {result.returncode}; its measurements are kept: run the same"
+        " command again to go on"
     )
 
 

@@ -54,32 +54,35 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="What the cluster wants.",
+    help="Site file: the cluster's partitions, limits and modules.",
 )
-@click.option("--nodes", required=True, metavar="N[,N...]", help="How many nodes to measure on, as 1,2,4,8.")
+@click.option("--nodes", required=True, metavar="N[,N...]", help="Numbers of nodes to measure on, such as 1,2,4,8.")
 @click.option("--models", required=True, metavar="MODEL[,MODEL...]")
-@click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Samples of one replica.")
+@click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Samples for one replica.")
 @click.option(
     "--strategies",
     default="serial,data",
     show_default=True,
     metavar="S[,S...]",
-    help="To run: kinds, which take all ranks of each number of nodes (data, filter), or with their degrees (d2f2).",
+    help="Strategies to run: kinds (data, filter), which take all ranks of each number of nodes, or strategies with"
+    " degrees (d2f2).",
 )
-@click.option("--input-shape", metavar="CxHxW", help="Of a sample. Default: the model's own.")
-@click.option("--sequence", metavar="N", type=click.IntRange(1), help="Tokens of a sample of a language model.")
+@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own.")
+@click.option("--sequence", metavar="N", type=click.IntRange(1), help="Tokens in a sample of a language model.")
 @dtype_option
 @kernel_options
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
-@click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed ones of a run.")
-@click.option("--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before them.")
-@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Of layers and sweeps.")
+@click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed iterations of a run.")
+@click.option(
+    "--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before the timed ones."
+)
+@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks of layers and sweeps.")
 @click.option(
     "--ops",
     "operations",
     metavar="OP[,OP...]",
-    help="Of sweeps. Default: all_reduce,broadcast,all_gather,reduce_scatter,send_recv; where a strategy is spatial"
-    " exchange as well.",
+    help="Operations to sweep. Default: all_reduce,broadcast,all_gather,reduce_scatter,send_recv; for spatial"
+    " strategies also exchange.",
 )
 @click.option("--sizes", default="1K:256M:4", show_default=True, metavar="FIRST:LAST:FACTOR", help="Of messages.")
 @click.option(
@@ -91,11 +94,11 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
     help="Seconds for one operation and size in one block of a sweep.",
 )
 @click.option(
-    "--submit", "submitting", is_flag=True, help="Hand the jobs to sbatch; again: go on with what is missing."
+    "--submit", "submitting", is_flag=True, help="Hand the jobs to sbatch. Run again, it goes on with what is missing."
 )
-@click.option("--wait", is_flag=True, help="With --submit: until the last job has ended.")
-@click.option("--dry-run", is_flag=True, help="Print node-minutes and what each job adds; write nothing.")
-@click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
+@click.option("--wait", is_flag=True, help="With --submit: wait until the last job has ended.")
+@click.option("--dry-run", is_flag=True, help="Print the node-minutes and the purpose of each job; write nothing.")
+@click.option("--force", is_flag=True, help="Overwrite scripts that were edited by hand.")
 @json_format("json is the plan.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @collected(chain=ChainOptions, sample=SampleOptions, kernels=KernelFlags, settings=MeasuringOptions)
@@ -120,7 +123,7 @@ def COMMAND(  # noqa: N802
     if submitting and dry_run:
         raise UserError("--submit and --dry-run exclude each other: give one")
     if wait and not submitting:
-        raise UserError("--wait is for --submit: without it there is nothing to wait for")
+        raise UserError("--wait needs --submit")
     from paradl_bench.ranks.directories.directory import now_utc
     from paradl_bench.slurm.jobs.plan import script_path, write_plan
 
@@ -134,17 +137,20 @@ def COMMAND(  # noqa: N802
         _print_table(plan)
     if dry_run:
         if not as_json:
-            say(f"without --dry-run {len(scripts)} scripts are written to {output / 'scripts'}, and nothing is started")
+            say(
+                f"without --dry-run, {len(scripts)} scripts would be written to {output / 'scripts'}, and nothing"
+                " started"
+            )
         return
     for name in edited:
-        say(f"kept as it was edited: {script_path(output, name)} (--force writes it anew)")
+        say(f"{script_path(output, name)} was edited by hand and is kept (--force overwrites it)")
     if submitting:
         from paradl_bench.slurm.submission import submit
 
         for step in submit(output, plan, now_utc=now_utc(), wait=wait):
             number = f" as {step.job_id}" if step.job_id is not None else ""
             say(f"{step.job} {step.words}{number}")
-        say(f"how far it is: paradl-bench slurm-status {output}")
+        say(f"progress: paradl-bench slurm-status {output}")
     else:
         say(f"wrote {len(scripts)} scripts to {output / 'scripts'}; the same command with --submit starts them all")
 
@@ -226,7 +232,7 @@ def _print_table(plan: Plan) -> None:
         rows.append((job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", job.adds))
     rows.append(("all", "", "", f"{total / 60:.1f}", f"{bound / 60:.0f}", ""))
     open_console().print(table(("job", "tasks", "nodes", "node-minutes", "at most", "it gives"), rows))
-    say(f"estimated {plan.basis}; at most: the time limits")
+    say(f"estimated {plan.basis}. at most: the sum of the time limits")
     for job in plan.jobs:
         known = [task.estimate_s for task in job.tasks if task.estimate_s is not None]
         longest = max(known, default=0.0) if job.array else sum(known)

@@ -12,9 +12,9 @@ from paradl_bench.core.terminal.forms import json_format
 
 @click.command("slurm-status")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="FILE", help="Write it as Markdown. Default: standard output.")
+@click.option("-o", "--output", metavar="FILE", help="File for the summary, as Markdown. Default: standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--exit-code", is_flag=True, help="Exit with 3 where something is missing.")
+@click.option("--exit-code", is_flag=True, help="Exit with code 3 if something is missing.")
 @json_format("json holds all jobs.")
 def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, as_json: bool) -> None:  # noqa: N802
     """Say what was measured of the calibration in DIR, what is missing and what that costs, and how to go on."""
@@ -38,4 +38,4 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
         tell(text.rstrip(), lines=True)
     if exit_code and not summary.complete:
         lacking = ", ".join(summary.missing)
-        raise WorkError(f"{summary.commands - summary.done} commands are not done, of {lacking}; {summary.go_on}")
+        raise WorkError(f"{summary.commands - summary.done} commands of {lacking} are not done; {summary.go_on}")

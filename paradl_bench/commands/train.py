@@ -98,7 +98,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         default=5,
         show_default=True,
         type=click.IntRange(1),
-        help="Iterations before them; in the first three collectives are recorded.",
+        help="Iterations before the timed ones. In the first three, collectives are recorded.",
     ),
     sample_options,
     click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True),
@@ -114,8 +114,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @axis_options(
     {
         "ranks_per_node": {
-            "help": "Ranks that count as a node in --exchange. Default: those of a host, as the launcher tells; with"
-            " --nodes, which it lays them on, all ranks shared out."
+            "help": "Ranks of one node, for --exchange. Default: the ranks of a host, as the launcher says; with"
+            " --nodes: all ranks, spread evenly."
         }
     }
 )
@@ -129,7 +129,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--balance",
         metavar="DIR",
-        help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
+        help="Cut a pipeline so that the times balance that paradl-bench layers wrote into DIR.",
     ),
 )
 @option_group(
@@ -137,29 +137,32 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--fusion",
         metavar="none|buffer|FILE",
-        help="Of data parallelism, which gradients share an all-reduce: those of a layer, those that fit in a buffer,"
-        " or as predict --fusion-out wrote. Default: DDP's buckets.",
+        help="With data parallelism: which gradients share an all-reduce. none: those of a layer. buffer: those that"
+        " fit in a buffer. FILE: as predict --fusion-out wrote. Default: DDP's buckets.",
     ),
-    click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer. Default: 64 MiB."),
+    click.option(
+        "--fusion-buffer", metavar="64MiB", help="With --fusion buffer: the size of the buffer. Default: 64 MiB."
+    ),
 )
 @option_group(
     "Input",
     click.option(
         "--input",
         metavar="FOLDER|synthetic",
-        help="Read, decode and collate images in every iteration; synthetic makes some, of ImageNet's sizes. Default:"
-        " samples that are drawn in memory once.",
+        help="Read, decode and collate images in every iteration. synthetic makes images of ImageNet's sizes. Default:"
+        " random samples, drawn once in memory.",
     ),
     click.option(
         "--io-workers",
         type=click.IntRange(0, 1024),
-        help="Of --input: processes that read for each rank. Default: 0, it reads by itself.",
+        help="With --input: loader processes of each rank. Default: 0, the rank itself reads.",
     ),
     click.option(
         "--preset",
         metavar="P",
-        help="Of --input: how a framework overlaps input and exchange: naive, caffe-mpi, mxnet, tensorflow, cntk,"
-        " pytorch (the default). All but pytorch exchange each layer by itself; naive and cntk do so behind backward.",
+        help="With --input: the framework whose overlap of input and exchange is run: naive, caffe-mpi, mxnet,"
+        " tensorflow, cntk, pytorch (the default). All except pytorch exchange each layer separately, naive and"
+        " cntk after backward.",
     ),
 )
 @emulation_options
@@ -171,14 +174,15 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     click.option(
         "--time-collectives",
         is_flag=True,
-        help="Time each collective and message by itself on every rank, in half of the iterations; CPU alone.",
+        help="Time each collective and message separately on every rank, in half of the iterations. CPU only.",
     ),
 )
 @option_group(
     "Who starts the ranks",
     click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise."),
     click.option(
-        "--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own."
+        "--launcher",
+        help="What starts the ranks: own, torchrun or srun. Default: torchrun inside of torchrun, else own.",
     ),
     click.option(
         "--timeout",

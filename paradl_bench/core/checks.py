@@ -55,7 +55,7 @@ def check_distinct(where: str, keys: Iterable[object]) -> None:
     for index, key in enumerate(keys):
         other = first.setdefault(key, index)
         if other != index:
-            raise ValueError(f"{where}[{index}] is about the same as {where}[{other}]: keep one of them")
+            raise ValueError(f"{where}[{index}] is almost the same as {where}[{other}]: keep one of them")
 
 
 def check_aligned(owner: msgspec.Struct, *labels: str) -> None:
@@ -79,4 +79,4 @@ def refuse_fp8(dtype: str | None) -> None:
         UserError: it is one.
     """
     if dtype is not None and any(word in dtype.lower() for word in _FP8):
-        raise UserError(f"--dtype {dtype[:40]}: nothing here trains or is predicted in fp8; take bf16 or fp32")
+        raise UserError(f"--dtype {dtype[:40]}: fp8 is not supported; give bf16 or fp32")

@@ -72,7 +72,7 @@ def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summ
     """
     values = np.asarray(samples_s, float)
     if not values.size:
-        raise ValueError("no samples to summarise")
+        raise ValueError("there are no samples to summarise")
     if not np.all(np.isfinite(values) & (values >= 0)):
         raise ValueError("samples have to be finite and not negative")
     low, median, high = np.percentile(values, [25, 50, 75])

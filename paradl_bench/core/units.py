@@ -46,7 +46,9 @@ def parse_size(text: str, where: str = "") -> int:
     match = _SIZE.fullmatch(text.strip())
     factor = _SUFFIX_BYTES.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise UserError(f"{size} does not parse: write a number with K, M, G (1024) or KB, MB, GB (1000)")
+        raise UserError(
+            f"{size} is not a size: write a number with K, M, G (powers of 1024) or KB, MB, GB (powers of 1000)"
+        )
     value = Fraction(match.group(1)) * factor
     if value.denominator != 1 or not 1 <= value <= MAX_COUNT:
         raise UserError(f"{size} is not a whole positive number of bytes below 2^63")
@@ -81,7 +83,7 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     """
     parts = text.split(":")
     if len(parts) > 3 or "-" in text or ".." in text:
-        raise UserError(f"sizes {text!r} do not parse: write first:last:factor, as 1K:64M:2, or a list, as 1K,4K,1M")
+        raise UserError(f"sizes {text!r} are not sizes: write first:last:factor, as 1K:64M:2, or a list, as 1K,4K,1M")
     if len(parts) == 1:
         return tuple(sorted({parse_size(part) for part in text.split(",")}))
     first, last = parse_size(parts[0]), parse_size(parts[1])
@@ -189,7 +191,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """
     parts = text.lower().split("x")
     if not all(is_whole(part.strip()) for part in parts):
-        raise UserError(f"shape {text!r} does not parse: write extents with x between them, channels first: 3x224x224")
+        raise UserError(f"shape {text!r} is not a shape: write extents with x between them, channels first: 3x224x224")
     return tuple(parse_count(part, f"shape {text!r}") for part in parts)
 
 
@@ -200,7 +202,7 @@ def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[i
         UserError: both are given, or an extent is no positive whole number below 2^63.
     """
     if input_shape and sequence:
-        raise UserError("--input-shape and --sequence exclude each other: images have a shape, texts a length")
+        raise UserError("--input-shape and --sequence exclude each other: give a shape for images, a length for texts")
     if sequence:
         return (parse_count(str(sequence), "--sequence"),)
     return parse_shape(input_shape) if input_shape else None

@@ -17,7 +17,7 @@ FAILURE = re.compile(
 
 def refusal(failure: str) -> str:
     """Why rows of a failed run are not taken."""
-    return f"its run failed ({failure.strip()[:80]}); --keep failed takes it all the same"
+    return f"the run failed ({failure.strip()[:80]}); --keep failed takes it anyway"
 
 
 class Watched:

@@ -89,7 +89,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
         words = table.entries(line, cells, _TABLES, _read_heading) if table is not None else []
         if table is not None and words:
             failed = next((text for text in _FAILED if text in line), None)
-            unsaid = "its table does not say how many processes" if table.ranks is None else None
+            unsaid = "its table does not say the number of processes" if table.ranks is None else None
             rows.take(table, number, line, words, why=f"not measured: {failed}" if failed else unsaid)
             watched.row(number, line)
     watched.close()
@@ -101,7 +101,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
 
 def _begun(number: int, name: str, reductions: str) -> SizeTable:
     operation = _OPERATIONS.get(name.lower(), "")
-    refusal = None if operation else f"{name}: no operation that is modelled"
+    refusal = None if operation else f"{name}: ParaDL does not model this operation"
     dtype = reductions if operation in REDUCING else "int8"
     return SizeTable(line=number, operation=operation, dtype=dtype, refusal=refusal)
 

@@ -58,7 +58,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     _add_layers(result, log, per_iteration, options, rank=times.rank or 0)
     add_collectives(result, trace, log, options)
     if trace.broken:
-        result.notes.append(f"{log.path}: {trace.broken} events have no time and were passed over")
+        result.notes.append(f"{log.path}: {trace.broken} events have no time and were skipped")
     if times.communication_s > 0:
         part = times.overlap_s / times.communication_s
         result.notes.append(
@@ -178,11 +178,13 @@ def _add_layers(
     alike = [ops for ops in per_iteration if tuple(operator.label for operator in ops) == labels]
     if len(alike) < len(per_iteration):
         result.notes.append(
-            f"{log.path}: {len(per_iteration) - count} of {len(per_iteration)} iterations ran other operators than"
-            " most and are left out"
+            f"{log.path}: {len(per_iteration) - count} of {len(per_iteration)} iterations are left out, because"
+            " they ran other operators than most"
         )
     if options.batch is None:
-        result.leave_out(f"{log.path}: {len(labels)} layers are left out: give --batch, the samples of a mini-batch")
+        result.leave_out(
+            f"{log.path}: {len(labels)} layers are left out: give --batch, the number of samples in a mini-batch"
+        )
         return
     result.rows += len(labels)
     model = options.model or log.name.split(".")[0] or "trace"
@@ -196,8 +198,8 @@ def _add_layers(
         result.layers.append(times_of(layer=layer, operation=operation, phase="FW", samples_s=forward_s))
         result.layers.append(times_of(layer=layer, operation=operation, phase="BW", samples_s=backward_s))
     result.notes.append(
-        f"{log.path}: layers are torch's operators with the shapes in the trace; a traced network's are others, so that"
-        " predict does not find them"
+        f"{log.path}: the layers are torch's operators with their shapes in the trace; a traced network has other"
+        " layers, so predict does not use these"
     )
 
 

@@ -66,7 +66,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     """Rows of all tables that take files of this name."""
     if options.mapping is None:
         raise UserError(
-            f"operators are read by a mapping: give --mapping FILE, or one of {', '.join(shipped_mappings())}"
+            f"tables of operators need a mapping: give --mapping FILE, or one of {', '.join(shipped_mappings())}"
         )
     mapping = load_mapping(options.mapping)
     fitting = [
@@ -76,7 +76,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     ]
     if not fitting:
         taken = ", ".join(dict.fromkeys(table.table.files for table in mapping.tables))
-        raise NotOfFormat(f"mapping {mapping.path} takes no file of the name {log.path}; it takes {taken}")
+        raise NotOfFormat(f"mapping {mapping.path} does not read a file of the name {log.path}; it reads {taken}")
     file = _File(log=log, options=options, mapping=mapping)
     is_json = log.text.lstrip()[:1] in _JSON_BEGINS
     if is_json:
@@ -104,7 +104,7 @@ def _check_columns(file: _File, fitting: _Fitting, reads: Iterable[str]) -> None
     for column in reads:
         if file.columns and column not in there:
             error = unknown_choice("column", column, there)
-            raise NotOfFormat(f"{file.log.path} has not what {fitting.prepared.title} of the mapping reads: {error}")
+            raise NotOfFormat(f"{file.log.path} lacks what {fitting.prepared.title} of the mapping reads: {error}")
 
 
 def _take(file: _File, tables: Sequence[_Fitting], row: SourceRow) -> None:
@@ -202,7 +202,7 @@ def _finished(file: _File) -> Imported:
             f"{file.log.path} holds times of several devices: give --device-name with one of {', '.join(devices)}"
         )
     if asked is not None and file.passed and file.passed == sum(file.devices.values()):
-        raise NotOfFormat(f"{file.log.path} holds nothing of {asked!r}, but of {', '.join(devices)}")
+        raise NotOfFormat(f"{file.log.path} holds no times of {asked!r}, only of {', '.join(devices)}")
     result, mapping = file.result, file.mapping.mapping
     # A device with rows that were all dropped otherwise would name the environment.
     result.device_names = {asked} if asked else set(devices)
@@ -211,7 +211,7 @@ def _finished(file: _File) -> Imported:
     if mapping.about:
         result.note(mapping.about)
     if result.rows and mapping.calls is None and file.options.iterations is None:
-        result.note(f"{mapping.tool}: how many calls a time is the mean of is not said; taken as 1")
+        result.note(f"{mapping.tool}: the file does not say how many calls each time is the mean of; 1 is taken")
     return result
 
 

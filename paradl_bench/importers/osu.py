@@ -110,7 +110,7 @@ def _titled(number: int, title: re.Match[str]) -> SizeTable:
     elif "Non-" in name:
         refusal = f"{name}: its times hold computation beside"
     elif not operation or not library:
-        refusal = f"{name} ({family}): no operation that is modelled"
+        refusal = f"{name} ({family}): ParaDL does not model this operation"
     dtype = "fp32" if operation in REDUCING else "int8"
     return SizeTable(line=number, library=library, operation=operation, dtype=dtype, refusal=refusal)
 

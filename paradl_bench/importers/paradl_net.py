@@ -66,7 +66,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if lines and all(_SPLIT_LAYERS.fullmatch(line) for _, _, line in lines):
-        raise UserError(f"{log.path} lists which layers a strategy splits, which predict is told by --strategy instead")
+        raise UserError(f"{log.path} lists which layers a strategy splits; predict takes that from --strategy instead")
     if any(fields[0] in _PLATFORM_KEYS for _, fields, _ in lines):
         return _read_platform(log, lines, options)
     return _read_network(log, lines, options)
@@ -83,15 +83,17 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
         values[fields[0]] = value
         result.rows += 1
     if "NODE_SPEED" in values:
-        result.notes.append(f"{log.path}: NODE_SPEED is not used; layer times are measured, not derived from FLOP/s")
+        result.notes.append(
+            f"{log.path}: NODE_SPEED is not used, because layer times are measured, not derived from FLOP/s"
+        )
     if values.get("BANDWIDTH", 0.0) <= _SMALLEST_BANDWIDTH:
-        result.notes.append(f"{log.path}: no cluster is made of it: no BANDWIDTH above 1 byte/s could be read")
+        result.notes.append(f"{log.path}: it gives no cluster, because it has no readable BANDWIDTH above 1 byte/s")
         return result
     result.clusters.append(_cluster(log, values, options))
     if len(result.clusters[-1].levels) > 1:
         result.notes.append(
-            f"{log.path}: inside of a node it states no network: give level node its alpha_s and beta_s_per_byte in"
-            " the cluster file, or measure collectives there"
+            f"{log.path}: it has no network inside of a node: set alpha_s and beta_s_per_byte of level node in"
+            " the cluster file, or measure collectives on a node"
         )
     return result
 
@@ -202,7 +204,9 @@ def _read_network(log: LogFile, lines: list[tuple[int, list[str], str]], options
     samples = whole(heads.get("Input", "").split("x")[0])
     if samples:
         result.notes.append(f"{log.path}: {samples} samples an epoch: predict --dataset-samples {samples}")
-    result.notes.append(f"{log.path}: layers read each other in a row; strides and paddings are the least that fit")
+    result.notes.append(
+        f"{log.path}: layers are taken to form a chain, with the smallest strides and paddings that fit"
+    )
     return result
 
 
@@ -337,13 +341,16 @@ def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[N
     if timed == rows[:1] and len(rows) > 1 and flops:
         # So the file's format has it: a lone time, the first, is the whole model's.
         seconds = {layer.name: seconds[rows[0].name] * layer.fw_flops / flops for layer in network.layers}
-        result.notes.append(f"{log.path}: one time, the whole model's, is shared over layers by FLOPs: not measured")
+        result.notes.append(
+            f"{log.path}: the file has one time for the whole model, which is split over layers by FLOPs: layers were"
+            " not measured"
+        )
     times_of = partial(times_in_situ, model=network.name, batch=1, dtype="fp32", rank=0)
     result.layers += [
         times_of(layer=layer.name, operation=layer.operation, phase="FWBW", samples_s=(seconds[layer.name],))
         for layer in network.layers
     ]
-    result.notes.append(f"{log.path}: FW and BW are one time per sample; which part is which the file does not say")
+    result.notes.append(f"{log.path}: FW and BW are one time per sample, and the file does not say which part is which")
 
 
 IMPORTER = Importer(

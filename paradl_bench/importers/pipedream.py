@@ -71,14 +71,14 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
         if unknown is not None:
             result.drop(number, edge.string, f"no {unknown} is described")
     if options.batch is None:
-        raise UserError(f"{log.path}: times are of a mini-batch whose size PipeDream does not write: give --batch")
+        raise UserError(f"{log.path}: PipeDream does not write the size of the mini-batch: give --batch")
     model = options.model or log.name.split(".")[0] or "pipedream"
     network = _network(model, log, nodes, [edge.groups() for edge in edges.values()], options)
     result.networks.append(network)
     result.layers = _samples(network, nodes, options)
     result.notes.append(
-        f"{log.path}: layers have no shapes, so none can be split; how many iterations a time is the mean of is not"
-        " said; the time between layers and the weight update were not measured"
+        f"{log.path}: layers have no shapes, so none can be split. The file does not say how many iterations each"
+        " time is the mean of. The time between layers and the weight update were not measured"
     )
     return result
 

@@ -44,7 +44,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
     result = Imported(device="cuda")
     layers = read_layers(log, result)
     if options.batch is None:
-        raise UserError(f"{log.path}: times are of a mini-batch whose size a trace does not hold: give --batch")
+        raise UserError(f"{log.path}: a trace does not hold the size of the mini-batch: give --batch")
     model = options.model or log.name.split(".")[0] or "ssgd"
     network = _network(model, layers, options)
     result.networks.append(network)

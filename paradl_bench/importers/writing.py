@@ -98,7 +98,10 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
             raise UserError(f"{seen[log.sha256]} and {log.path} hold the same bytes; give them once")
         seen[log.sha256] = log.path
         if any(not record.level for record in held.collectives):
-            raise UserError(f"{log.path} does not say whether ranks shared a host: give --level node, or system")
+            raise UserError(
+                f"{log.path} does not say whether ranks shared a host: give --level node if they did, else --level"
+                " system"
+            )
         alone = sum(record.ranks <= 1 for record in held.collectives)
         if alone:
             held.notes.append(
@@ -117,13 +120,14 @@ def _check_whole(log: LogFile, held: Imported, options: ImportOptions) -> None:
     first, count = held.lost_layers[0], len(held.lost_layers)
     if "incomplete" not in options.keep:
         raise UserError(
-            f"{log.path} line {first.line}: {first.why}; without it the network is not whole"
-            f"{f' ({count} such lines)' if count > 1 else ''}: mend the file, or give --keep incomplete"
+            f"{log.path} line {first.line}: {first.why}; without it the network is"
+            f" incomplete{f' ({count} such lines)' if count > 1 else ''}: correct the file, or give --keep"
+            " incomplete"
         )
     names = ", ".join(network.name for network in held.networks)
     held.notes.append(
         f"{log.path}: {names} {NOT_WHOLE}: rows of layers were dropped, line {first.line} first ({count} in all);"
-        " what is predicted of it lacks them"
+        " predictions lack these layers"
     )
 
 
@@ -203,8 +207,8 @@ def _check_alike(files: Sequence[FileRead]) -> None:
             known, where = first.setdefault(what, (value, file.log.path))
             if known != value:
                 raise UserError(
-                    f"{where} and {file.log.path} were written in unlike environments ({what} {known!r} against"
-                    f" {value!r}); import them apart, or give --force to merge them all the same"
+                    f"{where} and {file.log.path} were written in different environments ({what} {known!r} against"
+                    f" {value!r}); import them apart, or give --force to merge them anyway"
                 )
 
 
@@ -233,7 +237,7 @@ def write_import(
         same = (manifest.imported, manifest.environment) == (summary.files, environment)
         if same and _holds(output, contents):
             return summary
-        raise UserError(f"{output} is there already; give an empty or new directory")
+        raise UserError(f"{output} exists already; give an empty or new directory")
     directory = MeasurementDirectory.open(
         output, kind=importer.kind, arguments=arguments, command_line=command_line, environment=environment
     )
@@ -283,12 +287,12 @@ def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
     names = ", ".join(file.path for file in summary.files)
     if left_out:
         more = f" (and so of {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        return f"nothing could be used: {'; '.join(left_out[0])}{more}"
+        return f"no file could be used: {'; '.join(left_out[0])}{more}"
     if not summary.dropped:
         return f"{names}: nothing that could be used" + (f" ({summary.notes[0]})" if summary.notes else "")
     why, count = Counter(item.why for item in summary.dropped).most_common(1)[0]
     first = next(item for item in summary.dropped if item.why == why)
-    return f"{names}: no row could be used; {count} were dropped as the first, {first.file} line {first.line}: {why}"
+    return f"{names}: no row could be used; {count} were dropped, first {first.file} line {first.line}: {why}"
 
 
 def _networks(files: Sequence[FileRead]) -> list[ModelGraph]:

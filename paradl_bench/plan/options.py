@@ -40,7 +40,10 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 sample_options = together(
     click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224)."),
     click.option(
-        "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+        "--sequence",
+        metavar="N",
+        type=click.IntRange(1),
+        help="Tokens in one sample, for a model that reads token ids.",
     ),
 )
 
@@ -69,8 +72,8 @@ dtype_option = click.option(
     type=_Dtypes(["fp32", "bf16", "bf16-weights"]),
     default="fp32",
     show_default=True,
-    help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32."
-    " bf16-weights: these are bf16 too, and the optimizer keeps fp32 copies of parameters.",
+    help="bf16: autocast rounds forward and loss; parameters, gradients and messages stay fp32. bf16-weights:"
+    " parameters, gradients and messages are bf16 too, and the optimizer keeps fp32 copies of the parameters.",
 )
 
 device_options = option_group(
@@ -93,19 +96,18 @@ kernel_options = option_group(
     click.option(
         "--channels-last/--no-channels-last",
         default=None,
-        help="Images and volumes with their channels innermost.",
+        help="Store images and volumes with the channels innermost (torch.channels_last).",
     ),
-    click.option("--tf32/--no-tf32", default=None, help="On a GPU, products of fp32 in TensorFloat-32."),
+    click.option("--tf32/--no-tf32", default=None, help="On a GPU, multiply fp32 matrices in TensorFloat-32."),
     click.option(
         "--cudnn-benchmark/--no-cudnn-benchmark",
         default=None,
-        help="On a GPU, cuDNN's fastest algorithm of each shape.",
+        help="On a GPU, let cuDNN choose the fastest algorithm for each shape.",
     ),
     click.option(
         "--compile/--no-compile",
         default=None,
-        help="Kernels of torch.compile: of the whole model where it is trained, of each layer by itself where layers"
-        " are timed.",
+        help="Use torch.compile: on the whole model for training, on each layer alone for timing layers.",
     ),
 )
 """What changes a kernel besides the dtype. Measurements take what nobody gives as off."""
@@ -116,34 +118,34 @@ hang_option = click.option(
     default=300.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Seconds that a rank may get nowhere, a long iteration included; then every rank's stack is printed and all"
-    " are ended.",
+    help="Seconds without progress that a rank may take, long iterations included. Then every rank's stack is printed"
+    " and all ranks are ended.",
 )
 
 verify_option = click.option(
     "--verify/--no-verify",
     default=None,
-    help="Prove first, on a small mini-batch in fp64, that outputs and gradients are those of serial training; what"
-    " differs ends with exit code 3, before anything is timed. Default: where that takes a few seconds at most.",
+    help="First prove on a small mini-batch in fp64 that outputs and gradients equal those of serial training. If they"
+    " differ, nothing is timed and the exit code is 3. Default: prove where it takes a few seconds at most.",
 )
 
 nodes_option = click.option(
     "--nodes",
     metavar="[RACKSx]N",
-    help="Emulate N nodes on this host, as root: network namespaces, each with a link of --link-bandwidth. 2x4: two"
-    " racks of four nodes.",
+    help="Emulate N nodes on this host, as root: network namespaces that each have a link of --link-bandwidth. 2x4:"
+    " two racks of four nodes.",
 )
 link_option = click.option(
     "--link-bandwidth",
     metavar="RATE[,RATE]",
-    help="Of each emulated node's link, in either direction: 1Gbit/s, 125MB/s. Needed with --nodes. With racks that of"
-    " each rack's uplink follows: 1Gbit/s,200Mbit/s.",
+    help="Bandwidth of each emulated node's link, in each direction: 1Gbit/s, 125MB/s. Needed with --nodes. With"
+    " racks, add the bandwidth of each rack's uplink: 1Gbit/s,200Mbit/s.",
 )
 ranks_per_node_option = click.option(
     "--ranks-per-node",
     metavar="R",
     type=click.IntRange(1),
-    help="On each emulated node. Default: all ranks, shared out.",
+    help="Ranks on each emulated node. Default: all ranks, spread evenly.",
 )
 
 batch_norm_option = click.option(
@@ -151,7 +153,8 @@ batch_norm_option = click.option(
     type=click.Choice(["local", "sync"]),
     default="local",
     show_default=True,
-    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
+    help="Batch norm's statistics are taken over each rank's own samples and positions (local), or over the whole"
+    " mini-batch (sync).",
 )
 
 accumulate_option = click.option(
@@ -160,8 +163,8 @@ accumulate_option = click.option(
     type=click.IntRange(1, MOST_ACCUMULATED),
     default=1,
     show_default=True,
-    help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
-    " other.",
+    help="Micro-batches that a rank computes one after the other, adding up their gradients before the exchange and"
+    " the weight update.",
 )
 
 
@@ -177,8 +180,8 @@ clip_option = click.option(
     metavar="MAX",
     type=float,
     callback=_finite_norm,
-    help="Scale gradients before each weight update so that their norm over all parameters is MAX at most. Default:"
-    " they stay as they are.",
+    help="Scale gradients before each weight update so that their norm over all parameters is at most MAX. Default: no"
+    " clipping.",
 )
 
 memory_options = option_group(
@@ -186,8 +189,9 @@ memory_options = option_group(
     click.option(
         "--recompute",
         metavar="none|all|attention|MODULE[,...]",
-        help="Activations that are not kept but computed again in backward: of all blocks, of modules that call"
-        " attention, or of modules by name, pattern (layer1.*) or run of a sequence (features.3:8). Default: none.",
+        help="Recompute activations in backward instead of keeping them: in all blocks, in modules that call"
+        " attention, or in modules given by name, pattern (layer1.*) or range of a Sequential (features.3:8)."
+        " Default: none.",
     ),
     click.option(
         "--offload",
@@ -233,26 +237,29 @@ emulation_options = option_group(
     click.option(
         "--emulate",
         metavar="FILE",
-        help="Let layers sleep instead of computing, for the seconds of predict ghost's file, or of a profile;"
-        " parameters, gradients and messages are the real run's.",
+        help="Let layers sleep instead of compute, for the seconds in predict ghost's file or in a profile."
+        " Parameters, gradients and messages are real.",
     ),
     click.option(
         "--dilate",
         metavar="K",
         type=float,
-        help="Of --emulate: sleep K times as long, so that the host's own time is small beside it. Default: 1.",
+        help="With --emulate: sleep K times as long, so that the host's own time is small beside it. Default: 1.",
     ),
     click.option(
         "--slow-rank",
         metavar="FACTOR[@RANK]",
-        help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
+        help="With --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
     ),
     click.option(
         "--spread",
         is_flag=True,
-        help="Of --emulate: draw every sleep as iterations and layers of the profile spread. Default: all as long.",
+        help="With --emulate: draw every sleep from the profile's spread of iterations and layers. Default: equal"
+        " sleeps.",
     ),
-    click.option("--seed", metavar="N", type=click.IntRange(0), help="Of what --spread draws. Default: 0."),
+    click.option(
+        "--seed", metavar="N", type=click.IntRange(0), help="Seed of the sleeps that --spread draws. Default: 0."
+    ),
 )
 
 input_options = option_group(
@@ -260,18 +267,25 @@ input_options = option_group(
     click.option(
         "--preset",
         metavar="P",
-        help="Of --evaluator simulate and dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow,"
-        " cntk, pytorch (the default); megatron does as pytorch, and memory is what Megatron-LM holds.",
+        help="With --evaluator simulate or dag: the framework whose order of reading and copying is predicted: naive,"
+        " caffe-mpi, mxnet, tensorflow, cntk, pytorch (the default). megatron reads as pytorch does, and memory"
+        " is what Megatron-LM holds.",
     ),
     click.option(
         "--prefetch",
         metavar="N",
         type=click.IntRange(0),
-        help="Mini-batches fetched ahead. Default: 1, as the preset does; none with naive or a loader without workers.",
+        help="Mini-batches fetched ahead. Default: 1, or 0 with preset naive or a loader without workers.",
     ),
-    click.option("--io-seconds", type=float, help="Reading one rank's mini-batch. Default: the profile."),
-    click.option("--h2d-seconds", type=float, help="Copying it to its device. Default: the profile."),
-    click.option("--io-workers", type=click.IntRange(0), help="Loading for all ranks of a host. Default: the fastest."),
-    click.option("--from-disk", is_flag=True, help="Files are read from disk, not from the page cache."),
-    click.option("--input", "input_source", metavar="SOURCE", help="Which input, where the profile holds several."),
+    click.option("--io-seconds", type=float, help="Time to read one rank's mini-batch. Default: as measured."),
+    click.option("--h2d-seconds", type=float, help="Time to copy it to the device. Default: as measured."),
+    click.option(
+        "--io-workers",
+        type=click.IntRange(0),
+        help="Loader processes for all ranks of a host. Default: the fastest number measured.",
+    ),
+    click.option("--from-disk", is_flag=True, help="Read files from disk instead of the page cache."),
+    click.option(
+        "--input", "input_source", metavar="SOURCE", help="Which input to use, where the profile holds several."
+    ),
 )

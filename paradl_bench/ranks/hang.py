@@ -107,7 +107,7 @@ class HangWatch:
                 place = "has ended"
             elif text:
                 place = _place(text)
-                say(f"rank {rank} {what}; where its threads stand:\n{text.rstrip()}", lines=True)
+                say(f"rank {rank} {what}; stacks of its threads:\n{text.rstrip()}", lines=True)
             elif not joined[rank]:
                 place = "had not begun"
             else:

@@ -287,7 +287,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
         return WorkError(message)
     how = f"was {ending(code)}" if code < 0 else f"ended with {ending(code)}"
     if code == -signal.SIGKILL and _kills_for_memory() > kills_before:
-        how += " by the kernel, which ran out of memory: it does not fit"
+        how += " by the kernel, which ran out of memory: the run does not fit"
     crashed = -code in _CRASHES
     if crashed:
         how += ": native code crashed; with PYTHONFAULTHANDLER=1 it says where"

@@ -110,7 +110,7 @@ def _watch(who: str, limit_s: float) -> None:
 def _give_up(who: str, limit_s: float) -> None:
     """Say where this rank stands, leave the others the time to say so as well, and end it."""
     say = sys.__stderr__ or sys.stderr
-    say.write(f"{who}: no progress for {limit_s:g} s; where its threads stand:\n")
+    say.write(f"{who}: no progress for {limit_s:g} s; stacks of its threads:\n")
     say.flush()
     faulthandler.dump_traceback(file=say, all_threads=True)
     time.sleep(_GRACE_S)

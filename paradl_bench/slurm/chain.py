@@ -112,10 +112,10 @@ def _sweep_jobs(estimate: Estimate, *, waits_beside_exchange: bool) -> Iterable[
             tasks.append(_nccl_sweep(estimate, nodes, by_tool))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
-        slowed += "; what communication of layers takes beside gradients under way" if in_flight else ""
+        slowed += "; the time of layers' communication beside the gradient exchange" if in_flight else ""
         where = "inside a node" if inside else "between nodes"
-        beside_tool = "; what nccl-tests' programs reach, for comparison" if by_tool else ""
-        unlike = "" if inside else "; in what the nodes differ"
+        beside_tool = "; what the nccl-tests programs reach, for comparison" if by_tool else ""
+        unlike = "" if inside else "; how the nodes differ"
         yield Job(
             name=f"sweep-{nodes}",
             use="sweep",
@@ -284,7 +284,7 @@ def _validate_job(runs: tuple[Job, ...]) -> Job:
     return Job(
         name="validate",
         use="analysis",
-        title="Hold the predictions against the runs",
+        title="Compare the predictions with the runs",
         adds="accuracy of every strategy, and the phase that explains each outlier",
         tasks=(Task(name=REPORT, module="predict", words=words, those_of=measured, replaces=True),),
         after_ok=("calibrate",),
@@ -297,7 +297,7 @@ def _report_job(before: tuple[Job, ...]) -> Job:
     return Job(
         name="report",
         use="analysis",
-        title="Say what was measured, what is missing, and how to go on",
+        title="Summarise what was measured, what is missing, and how to go on",
         adds="the summary, even if other jobs failed",
         tasks=(Task(name=SUMMARY, words=words, replaces=True),),
         after_any=tuple(job.name for job in before),

@@ -65,7 +65,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "failed":
             kept = "; what it measured is kept" if self.measurement and note.exit_code == WorkError.exit_code else ""
             return f"failed with exit code {note.exit_code} after {note.seconds} s ({where}){kept}"
-        return f"begun and not ended ({where}): it runs still, or was cut short; what it measured is kept"
+        return f"begun and not ended ({where}): it still runs, or was cut short; its measurements are kept"
 
 
 def states(output: Path, plan: Plan) -> tuple[TaskState, ...]:

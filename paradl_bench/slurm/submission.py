@@ -78,7 +78,7 @@ def _wait_for_end(output: Path, job: PlannedJob) -> None:
     while job.name in _queue(output):
         time.sleep(_POLL_S)
     if unfinished(output, job):
-        raise WorkError(f"job {job.name} has left the queue and did not end well; the summary says what is missing")
+        raise WorkError(f"job {job.name} has left the queue and failed; the summary says what is missing")
 
 
 def _options(job: PlannedJob, tasks: tuple[int, ...], going: dict[str, int]) -> list[str]:

@@ -186,7 +186,7 @@ def _agreement(job: JobDifferences) -> str:
     if len(job.hosts) == 1:
         return f"{job.job} ran on {job.hosts[0]}"
     hosts = f"{len(job.hosts)} nodes of {job.job} ({', '.join(job.hosts)})"
-    return f"{hosts} {'differ in what follows' if job.differences else 'agree in all that doctor looks for'}"
+    return f"{hosts} {'differ in what follows' if job.differences else 'agree in all that doctor compares'}"
 
 
 def _minutes(summary: Summary) -> str:

@@ -11,11 +11,11 @@ from predict.validation.report.explore.server import serve_beside
 
 
 class ExplorePage:
-    """A page on this machine alone, which answers until :meth:`stop` or the end of the process.
+    """A page for this machine only, which is served until :meth:`stop` or the end of the process.
 
     Attributes:
-        address: to open in a browser; it holds a token.
-        tunnel: the command that brings the page to one's own machine; empty where this is it.
+        address: the address to open in a browser; it holds a token.
+        tunnel: the ssh command that brings the page to your own machine; empty if this is your machine.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ class ExplorePage:
         self._stop = serve_beside(page.application, page.at)
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop serving the page."""
         self._stop()
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ _DRAWN = {
 
 
 def parts_figure(predictions: Sequence[Prediction]) -> Figure:
-    """What iterations are made of, a bar each with its 90% interval."""
+    """What iterations are made of: one bar for each, with its 90% interval."""
     rows = [prediction_row(prediction) for prediction in predictions]
     figure = new_figure(max(4.5, 2.5 + 0.9 * len(rows)), 4.2)
     axes = figure.subplots()
@@ -53,10 +53,10 @@ def parts_figure(predictions: Sequence[Prediction]) -> Figure:
 
 
 def ranks_figure(predictions: Sequence[Prediction], *, strong_scaling: bool) -> Figure:
-    """Iterations over ranks with their 90% interval: a line each sweep.
+    """Iterations over ranks with their 90% intervals: one line for each sweep.
 
     Args:
-        strong_scaling: a sweep keeps the global mini-batch; else the samples a rank.
+        strong_scaling: sweeps keep the global mini-batch; otherwise they keep the samples of each rank.
     """
     figure = new_figure(6.5, 4.2)
     axes = figure.subplots()
@@ -95,7 +95,7 @@ def search_figure(answer: Answer) -> Figure:
 
 
 def timeline_figure(timeline: IterationTimeline, title: str) -> Figure:
-    """What every role computes and communicates when: a row each stream of a role."""
+    """When every role computes and communicates: one row for each stream of a role."""
     roles = timeline.roles[:_MOST_ROLES]
     figure = new_figure(10, 1.4 + 0.7 * len(roles))
     axes = figure.subplots()

@@ -22,7 +22,7 @@ def load_profile(path: PathLike) -> LoadedProfile:
     """Read a profile that ``calibrate fit`` wrote.
 
     Raises:
-        UserError: it is unreadable, or a field is wrong, which the message names.
+        UserError: the file cannot be read, or a field is wrong. The message names it.
     """
     return LoadedProfile(path)
 
@@ -30,27 +30,29 @@ def load_profile(path: PathLike) -> LoadedProfile:
 class LoadedProfile(CalibratedProfile):
     """A profile to predict from.
 
-    Methods take the options of the command of their name as keywords, with underscores: ``evaluator="paradl"``,
-    ``bucket_cap_mb=64``, ``cluster="site.yaml"``. A UserError says what is wrong with one, as the command does.
+    Each method takes the options of the command with its name as keywords, with underscores: ``evaluator="paradl"``,
+    ``bucket_cap_mb=64``, ``cluster="site.yaml"``. A wrong option raises a UserError with the command's message.
     """
 
     def predict(self, model: str, strategy: str, *, batch: int, **options: object) -> OnePrediction:
         """Predict one configuration, as ``predict`` does.
 
         Args:
-            model: of the profile, a Hugging Face ``config.json``, or a language model that is known by its name.
-            strategy: with its degrees: ``serial``, ``d64``, ``d8f4``.
-            batch: global mini-batch.
+            model: a model of the profile, a Hugging Face ``config.json``, or the name of a known language model.
+            strategy: a strategy with its degrees: ``serial``, ``d64``, ``d8f4``.
+            batch: samples in the global mini-batch.
 
         Raises:
-            UserError: whatever is wrong, in one line; or this is more than one configuration.
+            UserError: an option is wrong, or the options name more than one configuration.
         """
         from paradl_bench.core.errors import UserError
         from predict.api.results import OnePrediction
 
         answer = OnePrediction(self._ask("predict", options, model=model, strategy=strategy, batch=batch))
         if len(answer.predictions) != 1:
-            raise UserError(f"strategy {strategy!r} and batch {batch} are several configurations: use sweep")
+            raise UserError(
+                f"strategy {strategy!r} and batch {batch} stand for several configurations: use sweep instead"
+            )
         return answer
 
     def sweep(
@@ -59,13 +61,13 @@ class LoadedProfile(CalibratedProfile):
         """Predict strategies over rank counts and batches, as ``predict`` does.
 
         Args:
-            model: as of :meth:`predict`.
-            strategies: with degrees (``d4``), or kinds (``data``, ``filter``) that ``ranks`` sets the degree of.
-            batch: global mini-batches; in weak scaling that of the fewest ranks, which grows with them.
-            ranks: counts, as a list or as ``"2:1024:x2"``.
+            model: as in :meth:`predict`.
+            strategies: with degrees (``d4``), or kinds (``data``, ``filter``) whose degrees ``ranks`` sets.
+            batch: samples in the global mini-batch; with weak scaling at the fewest ranks, growing with them.
+            ranks: numbers of ranks, as a list or as ``"2:1024:x2"``.
 
         Raises:
-            UserError: whatever is wrong, in one line; or nothing of it is possible.
+            UserError: an option is wrong, or no configuration is possible.
         """
         from predict.api.results import Predictions
 
@@ -75,12 +77,12 @@ class LoadedProfile(CalibratedProfile):
         """Find the fastest strategies that fit in memory, as ``predict search`` does.
 
         Args:
-            model: as of :meth:`predict`.
-            ranks: one count or several, as of :meth:`sweep`.
-            batch: global mini-batch.
+            model: as in :meth:`predict`.
+            ranks: one number or several, as in :meth:`sweep`.
+            batch: samples in the global mini-batch.
 
         Raises:
-            UserError: whatever is wrong, in one line; or nothing fits.
+            UserError: an option is wrong, or no strategy fits in memory.
         """
         from predict.api.results import Search
         from predict.prediction.utilisation import check_price
@@ -98,13 +100,13 @@ class LoadedProfile(CalibratedProfile):
         """Predict other links, devices, rank counts, batches or layers, as ``predict what-if`` does.
 
         Args:
-            model, strategy, batch: as of :meth:`sweep`.
+            model, strategy, batch: as in :meth:`sweep`.
             vary: ``"bandwidth=0.1:10:log"``, ``"peak-flops=1,2,4"``; one or several. Without it and
                 ``replace``, twice as much of everything is tried, what helps most first.
             replace: layers by a pattern of their names, and what stands in their place: ``"classifier.*=none"``.
 
         Raises:
-            UserError: whatever is wrong, in one line.
+            UserError: an option is wrong.
         """
         from predict.api.results import ReplacedLayers, WhatIf
         from predict.what_if.command import refuse_unlike_changes
@@ -123,10 +125,10 @@ class LoadedProfile(CalibratedProfile):
         """When every task of one predicted iteration runs, as ``predict timeline`` shows it.
 
         Args:
-            model, strategy, batch: as of :meth:`predict`.
+            model, strategy, batch: as in :meth:`predict`.
 
         Raises:
-            UserError: whatever is wrong, in one line.
+            UserError: an option is wrong.
         """
         from predict.api.timeline import Timeline
         from predict.timeline.timeline_run import read_timeline
@@ -142,16 +144,16 @@ class LoadedProfile(CalibratedProfile):
         layers: str = "measured",
         force: bool = False,
     ) -> Validation:
-        """Hold predictions against training runs, as ``predict validate`` does; nothing is written.
+        """Compare predictions with training runs, as ``predict validate`` does; nothing is written.
 
         Args:
-            runs: directories of ``paradl-bench train``.
-            cluster: a cluster file; None for the cluster that was measured.
-            layers: what layers take, as the option says it.
-            force: compare runs of another environment, and note it.
+            runs: directories that ``paradl-bench train`` wrote.
+            cluster: a cluster file; None for the measured cluster.
+            layers: where layer times come from, as for the option ``--layers``.
+            force: also compare runs from another environment, and note it.
 
         Raises:
-            UserError: no usable run, or one of a model or environment that the profile lacks.
+            UserError: no run is usable, or the profile lacks a run's model or environment.
         """
         from calibrate.api import paths_of
         from predict.api.results import Validation
@@ -170,12 +172,12 @@ class LoadedProfile(CalibratedProfile):
         """Serve the page of ``predict explore`` beside this script or notebook.
 
         Args:
-            model: to begin with, as of :meth:`predict`; None for the profile's first.
-            options: of the command: ``ranks=512``, ``batch=4096``, ``memory="80GiB"``. The browser is opened with
-                ``browser=True``.
+            model: the model to begin with, as in :meth:`predict`; None for the profile's first model.
+            options: options of the command: ``ranks=512``, ``batch=4096``, ``memory="80GiB"``. ``browser=True`` opens
+                the browser.
 
         Raises:
-            UserError: whatever is wrong, in one line.
+            UserError: an option is wrong.
         """
         import webbrowser
 

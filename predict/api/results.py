@@ -27,13 +27,13 @@ _SHORT = ("strategy", "ranks", "batch", "iteration_s", "interval_low_s", "interv
 
 
 class Predictions(Drawn):
-    """Predicted configurations, a row each (:class:`~predict.api.rows.PredictionRow`).
+    """Predicted configurations, one in each row (:class:`~predict.api.rows.PredictionRow`).
 
     Attributes:
-        predictions: with all that is said of each.
-        sweeps: of strategies over rank counts, with the knee of each.
-        left_out: what of the request is not possible, and why.
-        command: that prints the same.
+        predictions: everything that is known of each configuration.
+        sweeps: strategies over rank counts, with their knees.
+        left_out: which parts of the request are not possible, and why.
+        command: the command that prints the same.
     """
 
     _columns = (*_SHORT, "samples_per_s", "efficiency", "memory_bytes", "fits", "measured_share")
@@ -44,7 +44,7 @@ class Predictions(Drawn):
         self.predictions, self.sweeps, self.left_out = predicted.predictions, predicted.sweeps, predicted.left_out
 
     def to_frame(self) -> DataFrame:
-        """A row a prediction."""
+        """The predictions, one in each row."""
         return frame_of(rows.PredictionRow, map(rows.prediction_row, self.predictions))
 
     @property
@@ -54,7 +54,7 @@ class Predictions(Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Knees, what was left out, what lies beyond measurement, and other notes; each once."""
+        """Knees, what was left out, what was extrapolated, and other notes; each once."""
         return tuple(
             dict.fromkeys(
                 (
@@ -74,26 +74,26 @@ class Predictions(Drawn):
 
 
 class OnePrediction(Predictions):
-    """One predicted configuration; attributes as of :class:`Predictions`."""
+    """One predicted configuration; its attributes are those of :class:`Predictions`."""
 
     @property
     def prediction(self) -> Prediction:
-        """All that is said of it."""
+        """Everything that is known of the configuration."""
         return self.predictions[0]
 
     @property
     def iteration_s(self) -> float:
-        """Median iteration of the slowest rank, in seconds."""
+        """Median time of an iteration on the slowest rank, in seconds."""
         return self.prediction.iteration_s
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """The 90% interval of the iteration, in seconds."""
+        """90% interval of the iteration time, in seconds."""
         return self.prediction.time.interval_s
 
     @property
     def memory_bytes(self) -> int:
-        """Peak of the rank that needs most."""
+        """Peak memory of the rank that needs most, in bytes."""
         return self.prediction.memory.memory_bytes
 
     def explain(self) -> Explained:
@@ -102,13 +102,16 @@ class OnePrediction(Predictions):
 
 
 class Explained(Shown):
-    """A ledger, a row an entry (:class:`~predict.api.rows.LedgerRow`); exposed seconds of a role are the iteration."""
+    """A ledger with one entry in each row (:class:`~predict.api.rows.LedgerRow`).
+
+    The exposed seconds of a role add up to the iteration.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
     def to_frame(self) -> DataFrame:
-        """A row an entry, those that are exposed for longest first."""
+        """The entries, one in each row, sorted by exposed seconds."""
         return frame_of(rows.LedgerRow, rows.ledger_rows(self.ledger))
 
     @property
@@ -118,11 +121,11 @@ class Explained(Shown):
 
 
 class Search(Drawn):
-    """Strategies worth running, the fastest first (:class:`~predict.api.rows.RankedRow`).
+    """Strategies worth running, fastest first (:class:`~predict.api.rows.RankedRow`).
 
     Attributes:
-        answer: all of the search.
-        command: that prints the same.
+        answer: everything that the search found.
+        command: the command that prints the same.
     """
 
     _columns = ("place", *_SHORT, "probability_best", "pareto", "options", "memory_bytes", "predict_command")
@@ -131,7 +134,7 @@ class Search(Drawn):
         self.answer, self.command = answer, command
 
     def to_frame(self) -> DataFrame:
-        """A row a strategy with its settings."""
+        """The strategies with their settings, one in each row."""
         return frame_of(rows.RankedRow, map(rows.ranked_row, self.answer.rows))
 
     @property
@@ -143,7 +146,7 @@ class Search(Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How much was searched, and what lies beyond measurement."""
+        """How much was searched, and what was extrapolated."""
         searched = (
             f"{search.ranks} ranks: {search.candidates:,} candidates, {search.predicted:,} predicted,"
             f" {search.open:,} left open"
@@ -158,11 +161,11 @@ class Search(Drawn):
 
 
 class WhatIf(Drawn):
-    """Predictions with other hardware, ranks or batch, each base before them (:class:`~predict.api.rows.WhatIfRow`).
+    """Predictions with other hardware, ranks or batch, after their base (:class:`~predict.api.rows.WhatIfRow`).
 
     Attributes:
-        rows: with all that is said of each. left_out: what is not possible, and why.
-        command: that prints the same.
+        rows: everything that is known of each. left_out: what is not possible, and why.
+        command: the command that prints the same.
     """
 
     _columns = ("varied", *_SHORT, "speedup_over_base", "bound_by", "memory_bytes", "fits")
@@ -171,7 +174,7 @@ class WhatIf(Drawn):
         self.rows, self.left_out, self.command = what_ifs.rows, what_ifs.left_out, command
 
     def to_frame(self) -> DataFrame:
-        """A row a prediction."""
+        """The predictions, one in each row."""
         return frame_of(rows.WhatIfRow, map(rows.what_if_row, self.rows))
 
     @property
@@ -191,10 +194,10 @@ class WhatIf(Drawn):
 
 
 class ReplacedLayers(Drawn):
-    """Predictions with layers as they are and replaced, in turn (:class:`~predict.api.rows.ReplacedRow`).
+    """Predictions with the original and the replaced layers, in turn (:class:`~predict.api.rows.ReplacedRow`).
 
     Attributes:
-        rows, left_out, command: as of :class:`WhatIf`.
+        rows, left_out, command: those of :class:`WhatIf`.
     """
 
     _columns = ("replaced", *_SHORT, "speedup_over_base", "scaling_factor", "parameters", "memory_bytes", "fits")
@@ -204,7 +207,7 @@ class ReplacedLayers(Drawn):
         self._strong_scaling = strong_scaling
 
     def to_frame(self) -> DataFrame:
-        """A row a prediction."""
+        """The predictions, one in each row."""
         return frame_of(rows.ReplacedRow, map(rows.replaced_row, self.rows))
 
     @property
@@ -224,10 +227,10 @@ class ReplacedLayers(Drawn):
 
 
 class Validation(Drawn):
-    """Runs beside predictions, a row a run and evaluator (:class:`~predict.api.rows.PairRow`).
+    """Runs beside predictions, one run and evaluator in each row (:class:`~predict.api.rows.PairRow`).
 
     Attributes:
-        report: all of it.
+        report: the whole comparison.
     """
 
     _columns = ("run", "strategy", "batch", "evaluator", "measured_median_s", "predicted_s", "error", "covered")
@@ -236,7 +239,7 @@ class Validation(Drawn):
         self.report = report
 
     def to_frame(self) -> DataFrame:
-        """A row a run and evaluator; ``simulate`` is under test, the others are baselines."""
+        """One run and evaluator in each row; ``simulate`` is under test, the others are baselines."""
         return frame_of(rows.PairRow, map(rows.pair_row, self.report.pairs))
 
     @property
@@ -256,7 +259,7 @@ class Validation(Drawn):
         """Write report.md, pairs.csv and report.json into a directory; returns the first.
 
         Raises:
-            UserError: one of them is there, and ``force`` is not given.
+            UserError: one of these files exists, and ``force`` is not given.
         """
         refuse_existing(Path(directory), force=force)
         return write_report(Path(directory), self.report)

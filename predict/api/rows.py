@@ -30,11 +30,11 @@ __all__ = [
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of a role, or several alike; fields as of :class:`~predict.ledger.ledger.LedgerEntry`.
+    """A task of a role, or several equal tasks; its fields are those of :class:`~predict.ledger.ledger.LedgerEntry`.
 
     Attributes:
-        bytes: that it sends or copies; missing of others. group: axes that it communicates over.
-        added_s: what all effects together add to ``base_s``.
+        bytes: what it sends or copies; missing for other tasks. group: the axes over which it communicates.
+        added_s: seconds that all effects together add to ``base_s``.
     """
 
     role: str
@@ -54,7 +54,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ledger_rows(ledger: Ledger) -> Iterator[LedgerRow]:
-    """A row each entry of each role."""
+    """Each entry of each role, one in each row."""
     for role in ledger.roles:
         for entry in role.entries:
             size, fields = entry.details.get("bytes"), msgspec.structs.asdict(entry)

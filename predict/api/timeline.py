@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Timeline(Drawn):
-    """When every task of one predicted iteration runs, ranks that do the same once.
+    """When every task of one predicted iteration runs. Ranks that do the same appear once, as a role.
 
     The columns of the frame are:
-        role, role_ranks: what ranks do the same, and how many they are.
+        role, role_ranks: the name of the role, and how many ranks it stands for.
         stream: compute, communication, ...
-        name: of the layer or message. phase: FW, BW, GE, WU, or what communication for layers is called.
+        name: the layer or message. phase: FW, BW, GE, WU, or the name of communication for layers.
         start_s, end_s: seconds from the start of the iteration.
-        stage, micro_batch, action: of a pipeline; missing elsewhere.
+        stage, micro_batch, action: the task's place in a pipeline; missing without one.
 
     Attributes:
         summary: how every role uses its streams.
-        command: that prints the same.
+        command: the command that prints the same.
     """
 
     def __init__(self, predicted: PredictedTimeline, command: str, profile: str) -> None:
@@ -37,7 +37,7 @@ class Timeline(Drawn):
         self.summary: TimelineSummary = summarise(predicted.timeline, predicted.prediction, None)
 
     def to_frame(self) -> DataFrame:
-        """A row a task of each role, in the order in which the plan has them."""
+        """The tasks of each role, one in each row, in the order of the plan."""
         return timeline_frame(self._found.timeline)
 
     @property
@@ -48,17 +48,17 @@ class Timeline(Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What lies beyond measurement, and other notes."""
+        """What was extrapolated, and other notes."""
         return (*(f"extrapolated: {line}" for line in self.summary.extrapolated), *self.summary.notes)
 
     def write(self, target: str | Path, *, every_rank: bool = False, force: bool = False) -> None:
         """Write the trace, which Perfetto opens.
 
         Args:
-            every_rank: each rank by itself; else ranks that do the same once.
+            every_rank: show each rank; otherwise ranks that do the same appear once.
 
         Raises:
-            UserError: the file is there, and ``force`` is not given; or there are too many tasks to open.
+            UserError: the file exists and ``force`` is not given, or the trace has too many tasks for a viewer.
         """
         pieces = trace_pieces(self._found, self.command, self._profile, every_rank=every_rank)
         write_pieces(str(target), pieces, force=force)

@@ -91,7 +91,7 @@ def has_closed_settings(settings: PlanSettings) -> bool:
 def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
     """Raise a UserError where a setting is asked for that no closed form has."""
     for option, text in settings.simulated_alone.items():
-        raise UserError(f"{name} knows no --{option.replace('_', '-')} {text}: take --evaluator simulate")
+        raise UserError(f"{name} cannot predict --{option.replace('_', '-')} {text}: give --evaluator simulate")
 
 
 def prepare_closed_form(
@@ -99,7 +99,10 @@ def prepare_closed_form(
 ) -> PreparedEvaluation:
     """A workload of six sums; a UserError of strategies and settings that have no closed form."""
     if not has_closed_form(point.strategy):
-        raise UserError(f"{name} has closed forms of serial and data, not of {point.strategy}: take simulate")
+        raise UserError(
+            f"{name} has closed forms for serial and data parallelism, not for {point.strategy}: give --evaluator"
+            " simulate"
+        )
     refuse_what_is_simulated(name, point.settings)
     sums = costs.sums(costs.place(point.strategy, point.local_batch))
     steps = gradient_exchanges(costs.network, point.strategy, point.settings)
@@ -140,7 +143,7 @@ def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:
     exchange = settings.of(ExchangeOptions).exchange
     if exchange == "flat":
         return ()
-    return (Remark(f"the closed form exchanges gradients flat instead of by {exchange}", True),)
+    return (Remark(f"the closed form assumes a flat exchange of gradients instead of {exchange}", True),)
 
 
 def _used(form: ClosedForm, parts: int) -> Floats:

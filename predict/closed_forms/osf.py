@@ -149,7 +149,7 @@ def workload_of(costs: CostModel, point: Configuration, buffers: Buffers) -> Pre
     priced = costs.price(plan)
     form = OverlapForm(plan, costs, buffers)
     if point.strategy.ranks > 1:
-        text = "osf takes overlap and copies as free and all ranks as equally fast"
+        text = "osf assumes that overlap and copies are free and that all ranks are equally fast"
         priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
     return PreparedEvaluation(
         costs=priced.costs,

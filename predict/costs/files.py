@@ -54,7 +54,9 @@ def choose_network(
         check_layers(held, f"{place}, network {name!r}")
     if path is not None:
         if sequence is not None:
-            raise UserError("--sequence: the file of --network says how many tokens a sample has: leave it out")
+            raise UserError(
+                "--sequence goes not with --network, whose file says how many tokens a sample has: leave --sequence out"
+            )
         network = read_network(path)
         if network.name != model:
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
@@ -71,8 +73,8 @@ def choose_network(
     if known is not None:
         samples = f"samples of {known.input_shape[-1]}" if known.input_shape else "samples of unknown shape"
         raise UserError(
-            f"--sequence {sequence}: {place} holds {model} with {samples}; other lengths are of a config.json, or of"
-            f" --network: paradl-bench describe {model} --sequence {sequence} -o FILE"
+            f"--sequence {sequence}: {place} holds {model} with {samples}; for another length give a config.json"
+            f" as the model, or --network FILE from: paradl-bench describe {model} --sequence {sequence} -o FILE"
         )
     add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
     if profile.network:
@@ -80,11 +82,11 @@ def choose_network(
     shipped = traced_network(model)
     if shipped is None:
         raise UserError(
-            f"{unknown_choice('model', model, traced_models())}, whose networks come with the tool; {place} holds no"
-            f" model; {add}; or give --network FILE: paradl-bench describe {model} -o FILE"
+            f"{unknown_choice('model', model, traced_models())}, whose networks come with the tool; {place} holds"
+            f" no model; {add}; or give --network FILE from: paradl-bench describe {model} -o FILE"
         )
     if sequence is not None:
-        raise UserError(f"--sequence {sequence}: {model} reads no tokens: leave it out")
+        raise UserError(f"--sequence {sequence}: {model} does not read tokens: leave it out")
     return shipped
 
 

@@ -40,8 +40,8 @@ def ghost_table(options: Mapping[str, Any]) -> GhostTable:
     request = read_request(options)
     if len(request.points) != 1:
         raise UserError(
-            f"ghosts sleep for one strategy and batch, and this asks for {len(request.points)}: give --strategy with"
-            " its degrees (d4) and one --batch"
+            f"predict ghost takes one strategy and batch, not {len(request.points)}: give --strategy with its"
+            " degrees (d4) and one --batch"
         )
     (point,) = request.points
     model = request.costs
@@ -71,7 +71,7 @@ def make_table(asked: TableRequest) -> GhostTable:
 
 def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path, *, spread: bool) -> GhostTable:
     if settings.offload != "none":
-        raise UserError(f"ghosts have no optimizer's state to copy: leave out --offload {settings.offload}")
+        raise UserError(f"sleeping layers have no optimizer state to copy: leave out --offload {settings.offload}")
     table = table_of(model, plan, settings, profile=str(profile), sha256=hash_of_file(profile, what="profile"))
     return with_spread(table, model, plan) if spread else table
 
@@ -109,8 +109,9 @@ def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
     spread, of_works = model.own_deviations(plan)
     if spread.samples < 2 or not spread.relative_sd:
         raise UserError(
-            f"--spread: the profile holds no iterations of {model.network.name} whose times spread, to draw from;"
-            f" measure some: paradl-bench layers {model.network.name} --batch {plan.local_batch} -o DIR, and fit them"
+            f"--spread draws from several measured iterations of {model.network.name}, and the profile holds"
+            f" none; measure some: paradl-bench layers {model.network.name} --batch {plan.local_batch} -o DIR,"
+            " then calibrate fit"
         )
     costs = model.compute_costs(plan)
     roles = [

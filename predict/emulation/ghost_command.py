@@ -13,8 +13,12 @@ from predict.prediction.command_options import point_options, refuse_missing
 @click.command("ghost", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
 @option_group(
-    "Of sleeping layers",
-    click.option("--spread", is_flag=True, help="With what train --emulate --spread draws every sleep from."),
+    "Sleeping layers",
+    click.option(
+        "--spread",
+        is_flag=True,
+        help="Add the distributions from which paradl-bench train --emulate --spread draws every sleep.",
+    ),
     folded=False,
 )
 @option_group(

@@ -36,7 +36,9 @@ from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timin
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and add the input."""
     if not has_closed_form(point.strategy):
-        raise UserError(f"dag has closed forms of serial and data, not of {point.strategy}: take simulate")
+        raise UserError(
+            f"dag has closed forms for serial and data parallelism, not for {point.strategy}: give --evaluator simulate"
+        )
     refuse_what_is_simulated("dag", point.settings)
     options = costs.input_options
     planner = planner_for(point.strategy)
@@ -46,7 +48,7 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
     terms = input_terms(costs.profile, costs.network, costs.dtype, batch, options)
     if point.strategy.ranks > 1:
-        text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
+        text = "dag exchanges each layer separately, and assumes that overlap is free and all ranks are equally fast"
         priced.remarks.add(Remark(text, False))
     form = ClosedForm(plan, terms.fetch, wait_free=PRESETS[options.preset].wait_free)
     terms = on_shared_cores(terms, costs.profile, form.rest_s(priced.costs.seconds), batch.ranks_on_host)

@@ -41,9 +41,9 @@ def _by_flops(costs: CostModel) -> CostModel:
 def _lacks(costs: CostModel) -> str:
     peak = costs.device.peak(1)
     if peak.flops is None:
-        return f"flops needs the peak FLOP/s of a rank: {peak.basis}; or give --cluster with peak_flops"
+        return f"--evaluator flops needs the peak FLOP/s of a rank: {peak.basis}; or give --cluster with peak_flops"
     if not any(layer.fw_flops for layer in costs.network.layers):
-        return f"flops needs FLOPs of layers, and {costs.network.name} was imported as times alone"
+        return f"--evaluator flops needs the FLOPs of layers, and {costs.network.name} was imported as times only"
     return ""
 
 

@@ -20,7 +20,9 @@ from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timin
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Fuse, plan and price; remarks say what the grouping makes of the exchange."""
     if not has_closed_form(point.strategy):
-        raise UserError(f"osf has closed forms of serial and data, not of {point.strategy}: take simulate")
+        raise UserError(
+            f"osf has closed forms for serial and data parallelism, not for {point.strategy}: give --evaluator simulate"
+        )
     planner_for(point.strategy).check(costs.network, point.strategy, point.settings)
     buffers = costs.buffers(fusion_of(costs), point.strategy, point.settings)
     workload = workload_of(costs, point, buffers)
@@ -41,7 +43,7 @@ def _of_grouping(costs: CostModel, point: Configuration, timing: Timing, buffers
     ]
     if fusion.rule == "buffer":
         texts.append(
-            "osf adds a buffer's wait behind the all-reduce before it, as the paper's eq. 15 does; eq. 13 is mended"
+            "osf adds a buffer's wait for the all-reduce before it, as the paper's eq. 15 does; this corrects eq. 13"
         )
     return tuple(Remark(text, False) for text in texts)
 

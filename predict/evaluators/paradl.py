@@ -36,8 +36,8 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """The paper's sums, and its memory."""
     if not _covers(point.strategy):
         raise UserError(
-            f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
-            f" of pipelines alone, not of {point.strategy}: take simulate"
+            "paradl has closed forms for serial, data, filter, channel and spatial parallelism, for data with one"
+            f" of these, and for pipelines alone, not for {point.strategy}: give --evaluator simulate"
         )
     refuse_what_is_simulated("paradl", point.settings)
     memory = costs.paradl_memory(point.strategy, point.settings)
@@ -126,7 +126,9 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
         return Timing(forward, backward, 0.0, step.wu_s, step.transfers_s, 0.0, idle_s=idle)
 
     if schedule.name != settings.of(PipelineOptions).schedule:
-        priced.remarks.add(Remark(f"the closed form has only GPipe's schedule, and uses it for {schedule.name}", True))
+        priced.remarks.add(
+            Remark(f"the closed form knows only GPipe's schedule and uses it instead of {schedule.name}", True)
+        )
     seconds = priced.costs.seconds
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(

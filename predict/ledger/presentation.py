@@ -26,7 +26,7 @@ _FEWEST_FOLDED = 4
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LEAST_SHOWN_S = 0.5e-6
 _BAR, _BAR_WIDTH = "#", 24
-_NOT_PARTED = "A shared host is not told from compute: the profile has no times of a rank that was alone on its host."
+_NOT_PARTED = "The effect of a shared host is part of compute: the profile has no times of a rank alone on its host."
 _COLUMNS = ("entry", "count", *(f"{name}\nms" for name in ("exposed", "hidden", "base", "added", "sd")), "base from")
 
 
@@ -125,8 +125,12 @@ def _lines(ledger: Ledger, role: RoleLedger, *, any_folded: bool) -> list[str]:
     )
     return [
         *([f"added: {adjusted}"] if adjusted else []),
-        *(["*: a number; the blocks of a run that are alike. --json has each of them."] if any_folded else []),
-        "exposed: seconds of the iteration that belong to the entry. hidden: beside something else on the rank.",
+        *(
+            ["*: stands for a number, as blocks of a model that are alike share a row. --json has each of them."]
+            if any_folded
+            else []
+        ),
+        "exposed: seconds that the entry adds to the iteration. hidden: seconds beside something else on the rank.",
         *_other_roles(len(ledger.roles) - 1),
     ]
 

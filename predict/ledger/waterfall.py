@@ -20,12 +20,12 @@ ALONE, SHARED_HOST, OVERLAP, WAITING, EXPOSED, INPUT = STEPS = (
     *("compute alone", "shared host", "overlap", "waiting", "exposed communication", "input"),
 )
 MEANINGS = {
-    ALONE: "layers, weight update and copies, on a rank that has its host to itself",
-    SHARED_HOST: "what the other ranks of the host add to that",
-    OVERLAP: "what communication beside it adds",
-    WAITING: "late ranks, and other stages of a pipeline",
-    EXPOSED: "communication that no compute hides",
-    INPUT: "a mini-batch that is read or copied while nothing computes",
+    ALONE: "layers, weight update and copies, on a rank alone on its host",
+    SHARED_HOST: "time that the other ranks of the host add to compute",
+    OVERLAP: "time that communication beside compute adds to it",
+    WAITING: "waiting for late ranks and for other stages of a pipeline",
+    EXPOSED: "communication that is not hidden by compute",
+    INPUT: "reading or copying a mini-batch while nothing computes",
 }
 _ROUNDING = 1e-9
 """Of an iteration: steps that take less are rounding."""

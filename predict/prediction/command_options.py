@@ -36,11 +36,19 @@ fusion_options = option_group(
     click.option(
         "--fusion",
         metavar="none|buffer|ada|mg-wfbp|ddp",
-        help="Of --evaluator simulate and osf, which gradients share an all-reduce. Default: ddp, of osf none; buffer"
-        " where one of the next two is given.",
+        help="With --evaluator simulate or osf: which gradients share an all-reduce. Default: ddp for simulate, none"
+        " for osf. The next two options imply buffer.",
     ),
-    click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer, as Horovod's. Default: 64 MiB."),
-    click.option("--fusion-timeout", metavar="5ms", help="How long that buffer waits for a gradient. Default: 5 ms."),
+    click.option(
+        "--fusion-buffer",
+        metavar="64MiB",
+        help="With --fusion buffer: the size of the buffer, as in Horovod. Default: 64 MiB.",
+    ),
+    click.option(
+        "--fusion-timeout",
+        metavar="5ms",
+        help="With --fusion buffer: how long the buffer waits for a gradient. Default: 5 ms.",
+    ),
 )
 """Tensor fusion as Horovod and OSF's paper have it."""
 
@@ -49,8 +57,8 @@ layers_option = click.option(
     metavar="measured|regressed[:NAME]|roofline",
     default="measured",
     show_default=True,
-    help="Source of the times of layers and weight update: measured first; only regressors of kernels"
-    " (NAME: mlp, trees, ...); or only the roofline.",
+    help="Where the times of layers and weight update come from: measurements where there are any; only regressors of"
+    " kernels (NAME: mlp, trees, ...); or only the roofline.",
 )
 
 
@@ -69,7 +77,9 @@ def _take_file(ctx: click.Context, parameter: click.Parameter, value: str | None
 
     ranks = parse_ranks(given["ranks"]) if given["ranks"] is not None else ()
     if len(ranks) > 1:
-        raise UserError(f"--ranks {given['ranks']}: the degrees of {text} are those of one number of ranks; give one")
+        raise UserError(
+            f"--ranks {given['ranks']}: the settings in {text} are for one number of ranks; give one number"
+        )
     read = read_launch(Path(str(text)[1:]), *ranks)
     options = read.launch.as_options
     words = " ".join(f"--{name.replace('_', '-')} {word}" for name, word in options.items())
@@ -88,7 +98,7 @@ point_options = option_group(
         "--from-profile",
         "profile",
         type=click.Path(path_type=Path),
-        help="Profile that calibrate fit wrote, or a name of predict profiles.",
+        help="Profile that calibrate fit wrote, or a name that predict profiles lists.",
     ),
     click.option(
         "--model",
@@ -100,34 +110,35 @@ point_options = option_group(
         "--sequence",
         metavar="N",
         type=click.IntRange(2),
-        help="Tokens of a sample, of a language model. Default: the profile's, else its own.",
+        help="Tokens in a sample of a language model. Default: as measured, else the model's own.",
     ),
     click.option(
         "--strategy",
         metavar="S[,S...]|@FILE",
         is_eager=True,
         callback=_take_file,
-        help="Fixed degrees (serial, d4), kinds whose ranks --ranks sets, or what a file of torchtitan, Megatron-LM,"
-        " DeepSpeed or accelerate says; options beside it go before the file's.",
+        help="Strategies with degrees (serial, d4), or kinds (data) whose degrees --ranks sets. Or @ and a settings"
+        " file of torchtitan, Megatron-LM, DeepSpeed or accelerate; options given here override the file.",
     ),
-    click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling at the fewest ranks."),
+    click.option(
+        "--batch", metavar="N[,N...]", help="Samples in the global mini-batch. With weak scaling: at the fewest ranks."
+    ),
     click.option(
         "--ranks",
         metavar="2:1024:x2",
         is_eager=True,
         callback=_take_file,
-        help="Rank counts of strategies given as kinds (data); one, of a file that leaves it out.",
+        help="Numbers of ranks, for strategies given as kinds (data). For a settings file that does not say it: one"
+        " number.",
     ),
     click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True),
-    click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe."),
-    click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch."),
-    click.option(
-        "--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured."
-    ),
+    click.option("--network", type=click.Path(path_type=Path), help="network.json that paradl-bench describe wrote."),
+    click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples in an epoch."),
+    click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the measured cluster."),
     click.option(
         "--device",
         metavar="NAME",
-        help="Another GPU than the measured one, of those that predict devices lists. Compute scales by the roofline.",
+        help="Predict for another GPU, of those that predict devices lists. Compute is scaled by the roofline.",
     ),
     option_group(
         "Method",
@@ -135,8 +146,8 @@ point_options = option_group(
             "--evaluator",
             default="simulate",
             show_default=True,
-            help="simulate, paradl, osf, csf, dag or flops; predict search takes simulate and flops, buckets simulate"
-            " and osf, timeline and diagnose simulate.",
+            help="simulate, paradl, osf, csf, dag or flops. predict search takes simulate or flops, predict buckets"
+            " simulate or osf, predict timeline and diagnose only simulate.",
         ),
         layers_option,
     ),
@@ -144,7 +155,9 @@ point_options = option_group(
         "Training",
         click.option("--optimizer", help=f"{', '.join(OPTIMIZERS)}. Default: the one that was measured."),
         measured_dtype_option,
-        click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
+        click.option(
+            "--backend", help="gloo, nccl, ... Default: the one measured; of several, nccl for GPUs and gloo for CPUs."
+        ),
         accumulate_option,
         clip_option,
         batch_norm_option,
@@ -154,12 +167,12 @@ point_options = option_group(
     axis_options(
         {
             "ranks_per_node": {
-                "help": "Ranks that count as a node in --exchange. Default: those of the cluster's innermost level."
+                "help": "Ranks of one node, for --exchange. Default: the ranks of the cluster's innermost level."
             },
             "stages": {
                 "metavar": "measured|LAYER[,...]",
-                "help": "Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that"
-                " FLOPs do.",
+                "help": "Where a pipeline is cut: so that measured seconds balance, or before these layers. Default: so"
+                " that FLOPs balance.",
             },
         }
     ),
@@ -169,11 +182,18 @@ point_options = option_group(
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
-why_option = click.option("--why", is_flag=True, help="List all remarks: what was extrapolated, from what, and how.")
+why_option = click.option(
+    "--why", is_flag=True, help="List all remarks: what was extrapolated, from which measurement, and how."
+)
 
 output_options = option_group(
     "Output",
-    click.option("-o", "--output", metavar="FILE", help="Write to a file as --format says; - for standard output."),
+    click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write to a file, in the form that --format names; - for standard output.",
+    ),
     table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),
     folded=False,
@@ -185,12 +205,13 @@ export_options = option_group(
     click.option(
         "--export",
         metavar="PROGRAM",
-        help="Write the settings of what is predicted for torchtitan, megatron, deepspeed or accelerate.",
+        help="Write the predicted configuration as settings of torchtitan, megatron, deepspeed or accelerate.",
     ),
     click.option(
         "--export-to",
         metavar="FILE",
-        help="File to write; - for standard output, instead of the table. Default: PROGRAM.args, .json or .yaml.",
+        help="File for the settings; - for standard output, instead of the table. Default: PROGRAM.args, .json or"
+        " .yaml.",
     ),
     folded=False,
 )
@@ -206,7 +227,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse, by a UserError before any work is done, an unknown program and a file that may not be replaced."""
         if self.export is None:
             if self.export_to is not None:
-                raise UserError("--export-to: say for which program, by --export")
+                raise UserError("--export-to needs --export PROGRAM, which says for which program")
             return
         from paradl_bench.importers.training_programs.program import program_named
 
@@ -232,8 +253,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         if len(predictions) > 1:
             raise UserError(
-                f"--export is of one configuration, and {len(predictions)} were predicted: give one strategy, number"
-                " of ranks and batch"
+                f"--export takes one configuration, and {len(predictions)} were predicted: give one strategy, one"
+                " number of ranks and one batch"
             )
         program = program_named(self.export)
         target = self.export_to or program.file

@@ -11,7 +11,7 @@ from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 
 _MOST_TOPICS = 5
 _TOPICS = (
-    ("parts of unlike machines", re.compile(r"no machine is known|unlike machines")),
+    ("parts of different machines", re.compile(r"no machine is known|different machines")),
     ("parts taken as none", re.compile(TAKEN_AS_NONE)),
     ("ranks beyond", re.compile(r"beyond (?:the )?(\d+) ranks|measured cluster's (\d+):")),
     ("ranks below", re.compile(r"below (\d+) ranks")),

@@ -44,14 +44,16 @@ class Case(NamedTuple):
 
 
 @click.command("init", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--have", type=click.Choice(_HAVE), help="What there is: a profile, logs of other tools, or nothing.")
-@click.option("--path", metavar="PATH", help="Of the profile or the log.")
+@click.option("--have", type=click.Choice(_HAVE), help="What you have: a profile, logs of other tools, or nothing.")
+@click.option("--path", metavar="PATH", help="Path of the profile or the log.")
 @click.option(
     "--model", metavar="M", help="A model that paradl-bench models lists, config.json, or package.module:factory."
 )
 @click.option("--ranks", type=click.IntRange(1), metavar="N", help="The most ranks to train on.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Global mini-batch, in samples.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="To measure on.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device to measure on."
+)
 @click.option("-o", "--output", metavar="FILE", default="-", help="Write the commands to a file. Default: print them.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def init(output: str, force: bool, **given: Any) -> None:
@@ -67,7 +69,7 @@ def init(output: str, force: bool, **given: Any) -> None:
     case = _asked(given)
     for name, text in (("--model", case.model), ("--path", case.path)):
         if not text.isprintable():
-            raise UserError(f"{name} {text!r}: a command's words are of characters that can be printed, on one line")
+            raise UserError(f"{name} {text!r}: give printable characters on one line")
     if case.have == "profile":
         _check_profile(case)
     write_output(output, "".join(f"{line}\n" for line in commands_for(case)).encode(), force=force)
@@ -83,7 +85,7 @@ def _asked(given: dict[str, Any]) -> Case:
         return Case(**{**given, "path": given["path"] or ""})
     if not _on_terminal():
         raise UserError(
-            f"predict init asks on a terminal, and this is none: give {', '.join(missing)}, as"
+            f"predict init asks its questions on a terminal, and this is not one: give {', '.join(missing)}, as"
             " --have nothing --model resnet50 --ranks 64 --batch 2048"
         )
     have = given["have"] or _answer("1. What do you have", click.Choice(_HAVE))
@@ -139,21 +141,21 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     on = ["--device", case.device] if case.device != "cpu" else []
     batches = f"{a_rank},{2 * a_rank}"
     yield (
-        "Time every layer on one device, at the samples that a rank gets and at twice as many.",
+        "Time every layer on one device, with the samples that a rank gets and with twice as many.",
         ["paradl-bench", "layers", case.model, "--batch", batches, *on, "-o", "layers"],
     )
     if case.have == "logs":
         files = ["import", _format_of(case.path), case.path]
         yield (
-            "Take what the other tool measured; a log that lists no hosts needs --ranks and --level too.",
+            "Import what the other tool measured. A log that lists no hosts also needs --ranks and --level.",
             ["paradl-bench", *files, "-o", "imported"],
         )
     elif case.ranks > 1:
         backend = "nccl" if case.device == "cuda" else "gloo"
         sweep = ["collectives", "--ranks", "2", "--backend", backend, "-o", "collectives"]
-        yield "Sweep collectives; on a cluster start this by srun or torchrun on more ranks.", ["paradl-bench", *sweep]
+        yield "Sweep collectives. On a cluster, start this on more ranks by srun or torchrun.", ["paradl-bench", *sweep]
     folders = ["layers"] + ({"logs": ["imported"], "nothing": ["collectives"]}[case.have] if case.ranks > 1 else [])
-    yield "Fit them to a profile.", ["calibrate", "fit", *folders, "-o", profile]
+    yield "Fit the measurements into a profile.", ["calibrate", "fit", *folders, "-o", profile]
 
 
 def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
@@ -168,7 +170,7 @@ def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     counts = [2**power for power in range(1, case.ranks.bit_length()) if 2**power < case.ranks]
     ranks = ",".join(map(str, [*counts, case.ranks]))
     sweep = ["--strategy", "data", "--ranks", ranks, "--scaling", "strong"]
-    yield "How data parallelism scales, up to which ranks it pays.", ["predict", *about, *sweep]
+    yield "How data parallelism scales, and up to how many ranks it pays.", ["predict", *about, *sweep]
     yield "What would help most.", ["predict", "what-if", *about, "--strategy", f"d{case.ranks}"]
 
 
@@ -191,4 +193,6 @@ def _format_of(path: str) -> str:
         if any(mark in head for mark in marks):
             return name
     known = ", ".join(name for name, _ in _MARKS)
-    raise UserError(f"--path {path} begins as no log of {known}: see paradl-bench import --help for other formats")
+    raise UserError(
+        f"--path {path} does not begin like a log of {known}: see paradl-bench import --help for other formats"
+    )

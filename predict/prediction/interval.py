@@ -116,16 +116,14 @@ def _shifted(workload: PreparedEvaluation, costs: Costs, mode: CorrelatedError, 
         np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
     )
     if not all(np.isfinite(values).all() for values in shifted):
-        raise UserError(f"the profile's fit is broken: the error of {mode.name} is more than any time; measure it anew")
+        raise UserError(f"the error of {mode.name} in the profile is too large for a prediction; measure it again")
     return workload.iteration_s(*shifted)
 
 
 def _unexplained_s(remainder: float, workload: PreparedEvaluation) -> float:
     """What is missing from the parts, 1 - parts / iteration being the remainder."""
     if remainder >= 1:
-        raise UserError(
-            "the profile's closure is broken: its layers explain nothing of its iterations; measure it anew"
-        )
+        raise UserError("the layers of the profile explain nothing of its measured iterations; measure them again")
     return remainder / (1 - remainder) * workload.costs.compute_s * workload.straggler
 
 

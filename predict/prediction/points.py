@@ -53,7 +53,8 @@ def expand_points(
         for text in texts:
             parse_strategy(text)
         raise UserError(
-            f"the degrees of {strategies} are fixed: leave --ranks out, or name a kind that ranks can set, as data"
+            f"the degrees of {strategies} are fixed: leave --ranks out, or name a kind whose degree --ranks sets,"
+            " such as data"
         )
     points: list[Configuration] = []
     refused: list[tuple[Strategy, UserError]] = []
@@ -80,7 +81,9 @@ def _configurations(text: str, batch: int, counts: Sequence[int], scaling: Scali
     if not kinds:
         return [(Strategy(), batch)]
     if not counts:
-        raise UserError(f"strategy {text!r} is a kind: say how many ranks, as --ranks 2:16:x2, or write its degrees")
+        raise UserError(
+            f"strategy {text!r} has no degree: give numbers of ranks, as --ranks 2:16:x2, or write the degree, as d4"
+        )
     return [(_grown(kinds, count), batch * count // counts[0] if scaling == "weak" else batch) for count in counts]
 
 
@@ -88,5 +91,8 @@ def _grown(kinds: tuple[str, ...], ranks: int) -> Strategy:
     strategy = Strategy(axes=tuple(Axis(kind=kind, extents=(ranks if i == 0 else 1,)) for i, kind in enumerate(kinds)))
     planner_for(strategy)
     if len(kinds) > 1:
-        raise UserError(f"strategy {'+'.join(kinds)}: the ranks set one axis; write the degrees of both, as {strategy}")
+        raise UserError(
+            f"strategy {'+'.join(kinds)}: --ranks sets the degree of one axis only; write the degrees of both, as"
+            f" {strategy}"
+        )
     return strategy

@@ -322,7 +322,7 @@ class Predictor:
             known = self.evaluator.name, serial.settings
             self._serial[key] = self.costs.device.alone.once(known, lambda: self._by_itself(serial))
         (serial_s, _), beyond = self._serial[key]
-        text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
+        text = f"speed-up is relative to one rank on batch {reference}, whose time is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
 
     def _by_itself(self, serial: Configuration) -> _Alone:
@@ -365,7 +365,7 @@ def _memory_notes(memory: EstimatedMemory, limit: float | None) -> tuple[str, ..
     if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
         return ()
     held = " to ".join(map(format_bytes, bounds))
-    return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
+    return (f"{format_bytes(limit)} of memory a rank lie within the 90% interval of the peak ({held}): it may not fit",)
 
 
 def _compiled_notes(label: str) -> tuple[str, ...]:
@@ -373,9 +373,9 @@ def _compiled_notes(label: str) -> tuple[str, ...]:
     if "compile" not in label.split("+"):
         return ()
     return (
-        "the layers' times are of each compiled by itself, and add up to more than a model compiled whole takes, as it"
-        " is trained; the interval reaches to what it was measured to take",
-        "memory is predicted for the uncompiled model",
+        "layers were timed with each compiled alone. Their sum is more than the time of the model compiled as a"
+        " whole; the interval includes that measured time",
+        "memory is predicted for the model without --compile",
     )
 
 

@@ -26,13 +26,13 @@ _MEANT = {
     "efficiency": "speed-up over one rank, divided by the ranks",
     "FW": "forward",
     "BW": "backward",
-    "for layers": "communication that forward and backward wait for (all-gathers, halos)",
+    "for layers": "communication for which forward and backward wait (all-gathers, halos)",
     "idle": "waiting for other stages of a pipeline",
     "input": "waiting for a mini-batch to be read",
-    "h2d": "waiting for it to be copied to the device",
-    "GE": "gradient exchange that is left after backward",
+    "h2d": "waiting for the mini-batch to be copied to the device",
+    "GE": "gradient exchange that goes on after backward",
     "WU": "weight update",
-    "exposed": "all communication that no compute hides",
+    "exposed": "all communication that is not hidden by compute",
 }
 """What columns hold."""
 
@@ -222,7 +222,7 @@ def _unlike_serial(predictions: Sequence[Prediction]) -> list[str]:
     if len(serial) != 1 or not others or serial == others:
         return []
     a_rank = " or ".join(map(str, sorted(others)))
-    return [f"The serial row computes {serial.pop()} samples on its rank, others {a_rank}: compare samples/s."]
+    return [f"The serial row has {serial.pop()} samples on its rank, other rows have {a_rank}: compare samples/s."]
 
 
 def lacks_parts(prediction: Prediction) -> bool:
@@ -259,7 +259,11 @@ def print_use(predictions: Sequence[Prediction]) -> None:
         (prediction.use.peak_flops_basis, prediction.use.peak_flops_per_rank is not None) for prediction in predictions
     )
     for basis, known in bases:
-        text = f"MFU: FLOPs of FW and BW over what all ranks do at their peak, {basis}" if known else f"no MFU: {basis}"
+        text = (
+            f"MFU: FLOPs of FW and BW over the FLOPs of all ranks at their peak, {basis}"
+            if known
+            else f"no MFU: {basis}"
+        )
         console.print(text, highlight=False)
 
 

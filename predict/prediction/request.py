@@ -148,9 +148,7 @@ def check_request(options: Mapping[str, Any]) -> None:
     """Refuse, by a UserError before any file is read, options of ``predict`` that can't be together."""
     check_price(options["price"])
     if options["spread"] and options["dilate"] is None:
-        raise UserError(
-            "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
-        )
+        raise UserError("--spread is for emulated runs: give it with --dilate K (1 sleeps as long as measured)")
     check_fraction(options["knee"])
 
 
@@ -235,5 +233,7 @@ def slow_rank_option(evaluator_name: str, text: str | None) -> SlowRank | None:
     if text is None:
         return None
     if evaluator_name != "simulate":
-        raise UserError(f"--slow-rank is for --evaluator simulate; {evaluator_name} takes all ranks as equally fast")
+        raise UserError(
+            f"--slow-rank is for --evaluator simulate; {evaluator_name} assumes that all ranks are equally fast"
+        )
     return parse_slow_rank(text)

@@ -56,7 +56,7 @@ class _Point(NamedTuple):
 def check_fraction(fraction: float) -> None:
     """Raise a UserError of a fraction of the efficiency that is not above 0 and at most 1."""
     if not 0 < fraction <= 1:
-        raise UserError(f"--knee {fraction:g}: a fraction of the efficiency is above 0 and at most 1")
+        raise UserError(f"--knee {fraction:g}: give a fraction above 0 and at most 1")
 
 
 def with_knees(

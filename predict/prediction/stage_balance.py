@@ -52,4 +52,4 @@ def layer_seconds(costs: CostModel, point: Configuration) -> tuple[float, ...]:
 def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...]) -> None:
     """Raise a UserError where ``--stages`` is given and no point has a pipeline."""
     if stages and not any(degree_of(point.strategy, Trait.STAGES) > 1 for point in points):
-        raise UserError("--stages is for the stages of a pipeline; none of the strategies has one")
+        raise UserError("--stages is for pipelines, and none of the strategies has a pipeline")

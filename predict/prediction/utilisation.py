@@ -66,4 +66,4 @@ def effort(point: Configuration, iteration_s: float, epoch_s: float | None, pric
 
 def check_price(price: float | None) -> None:
     """Raise a UserError of a price that is not finite, negative, or beyond what anything costs."""
-    check_bounds(price, "--price", "a rank-hour costs a finite number", most=LARGEST_FACTOR)
+    check_bounds(price, "--price", "give a finite price of a rank-hour", most=LARGEST_FACTOR)

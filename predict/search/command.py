@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from predict.search.search import Answer
 
 SEARCHED = {
-    **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
+    **dict.fromkeys(("strategy", "accumulate"), "predict search tries all of them"),
     **{
         shown.name: f"predict search {shown.searched}"
         for kind in option_types()
@@ -38,26 +38,28 @@ SEARCHED = {
 
 
 search_options = option_group(
-    "Of a search",
-    click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
+    "Search",
+    click.option("--memory", metavar="16GiB", help="Memory of one rank. Default: the cluster's."),
     click.option(
-        "--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show."
+        "--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="How many strategies to show."
     ),
     click.option(
         "--predictions",
         type=click.IntRange(1),
         metavar="N",
-        help="Candidates to predict exactly at most, besides a few that need little memory; more settle"
-        " what is left open. Default: 60, of networks with over 1,000 layers fewer, which take as long together.",
+        help="The most candidates to predict exactly, besides a few that need little memory. More leave fewer"
+        " candidates open. Default: 60, and fewer for networks of over 1,000 layers.",
     ),
     click.option(
         "--caps",
         metavar="MiB[,MiB...]",
         default="1,2,4,8,16,32,64,128,256",
         show_default=True,
-        help="Values of bucket_cap_mb to try, beside torch's default.",
+        help="Values of bucket_cap_mb to try, besides torch's default.",
     ),
-    click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs."),
+    click.option(
+        "--price", type=float, metavar="P", help="Price of one rank-hour, in any currency: adds the cost of training."
+    ),
     folded=False,
 )
 """What bounds a search, and what of it is shown."""
@@ -66,10 +68,10 @@ search_options = option_group(
 @click.command("search", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
 @search_options
-@option_group("Of a search", why_option, folded=False)
+@option_group("Search", why_option, folded=False)
 @export_options
 @click.option(
-    "--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Of --export: which row."
+    "--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="With --export: the row to export."
 )
 @output_options
 @click.pass_context
@@ -94,8 +96,8 @@ def search_command(
 
 
 _OWN_WORDS = {
-    "batch": ("N", "Global mini-batch; the same at every number of ranks."),
-    "ranks": ("N|2:1024:x2", "Numbers of ranks to search, each by itself."),
+    "batch": ("N", "Samples in the global mini-batch, the same at every number of ranks."),
+    "ranks": ("N|2:1024:x2", "Numbers of ranks; each is searched separately."),
 }
 """What a search takes of options that predict takes more of."""
 for parameter in search_command.params:
@@ -151,6 +153,6 @@ for _parameter in search_command.params:
         _parameter.hidden = True
     elif _parameter.name == "recompute" and isinstance(_parameter, click.Option):
         _parameter.help = (
-            "Try no other activations to compute again than these: none, those of all blocks, or of modules by name,"
-            " pattern or run of a sequence. Default: none, and all."
+            "Try only this choice of activations to recompute: none, all blocks, or modules given by name,"
+            " pattern or range of a Sequential. Default: try none and all."
         )

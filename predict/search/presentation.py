@@ -39,10 +39,11 @@ def print_answer(answer: Answer, *, why: bool = False) -> None:
     several = len({row.prediction.ranks for row in answer.rows}) > 1
     console.print(table_of([_cells(row, several=several) for row in answer.rows], title=title, keys=3))
     line(
-        "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"
-        f" that they share do not count. Of strategies in no row: {_percent(answer.probability_of_others)}."
+        "best: the probability that the strategy is the fastest of those predicted, each with its fastest"
+        " settings. Errors that strategies share do not count. Strategies in no row together:"
+        f" {_percent(answer.probability_of_others)}."
     )
-    line("*: no other row is better in time, memory and rank-hours at once. Rows are in order of time.")
+    line("*: no other row is better in time, memory and rank-hours at once. Rows are sorted by time.")
     if several:
         line("rank-hours: hours of all ranks together, for a million samples.")
     for row in answer.rows:
@@ -64,8 +65,9 @@ def _not_compared(searched: Sequence[Searched]) -> list[str]:
     named = ", ".join(f"{kind} ({operation})" for kind, operation in kinds.items())
     command = next(result.measure_command for result in searched if result.measure_command)
     return [
-        f"Not compared, since the profile lacks their collectives: {named}. The best below is the others' best.",
-        f"To compare them: {command}, then calibrate fit with the other directories.",
+        f"Not compared, because the profile lacks their collectives: {named}. The best below is the best of the"
+        " others.",
+        f"To compare them, run {command}, then calibrate fit with the other directories.",
     ]
 
 
@@ -74,13 +76,13 @@ def _account(searched: Searched, *, why: bool) -> list[str]:
     low, high = map(format_difference, searched.estimates_off)
     lines = [
         f"{searched.ranks} ranks: {searched.candidates:,} candidates (a strategy with its settings):"
-        f" {searched.predicted:,} predicted ({low} to {high} of their estimates), {searched.too_slow:,} no"
-        f" faster than the best even by an estimate from below, {searched.too_large:,} too large for the memory,"
+        f" {searched.predicted:,} predicted ({low} to {high} of their estimates), {searched.too_slow:,} no faster"
+        f" than the best even by a lower bound, {searched.too_large:,} too large for the memory,"
         f" {searched.open:,} left open"
     ]
     if searched.open and searched.open_from_s is not None:
         soonest = format_seconds(searched.open_from_s)
-        lines.append(f"  those left open may be faster, by estimates from {soonest} on: give more --predictions")
+        lines.append(f"  those left open may be faster (lower bounds from {soonest} on): give more --predictions")
     lines += _contrasts(searched)[: None if why else 1]
     if not why:
         return lines

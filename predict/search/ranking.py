@@ -331,8 +331,8 @@ class Ranker:
             raise UserError(f"no strategy of {where} can be predicted: {why}")
         needed, leanest = min(tried)
         raise UserError(
-            f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the least that was found needs"
-            f" {format_bytes(needed)}, {leanest}; give more ranks, a smaller batch or --memory"
+            f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the smallest that was found"
+            f" needs {format_bytes(needed)}, {leanest}; give more ranks, a smaller batch or --memory"
         )
 
 

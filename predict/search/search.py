@@ -106,7 +106,7 @@ def search(
     costs = costs or read_model(options, evaluator)
     batches = parse_counts(options["batch"], "--batch")
     if len(batches) > 1:
-        raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
+        raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch size")
     limit = limit_memory(costs, options["memory"])
     settings = settings_of(costs, options)(batches[0])
     caps = parse_caps(options["caps"])
@@ -168,7 +168,9 @@ def _evaluator_of(name: str) -> tuple[Evaluator, Callable[[CostModel], CostModel
     evaluator = evaluator_named(name)
     if evaluator.estimated_by is None:
         known = " or ".join(sorted(name for name, other in evaluators().items() if other.estimated_by is not None))
-        raise UserError(f"--evaluator {name}: predict search estimates candidates from below for {known} alone")
+        raise UserError(
+            f"--evaluator {name}: predict search has lower bounds of candidates only for {known}: give one of them"
+        )
     return evaluator, evaluator.estimated_by
 
 

@@ -38,7 +38,7 @@ def fed(priced: PricedPlan, plan: Plan, terms: InputTerms, preset: str, *, after
     """
     priced.remarks.add(*terms.remarks)
     if not PRESETS[preset].wait_free and not after_backward:
-        text = f"--preset {preset} is of the input alone: gradients are exchanged as the plan has it"
+        text = f"--preset {preset} applies to the input only: gradients are exchanged as the plan says"
         priced.remarks.add(Remark(text, False))
     return dataclasses.replace(
         priced,

@@ -89,7 +89,7 @@ def _planned(costs: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
         return plan, ()
     texts = (
         describe(fusion, buffers.bytes, len(buffers.layers)),
-        "exchange as Horovod's; train runs its messages (--fusion-out), copied as by DDP",
+        "the exchange is Horovod's; paradl-bench train runs its messages (--fusion-out) with DDP's copies",
         "memory is predicted with DDP's buckets",
     )
     return plan, tuple(Remark(text, False) for text in texts)

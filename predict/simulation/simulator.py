@@ -263,7 +263,9 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
         BLOCKING,
     )
     if finished < graph.tasks:
-        raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
+        raise ValueError(
+            "the tasks wait for each other in a circle: the order of the plan's streams contradicts its dependencies"
+        )
     last = int(graph.lane[_last_task(graph, end_s)]) // LANES if graph.tasks else 0
     overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
     return Timeline(start_s, end_s, overlap, exposed)

@@ -11,14 +11,15 @@ from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import point_options, refuse_missing, why_option
 
 _SLOW_HELP = (
-    "What if one rank (0 unless given) computes FACTOR times as long as measured: it, and the others that wait for it."
+    "One rank (0 unless given) computes FACTOR times as long as measured. The trace shows it and the ranks that"
+    " wait for it."
 )
 
 
 @click.command("timeline", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
 @option_group(
-    "Of a timeline",
+    "Timeline",
     click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP),
     why_option,
     folded=False,
@@ -31,7 +32,7 @@ _SLOW_HELP = (
         type=click.Choice(["roles", "all"]),
         default="roles",
         show_default=True,
-        help="Ranks that do the same once in the trace, or each of them.",
+        help="Show ranks that do the same once in the trace (roles), or show each rank (all).",
     ),
     table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),

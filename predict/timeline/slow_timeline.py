@@ -26,8 +26,9 @@ def check_drawn(plan: Plan, slow: SlowRank) -> None:
     axes = [axis for axis in plan.strategy.axes if axis.degree > 1]
     if len(axes) > 1:
         raise UserError(
-            f"a timeline with --slow-rank is of one kind of parallelism, as d4, f4 or p4, not of {plan.strategy}, whose"
-            f" groups meet rank {slow.rank} in different collectives; predict --slow-rank has its iteration time"
+            f"a timeline with --slow-rank takes one kind of parallelism, as d4, f4 or p4, not {plan.strategy},"
+            f" whose groups meet rank {slow.rank} in different collectives. predict --slow-rank gives its"
+            " iteration time"
         )
 
 

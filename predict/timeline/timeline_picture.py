@@ -41,7 +41,7 @@ _COMMUNICATED = {
     "x": "",
 }
 """Letters of communication by category; the last for all others."""
-_FETCHED = {"r": ("reading a mini-batch", Phase.IO), "h": ("copying it to the device", Phase.H2D)}
+_FETCHED = {"r": ("reading a mini-batch", Phase.IO), "h": ("copying the mini-batch to the device", Phase.H2D)}
 _SEEN = 0.05
 """Share of a column from which on communication shows."""
 _MOST_ROWS = 64

@@ -98,8 +98,8 @@ def print_summary(
     for line in (*picture.rows, picture.legend):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(
-        "\nutilisation: share of the iteration in which compute is active. exposed: communication while it is not;"
-        f" overlap: beside it. {idle}: neither.",
+        "\nutilisation: share of the iteration in which compute is active. exposed: communication without"
+        f" compute; overlap: communication beside compute. {idle}: neither.",
         highlight=False,
     )
     for line in confidence_in([(summary.strategy, prediction.provenance)]).lines(why=why):

@@ -62,12 +62,12 @@ def read_timeline(options: Mapping[str, Any]) -> PredictedTimeline:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
     if options["evaluator"] != simulate.EVALUATOR.name:
-        raise UserError(f"a timeline is of --evaluator simulate; {options['evaluator']} has no tasks to show")
+        raise UserError(f"a timeline needs --evaluator simulate; {options['evaluator']} has no tasks to show")
     request = read_request(options)
     if len(request.points) != 1:
         asked = ", ".join(f"{point.strategy} on batch {point.settings.batch}" for point in request.points[:3])
         more = ", ..." if len(request.points) > 3 else ""
-        raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
+        raise UserError(f"a timeline shows one strategy and batch, not {len(request.points)} ({asked}{more})")
     return predict_timeline(
         request.costs,
         request.points[0],
@@ -99,9 +99,9 @@ def show_timeline(options: Mapping[str, Any]) -> None:
     output = options["output"]
     form = options["form"]
     if form not in (TABLE, MARKDOWN) and output == "-":
-        raise UserError(f"--format {form} and -o - both write to standard output: give one, or a file to -o")
+        raise UserError(f"--format {form} and -o - both write to standard output: give one of them, or a file to -o")
     if options["ranks_shown"] == "all" and not output:
-        raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
+        raise UserError("--ranks-shown all is for the trace: name its file by -o FILE")
     predicted = read_timeline(options)
     if output:
         command = shlex.join(["predict", *sys.argv[1:]])

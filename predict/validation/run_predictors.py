@@ -45,9 +45,9 @@ def _unlike(profile: Profile, run: Run) -> list[str]:
     emulated = "; ".join(words for words in kinds if words)
     if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in differences):
         # Layers of this host are like the run's, and what was swept over emulated links is not.
-        lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
+        lines.append(f"{run.path} ran on real links, and the profile was measured on {emulated}")
     if differences:
-        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(differences)}")
+        lines.append(f"{run.path} ran in another environment than the profile's: {'; '.join(differences)}")
     network = profile.network.get(run.description.model)
     if network is not None and network.digest != run.description.network_digest:
         shapes = ["x".join(map(str, shape)) for shape in (network.input_shape, run.description.input_shape)]
@@ -178,8 +178,8 @@ class RunPredictors:
         if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
             return []
         return [
-            f"{run.path} slept {format_seconds(slept_s)} an iteration, and would sleep {format_seconds(said_s)} by this"
-            " profile: it was emulated by another one"
+            f"{run.path} slept {format_seconds(slept_s)} an iteration, and would sleep {format_seconds(said_s)}"
+            " by this profile: it was emulated with another profile"
         ]
 
     def costs_of(self, run: Run) -> CostModel:

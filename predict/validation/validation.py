@@ -102,7 +102,7 @@ def validate_runs(
         far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
         notes=(
             *notes,
-            *(() if layers_from.measured else (f"{layers_from.asked}: no prediction reads measured layers",)),
+            *(() if layers_from.measured else (f"{layers_from.asked}: no prediction uses measured layers",)),
             *_emulated([*runs, *unfit]),
             *(f"compared by force: {line}" for line in differences),
             *_shared("no activity error", ((why, path) for path, (why, _) in of_ranks.items() if isinstance(why, str))),
@@ -175,8 +175,8 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     lines = _shared("emulated", ((words_of_emulation(run.manifest.environment.emulated), run.path) for run in runs))
     if any(run.description.ghost is not None and run.description.ghost.host_s is not None for run in runs):
         lines.append(
-            "intervals of emulated runs end later: their ranks also use the host for other work than communication. Any"
-            " part of that time may show; each run measured it"
+            "intervals of emulated runs end later, because their ranks also use the host for other work than"
+            " communication. Each run measured that time, and any part of it may show"
         )
     return lines
 

@@ -19,18 +19,20 @@ from predict.prediction.command_options import OutputOptions, output_options, po
         "--vary",
         multiple=True,
         metavar="QUANTITY=VALUES",
-        help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
-        "measured; ranks, batch: numbers; device: names (predict devices). VALUES: 0.1:10:log (9 points),"
-        " 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
+        help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on the"
+        " measured value; ranks, batch: numbers; device: names that predict devices lists. VALUES: 0.1:10:log (9"
+        " points), 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
     ),
     click.option(
         "--replace",
         multiple=True,
         metavar="PATTERN=MODULE[+MODULE...]",
-        help="Layers by a pattern of their names, and their replacement: none, or modules as"
-        " linear(4096,512), conv2d(512,512,1), relu, flatten; * for a width that arrives. Repeatable.",
+        help="Replace the layers whose names match PATTERN by none, or by modules such as linear(4096,512),"
+        " conv2d(512,512,1), relu, flatten. * stands for the width of the input. Repeatable.",
     ),
-    click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time."),
+    click.option(
+        "--grid", is_flag=True, help="Predict all combinations of --vary. Default: vary one quantity at a time."
+    ),
     why_option,
     folded=False,
 )
@@ -73,11 +75,11 @@ def refuse_unlike_changes(options: dict[str, Any]) -> None:
     from paradl_bench.core.errors import UserError
 
     if options["replace"] and options["vary"]:
-        raise UserError("--replace and --vary exclude each other: change layers or what they run on, one at a time")
+        raise UserError("--replace and --vary exclude each other: change either the layers or the hardware")
     if options["grid"] and options["replace"]:
         raise UserError("--grid is for --vary, not for --replace")
     if options["grid"] and not options["vary"]:
-        raise UserError("--grid is for --vary: say what to vary, as --vary bandwidth=1,2,4")
+        raise UserError("--grid needs --vary: say what to vary, as --vary bandwidth=1,2,4")
 
 
 def _vary(options: dict[str, Any], written: OutputOptions) -> None:

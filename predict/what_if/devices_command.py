@@ -54,7 +54,8 @@ def _print(sheets: list[Any]) -> None:
     console = open_console()
     console.print(table(columns, rows, title="devices by their makers' data sheets"))
     console.print(
-        "Dense peaks, without sparsity; links to GPUs of the node, one way. Sources: --json.", highlight=False
+        "Peaks are dense (without sparsity). Links are to GPUs of the same node, one way. Sources: --json.",
+        highlight=False,
     )
 
 

@@ -110,16 +110,17 @@ def _print_notes(rows: Sequence[WhatIf], *, why: bool) -> None:
     if any(row.sources["scaled_by_roofline"] for row in rows):
         lines.append("extrapolated: compute on other hardware is scaled by the roofline")
     if any(DEVICE in row.varied for row in rows):
-        lines.append("device: by data sheets of both devices; links and the host stay as measured")
+        lines.append("device: compute is scaled by the data sheets of both devices; links and host stay as measured")
     if {name.partition("@")[0] for row in rows for name in row.varied} & set(FACTORS):
-        lines.append("bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.")
-    lines.append("speed-up: of samples/s, over the row as measured (-). bound by: the largest part of the iteration.")
+        lines.append("bandwidth, latency, peak-flops, memory-bandwidth: factors on the measured value.")
+    lines.append(
+        "speed-up: samples/s over the samples/s of the row as measured (-). bound by: the largest part of the"
+        " iteration."
+    )
     if any(row.bound_by == "compute" for row in rows):
-        lines.append(
-            "compute: with what a shared host, overlap and late ranks add; predict --explain tells them apart."
-        )
+        lines.append("compute includes what a shared host, overlap and late ranks add; predict --explain shows each.")
     if any(row.bound_by == "exposed communication" for row in rows):
-        lines.append("exposed communication: what nothing hides.")
+        lines.append("exposed communication: communication that nothing hides.")
     for line in lines:
         console.print(line, highlight=False)
 

@@ -54,7 +54,7 @@ def parse_varied(text: str) -> Varied:
     if quantity not in QUANTITIES:
         raise unknown_choice("--vary quantity", quantity, QUANTITIES)
     if at and (quantity not in OF_LEVELS or not level):
-        raise UserError(f"--vary {text!r}: only bandwidth and latency are of a level, as bandwidth@node=1,2,4")
+        raise UserError(f"--vary {text!r}: only bandwidth and latency take a level, as bandwidth@node=1,2,4")
     if not given or not values.strip():
         raise UserError(f"--vary {text!r} has no values: write {_EXAMPLES.get(quantity, _FACTORS_AS)}")
     parse = _PARSERS.get(quantity, _parse_factors)
@@ -70,7 +70,7 @@ def settings_of(varied: Sequence[Varied], *, grid: bool) -> tuple[Setting, ...]:
     names = [quantity.name for quantity in varied]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise UserError(f"--vary {twice} is given twice: write its values behind one, parted by commas")
+        raise UserError(f"--vary {twice} is given twice: give all its values at once, separated by commas")
     if not grid:
         return tuple({quantity.name: value} for quantity in varied for value in quantity.values)
     if math.prod(len(quantity.values) for quantity in varied) > MAX_SWEEP_POINTS:
@@ -132,7 +132,7 @@ def _parse_factors(text: str, where: str) -> tuple[float, ...]:
     if spacing.startswith("x") and not points:
         ratio = _factor(spacing[1:], where)
         if ratio < 1.01 or high < low:
-            raise UserError(f"{where}: first:last:x2 goes up, by a factor of at least 1.01")
+            raise UserError(f"{where}: first:last:x2 has to rise by a factor of at least 1.01")
         steps = math.floor(math.log(high / low) / math.log(ratio) + 1e-9) + 1
         _check_points(steps, where)
         return tuple(_rounded(low * ratio**step) for step in range(steps))
@@ -189,8 +189,8 @@ def _factor(text: str, where: str) -> float:
         value = math.nan
     if not 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR:
         raise UserError(
-            f"{where}: {text.strip()!r} is no factor between 1e-9 and 1e9 on what was measured;"
-            " write values as 1,2,4, or a range as 0.1:10:log"
+            f"{where}: {text.strip()!r} is not a factor between 1e-9 and 1e9 on the measured value; write values"
+            " as 1,2,4, or a range as 0.1:10:log"
         )
     return value
 

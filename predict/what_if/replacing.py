@@ -122,7 +122,7 @@ def predict_replaced(options: Mapping[str, Any]) -> Replacings:
         rows += [_row(base, base, costs), _row(other, base, after.costs, texts, tuple(replaced.removed), layers)]
     if not rows:
         raise UserError(
-            "--replace: no strategy and rank count is possible with the layers both as they are and replaced"
+            "--replace: no strategy and rank count is possible both with the original and with the replaced layers"
         )
     return Replacings(rows=tuple(rows), left_out=tuple(dict.fromkeys((*before.left_out, *after.left_out))))
 

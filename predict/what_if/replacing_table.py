@@ -37,12 +37,12 @@ def print_replacing(rows: Sequence[Replacing], *, why: bool = False) -> None:
     title = f"{first.model}: {first.evaluator}, what if {' and '.join(changed.replaced)}"
     console.print(table(_COLUMNS, [_cells(row) for row in rows], title=title, keys=4))
     if changed.layers:
-        title = f"layers that are new or read other shapes, on {changed.local_batch} samples"
+        title = f"layers that are new or whose inputs have new shapes, on {changed.local_batch} samples"
         console.print(table(_OF_LAYERS, [_layer_cells(layer) for layer in changed.layers], title=title))
     console.print(
-        "speed-up: samples/s over those of the layers as they are. gradients: of all parameters. communication:"
-        " all of a rank's, unhindered; exposed: what nothing hides of it. scaling factor: T_1 / (N T_N), the speed-up"
-        " over one rank, a rank.",
+        "speed-up: samples/s over the samples/s with the original layers. gradients: bytes of all parameters."
+        " communication: all of a rank's, as if alone; exposed: the part that nothing hides. scaling factor: T_1"
+        " / (N T_N), the speed-up over one rank divided by the ranks.",
         highlight=False,
     )
     _print_notes(rows, why=why)

@@ -166,7 +166,7 @@ def changed_hardware(model: CostModel, setting: Setting) -> Hardware:
     hardware, name = model.hardware, setting.get(DEVICE)
     if name is not None:
         if hardware.device is not None:
-            raise UserError(f"--device and --vary {DEVICE} both name the device: give one")
+            raise UserError(f"--device and --vary {DEVICE} both name the device: give only one of them")
         cluster = model.cluster if isinstance(model.cluster, ClusterFile) else None
         named = hardware_of_device(str(name), model.profile, model.dtype, model.kernel_settings, cluster)
         hardware = hardware.times(named)
@@ -184,8 +184,8 @@ def _varied_point(request: Request, point: Configuration, setting: Setting, *, s
         grown = batch * ranks
         if grown % point.strategy.ranks:
             raise UserError(
-                f"batch {batch} of {point.strategy} does not grow to a whole one on {ranks} ranks: vary the batch as"
-                " well, or keep it with --scaling strong"
+                f"batch {batch} of {point.strategy} does not scale to a whole number of samples on {ranks} ranks:"
+                " vary the batch too, or keep it with --scaling strong"
             )
         batch = grown // point.strategy.ranks
     settings = request.settings(batch)
@@ -199,7 +199,7 @@ def _varied_point(request: Request, point: Configuration, setting: Setting, *, s
 def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
     """The strategy with its outermost axis grown, or shrunk, to so many ranks."""
     if not strategy.axes:
-        raise UserError("serial has one rank: vary the ranks of a strategy that grows, as --strategy d2")
+        raise UserError("serial has one rank: vary the ranks of another strategy, as --strategy d2")
     first = strategy.axes[0]
     inner = strategy.ranks // first.degree
     if len(first.extents) > 1 or ranks % inner:

@@ -25,7 +25,7 @@ from paradl_bench.slurm import submission
     [
         ({"nodes": "0"}, "--nodes"),
         ({"nodes": "1,x"}, "--nodes"),
-        ({"strategies": "d3f3"}, "9 ranks do not fill nodes of 2"),
+        ({"strategies": "d3f3"}, "9 ranks do not fill whole nodes of 2"),
         ({"strategies": "d8"}, "takes 4 nodes of 2 ranks: add 4 to --nodes"),
         ({"strategies": "data+filter"}, "write the degrees of both"),
         ({"strategies": "q7"}, "strategy 'q7' does not parse"),
@@ -57,7 +57,7 @@ def test_a_dry_run_shows_minutes_and_writes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "node-minutes" in done.stdout
     assert len(done.stdout.splitlines()) < 60
-    assert "scripts are written to" in done.stderr
+    assert "scripts would be written to" in done.stderr
     assert "2e+10 FLOP/s a rank" in done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "site.yaml"]
     planned = json.loads(plan(tmp_path, "--dry-run", "--json").stdout)
@@ -78,7 +78,7 @@ def test_edited_scripts_are_kept_and_others_follow_the_site_file(tmp_path: Path)
     sample = ("--models", "resnet18", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
     again = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample)
     assert again.returncode == 0
-    assert "kept as it was edited" in again.stderr
+    assert "was edited by hand and is kept" in again.stderr
     assert "--time=90" in edited.read_text()
     assert "--time=120" in (scripts_folder / "sweep-2.sbatch").read_text()
     assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample, "--force").returncode == 0

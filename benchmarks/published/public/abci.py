@@ -69,7 +69,7 @@ def calibrated(folder: Path, sweeps: Sequence[Path], layers: Sequence[TraceLayer
     run("paradl_bench", "import", "ssgd-trace", str(trace), "--model", "resnet50", "--batch", str(BATCH),
         "-o", str(folder / "layers"))  # fmt: skip
     run("paradl_bench", "import", "nccl-tests", *map(str, sweeps), "-o", str(folder / "sweeps"))
-    # A trace tells no device: the two count as unlike environments.
+    # A trace tells no device: the two count as different environments.
     run("calibrate", "fit", str(folder / "layers"), str(folder / "sweeps"), "--force", "-o", str(profile))
     return profile
 

@@ -73,7 +73,7 @@ def read_kernels(device: Device, table: Table, data: Path) -> list[KernelSamples
         try:
             found += importers()[table.reader].read(load_file(path), options).kernels
         except NotOfFormat as error:
-            if "holds nothing of" not in str(error):
+            if "holds no times of" not in str(error):
                 raise
     return [each for record in found for each in _as_trained(record)]
 

@@ -83,8 +83,8 @@ def _unscaled(fits: Sequence[CommunicationFit]) -> list[str]:
             errors[count] = max(errors.get(count, 0), fit.held_out_ranks_relative_error or 0)
         off = ", ".join(f"{count} ranks by {error:.0%}" for count, error in errors.items() if error)
         notes.append(
-            f"{' '.join(key)}: no algorithm's scaling does as well as fitting {', '.join(map(str, errors))} ranks each"
-            f" by itself; other counts are a guess (left out, it misses {off})"
+            f"{' '.join(key)}: no algorithm scales as well as separate fits at {', '.join(map(str, errors))}"
+            f" ranks; other rank counts are a guess (error at a count left out: {off})"
         )
     return notes
 

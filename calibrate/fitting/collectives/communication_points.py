@@ -54,7 +54,10 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
     groups = grouped(swept, _key_of)
     of_runs = sorted({_key_of(sample) for sample in samples if sample.tool in _TRACES})
     notes = _of_one_rank(samples)
-    notes += [f"{' '.join(key)}: times from traces of runs hold the wait for other ranks: left out" for key in of_runs]
+    notes += [
+        f"{' '.join(key)}: left out, because times from traces of runs include the wait for other ranks"
+        for key in of_runs
+    ]
     points: dict[Key, list[Point]] = {}
     node_ranks: dict[str, int] = {}
     for (library, _, level), group in groups.items():
@@ -62,7 +65,7 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
             node_ranks[library] = max(node_ranks.get(library, 1), *(sample.ranks for sample in group))
     for key, group in sorted(groups.items()):
         if key[1] not in operations and all(sample.source for sample in group):
-            notes.append(f"{' '.join(key)}: imported, and no cost terms say how it grows: left out")
+            notes.append(f"{' '.join(key)}: left out, because it was imported and no cost terms say how it scales")
             continue
         operation = lookup(dict(operations), key[1], "collective")
         points[key], more = _points(key, group, operation, node_ranks.get(key[0], 1))
@@ -134,7 +137,7 @@ def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
     noise = noise_between_ways([point for point in points if point.seconds > 0])
     if noise is None:
         return []
-    return [f"{' '.join(key)}: times out of place and in place tell a noise of {noise:.1%} within a run"]
+    return [f"{' '.join(key)}: out-of-place and in-place times differ by a noise of {noise:.1%} within a run"]
 
 
 def _preference(variant: Variant, samples: int, operation: CollectiveOperation) -> tuple[object, ...]:

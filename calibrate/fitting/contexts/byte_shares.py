@@ -23,7 +23,7 @@ def byte_shares(points: Sequence[Point], operation: CollectiveOperation, fits: S
         NotFitted: no fit says it, or bytes take too little of every time.
     """
     if not fits:
-        raise NotFitted("no fit of alpha and beta says which part of the time its bytes take")
+        raise NotFitted("there is no fit of alpha and beta, so the part of the time that the bytes take is unknown")
     once = pieces_of(operation, fits)
     twice = [piece._replace(beta_s_per_byte=2 * piece.beta_s_per_byte) for piece in once]
     known = max(fit.inner.ranks if fit.inner else 1 for fit in fits)
@@ -33,5 +33,5 @@ def byte_shares(points: Sequence[Point], operation: CollectiveOperation, fits: S
     )
     shares = np.asarray(twice_s / once_s - 1)
     if (most := float(shares.max())) < _LEAST_SHARE:
-        raise NotFitted(f"bytes take at most {most:.0%} of the time at the sizes measured: sweep larger ones")
+        raise NotFitted(f"bytes take at most {most:.0%} of the time at the sizes measured: sweep larger sizes")
     return shares

@@ -60,8 +60,8 @@ def _entry(
 ) -> InContext:
     groups = about.context == "groups"
     if not measured:
-        alone = "nothing alike ran alone (same tool, ranks, size and level)"
-        raise NotFitted(alone if groups else "no call began before that was done")
+        alone = "no matching calls ran alone (same tool, ranks, size and level)"
+        raise NotFitted(alone if groups else "no call began before the other work ended")
     points = sorted({sample.point for sample in measured})
     blocks = sorted({sample.block for sample in measured})
     pairs = [

@@ -66,7 +66,7 @@ def fit_kernels(records: Sequence[KernelSamples]) -> KernelFit:
     with_mlp = importlib.util.find_spec("torch") is not None
     models: list[KernelModel] = []
     arrays: Arrays = {}
-    without = "torch is not installed: kernels were fitted by trees alone, without the paper's network"
+    without = "torch is not installed: kernels were fitted only by trees, without the paper's neural network"
     notes = [] if with_mlp else [without]
     for timed in timed_kernels(records):
         if len(timed.shapes) < FEWEST_FOR_SHARE or not timed.names:
@@ -79,16 +79,19 @@ def fit_kernels(records: Sequence[KernelSamples]) -> KernelFit:
             model, of_group = fit_share(timed, prefix)
             models.append(model)
             arrays |= prefixed(prefix, of_group)
-            notes.append(f"{model.title}: {len(timed.shapes)} shapes give one share of the roofline, no regressor")
+            notes.append(
+                f"{model.title}: {len(timed.shapes)} shapes are too few for a regressor; they give one share of the"
+                " roofline"
+            )
             continue
         model, of_group = _fit_group(timed, prefix, with_mlp=with_mlp)
         models.append(model)
         arrays |= prefixed(prefix, of_group)
         if model.drift_s:
             notes.append(
-                f"{model.title}: times grew by {model.drift_s[-1] * 1e3:.3g} ms from the first kernel swept to the "
-                "last, whatever the shape; this was taken out for fitting, and an estimate adds what is typical of the"
-                " sweep"
+                f"{model.title}: times grew by {model.drift_s[-1] * 1e3:.3g} ms from the first kernel swept to"
+                " the last, at all shapes. The fit leaves this drift out, and an estimate adds the sweep's"
+                " typical drift"
             )
     return KernelFit(models=tuple(models), arrays=arrays, notes=tuple(notes))
 

@@ -39,8 +39,8 @@ def fit_memory(runs: Iterable[MemoryRun]) -> MemoryFit:
         distinct = _without_repetitions(of_device, measured)
         if len(distinct) < 2:
             notes.append(
-                f"memory on {device}: one configuration says nothing of how far others lie from it; no factor was"
-                " fitted: run another strategy, batch or model"
+                f"memory on {device}: no factor was fitted, because one configuration does not show how others"
+                " differ: run another strategy, batch or model"
             )
             continue
         factors.append(_factor(device, measured, distinct))
@@ -124,7 +124,7 @@ def _reuse(
     ratios = {model: _ratio(pairs) for model, pairs in by_model.items()}
     rhos = {model: min(ratio, 1.0) for model, ratio in ratios.items()}
     notes = [
-        f"memory of {model} on {device} is {ratio:.3g} times the paper's sum; rho is 1 at most"
+        f"memory of {model} on {device} is {ratio:.3g} times the paper's sum; rho can be at most 1"
         for model, ratio in ratios.items()
         if ratio > 1
     ]
@@ -159,7 +159,7 @@ def _reuse(
             )
         )
     elif rhos:
-        notes.append(f"memory on {device}: runs of one model; the paper's sum of others keeps rho 1")
+        notes.append(f"memory on {device}: all runs are of one model; rho stays 1 for other models")
     return tuple(reuse), tuple(notes)
 
 

@@ -45,7 +45,7 @@ def read_memory_runs(
         paths: directories of runs, or directories that hold those.
         environments: of the profile so far; runs of another one are refused.
         networks: by model, where a run's directory does not hold its own.
-        force: use runs of unlike environments.
+        force: use runs of different environments.
 
     Raises:
         UserError: no run, one twice, a network that is nowhere, an unlike environment, or something that can't be read.
@@ -56,12 +56,14 @@ def read_memory_runs(
     for directory in (run for path in paths for run in _runs_in(path)):
         manifest = read_manifest(directory)
         if manifest.kind != "training":
-            raise UserError(f"{directory} holds {manifest.kind}, no training run: --memory-runs takes those alone")
+            raise UserError(
+                f"{directory} holds {manifest.kind}, not a training run: --memory-runs takes training runs only"
+            )
         about = read_run(directory) if (directory / RUN_NAME).exists() else None
         if about is not None and about.ghost is not None:
-            raise UserError(f"{directory} is emulated: its layers slept, and held no memory of a real run's")
+            raise UserError(f"{directory} is emulated: its layers slept and did not hold a real run's memory")
         if about is None or not about.memory:
-            notes.append(f"{directory}: no memory was tracked (interrupted, or out of memory); left out")
+            notes.append(f"{directory}: left out, because no memory was tracked (interrupted, or out of memory)")
             continue
         notes += _check_alike(directory, manifest.environment, environments or known[:1], force=force)
         if manifest.environment not in known:
@@ -79,7 +81,7 @@ def _runs_in(path: Path) -> list[Path]:
         return [path]
     runs = [directory for directory in sorted(path.iterdir()) if (directory / RUN_NAME).exists()]
     if not runs:
-        raise UserError(f"{path} is no training run and holds none: give directories of paradl-bench train")
+        raise UserError(f"{path} is not a training run and holds none: give directories of paradl-bench train")
     return runs
 
 
@@ -87,10 +89,12 @@ def _check_alike(directory: Path, environment: Environment, known: Sequence[Envi
     differences = unlike_nearest(known, environment)
     if not differences:
         return []
-    text = f"{directory} was run in another environment ({first_few(differences)})"
+    text = f"{directory} ran in another environment ({first_few(differences)})"
     if not force:
-        raise UserError(f"{text}; give runs of this one, or --force to use their memory all the same")
-    return [f"{text}; its memory was used by --force"]
+        raise UserError(
+            f"{text}; give runs from the environment of the other measurements, or --force to use this one anyway"
+        )
+    return [f"{text}; its memory is used because of --force"]
 
 
 def _network(directory: Path, about: TrainingRun, networks: Mapping[str, ModelGraph]) -> ModelGraph:
@@ -101,8 +105,8 @@ def _network(directory: Path, about: TrainingRun, networks: Mapping[str, ModelGr
             return network
     shape = "x".join(map(str, about.input_shape))
     raise UserError(
-        f"{directory} does not hold the network that it trained: paradl-bench describe {about.model} --input-shape"
-        f" {shape} -o {directory / 'network.json'}"
+        f"{directory} does not hold the network that it trained; write it: paradl-bench describe {about.model}"
+        f" --input-shape {shape} -o {directory / 'network.json'}"
     )
 
 

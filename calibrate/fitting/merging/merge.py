@@ -47,10 +47,10 @@ def merge_profiles(
 
     Args:
         names: of the profiles, for messages.
-        force: merge unlike environments, and take from the first what several hold; both are noted.
+        force: merge different environments, and take from the first what several hold; both are noted.
 
     Raises:
-        UserError: fewer than two, unlike environments, unlike numbers of one model or fit in two, unlike networks.
+        UserError: fewer than two, different environments or networks, different numbers of one model or fit.
     """
     if len(profiles) < 2:
         raise UserError("merging takes at least two profiles; write calibrate merge A B -o PROFILE")
@@ -151,10 +151,10 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
         worst = max(differences, key=len, default=[])
         if not worst:
             continue
-        text = f"{measured[0][1]} and {name} were measured in unlike environments ({first_few(worst)})"
+        text = f"{measured[0][1]} and {name} were measured in different environments ({first_few(worst)})"
         if not force:
-            raise UserError(f"{text}; give --force to merge them all the same")
-        notes.append(f"{text}; merged by --force")
+            raise UserError(f"{text}; give --force to merge them anyway")
+        notes.append(f"{text}; merged because of --force")
     return notes
 
 
@@ -165,7 +165,9 @@ def _check_networks(profiles: Sequence[Profile], names: Sequence[str]) -> None:
                 if other is profile:
                     break
                 if model in other.network and not same_work(network, other.network[model]):
-                    raise UserError(f"{where} and {name} hold unlike networks of {model}; a profile holds one")
+                    raise UserError(
+                        f"{where} and {name} hold different networks of {model}; a profile holds one: fit two profiles"
+                    )
 
 
 def _joined(field: str, parts: Sequence[object], names: Sequence[str], *, force: bool) -> tuple[object, list[str]]:
@@ -195,10 +197,10 @@ def _single(field: str, parts: Sequence[object], names: Sequence[str], *, force:
 
 
 def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
-    text = f"{owner} and {name} both hold {what}, with other numbers"
+    text = f"{owner} and {name} both hold {what}, with different numbers"
     if not force:
         raise UserError(f"{text}: fit their directories together (calibrate fit), or give --force")
-    return f"{text}: taken from {owner} by --force"
+    return f"{text}: taken from {owner} because of --force"
 
 
 def _devices(profiles: Sequence[Profile]) -> tuple[Device, ...]:

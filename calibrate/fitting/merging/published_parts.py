@@ -30,7 +30,7 @@ def own_before_published(
         return list(profiles), list(names), []
     if len(published) > 1:
         both = " and ".join(name for _, name in published)
-        raise UserError(f"{both} are both of published measurements; merge one of them with measurements of your own")
+        raise UserError(f"{both} both hold published measurements; merge only one of them with your own measurements")
     (shipped, name) = published[0]
     for profile, of in measured:
         _check_device(shipped, name, profile, of)
@@ -43,8 +43,9 @@ def _check_device(shipped: Profile, name: str, measured: Profile, of: str) -> No
     others = {device.name for device in measured.devices} - wanted - {UNKNOWN_DEVICE}
     if others:
         raise UserError(
-            f"{name} is of {' and '.join(sorted(wanted))}, and {of} was measured on {' and '.join(sorted(others))}:"
-            " a profile of published measurements takes those of its own device alone"
+            f"{name} is of {' and '.join(sorted(wanted))}, and {of} was measured on"
+            f" {' and '.join(sorted(others))}: a profile of published measurements can be merged only with"
+            " measurements of the same device"
         )
 
 
@@ -56,5 +57,5 @@ def _without_replaced(shipped: Profile, name: str, measured: Sequence[Profile]) 
         kept = tuple(entry for entry in entries if identity(field, entry) not in held)
         changes[field] = kept
         if len(kept) < len(entries):
-            notes.append(f"{name}: {counted(len(entries) - len(kept), what)} replaced by measurements of one's own")
+            notes.append(f"{name}: {counted(len(entries) - len(kept), what)} replaced by your own measurements")
     return msgspec.structs.replace(shipped, **changes), notes

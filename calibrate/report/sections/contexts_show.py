@@ -22,10 +22,10 @@ def print_contexts(profile: Profile, console: Console) -> None:
     """A table of all entries; nothing where there are none."""
     if not profile.contexts:
         return
-    title = "In context a call takes added + factor x its time idle (90%)"
+    title = "In context, a call takes added + factor x its idle time (90% intervals)"
     rows = [(fit.operation, fit.library, fit.level, _surrounded_by(fit), *_numbers(fit)) for fit in profile.contexts]
     console.print(table((*_WORDS, *_NUMBERS), rows, title=title, keys=4))
-    console.print("Of groups at once, the factor (phi) is of what bytes take.")
+    console.print("For groups at once, the factor (phi) multiplies only the time that bytes take.")
 
 
 def _surrounded_by(entry: InContext) -> str:

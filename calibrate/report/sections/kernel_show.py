@@ -51,8 +51,8 @@ def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None
             rows.append(cells)
             place = ("", "")
     columns = ("kernel", "model", "kernels", "chosen by", "RE", "WRE", "bias", "90% interval")
-    console.print(table(columns, rows, title="Regressors of kernels: errors on the fifth of the kernels held out"))
+    console.print(table(columns, rows, title="Regressors of kernels: errors on the held-out fifth of the kernels"))
     console.print(
-        "RE: mean |estimated - measured| / measured; WRE: over all seconds together; chosen by: RE on the 16% of "
-        "kernels that candidates were chosen by; bias: median, with its sign."
+        "RE: mean |estimated - measured| / measured. WRE: the same over the sum of all seconds. chosen by: RE on"
+        " the 16% of kernels used to choose a candidate. bias: median error with its sign."
     )

@@ -28,7 +28,7 @@ def rate_words(rate: DeviceRate) -> str:
     if rate.resource == "cache":
         what += f" ({format_bytes(rate.working_set_bytes)})"
     if rate.kernel == DATA_SHEET:
-        return f"{what} by its data sheet, which no kernel reaches"
+        return f"{what} as its data sheet says, which no kernel reaches"
     ranks = f", each of {rate.ranks_on_host} ranks at once" if rate.ranks_on_host > 1 else ", one rank"
     return f"{what}{ranks}, ±{rate.relative_sd:.1%} between blocks ({rate.kernel})"
 

@@ -127,14 +127,14 @@ def open_own(path: Path, flags: int) -> int:
         descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP or path.is_symlink():
-            raise UserError(f"{path} is a link, through which nothing is written: remove it") from error
+            raise UserError(f"{path} is a link, and nothing is written through links: remove it") from error
         raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is no regular file, and is not used: remove it")
+            raise UserError(f"{path} is not a regular file: remove it")
         if status.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
-            raise UserError(f"{path} has a second name, and nothing is written to it: remove it")
+            raise UserError(f"{path} has a second hard link, and nothing is written to it: remove it")
         if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
             raise UserError(f"{path} belongs to another user, and nothing is written to it: give another place")
         if flags & os.O_TRUNC:
@@ -209,7 +209,7 @@ def failed(what: str, path: Path, error: OSError) -> WorkError:
 
 def twice(key: str) -> str:
     """What is said of a key that one object holds twice."""
-    return f"{key} stands there twice: keep one of them"
+    return f"{key} occurs twice: keep one of them"
 
 
 def check_keys(content: bytes, decoded: object, where: str) -> None:

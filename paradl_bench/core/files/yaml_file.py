@@ -47,7 +47,7 @@ def _loader() -> Any:
                 name = str(key.value)
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise yaml.YAMLError(f"line {line}: {name!r} stands twice in one mapping: keep one of them")
+                    raise yaml.YAMLError(f"line {line}: {name!r} occurs twice in one mapping: keep one of them")
                 seen.add(name)
             return super().construct_mapping(node, deep=deep)
 

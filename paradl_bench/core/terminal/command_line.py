@@ -64,7 +64,7 @@ def _code_of(command: click.Command, program: str) -> int:
         wanted = f"{error.name} is not installed, and this command needs it: pip install 'paradl[bench]'"
         code = _fail(program, wanted, WorkError.exit_code, debug)
     except (KeyboardInterrupt, click.Abort) as error:
-        how = "ended by SIGTERM (a time limit?)" if _terminated(error) else "interrupted"
+        how = "ended by SIGTERM (time limit?)" if _terminated(error) else "interrupted"
         kept = "what was measured is kept" if program == "paradl-bench" else "no file is left half written"
         again = f": run the same command again to go on: {_same_command(program)}"
         code = _fail(program, f"{how}; {kept}", 3, debug, again)
@@ -196,11 +196,11 @@ def refuse_overwrite(target: str, *, force: bool) -> None:
     if target == "-":
         return
     if os.path.isdir(target):
-        raise UserError(f"{target} is a folder; give the name of a file, or - for standard output")
+        raise UserError(f"{target} is a folder; give a file name, or - for standard output")
     if os.path.exists(target) and not force:
         raise UserError(f"{target} exists; give --force to replace it, or another name")
     folder = next(folder for folder in Path(target).absolute().parents if os.path.exists(folder))
     if not folder.is_dir():
-        raise UserError(f"cannot write {target}: {folder} is a file and no folder")
+        raise UserError(f"cannot write {target}: {folder} is a file, not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"cannot write {target}: you may not write in {folder}; give another place")

@@ -64,8 +64,8 @@ def table_format(command: Callable[..., Any]) -> Callable[..., Any]:
         "form",
         type=click.Choice([TABLE, JSON, CSV, PARQUET, MARKDOWN]),
         callback=_ask_form,
-        help="What is printed, and written with -o. csv and parquet have the columns of Python's DataFrames, which"
-        " never change. Default: table; of -o what the file's name ends in, else json.",
+        help="Form of what is printed or written to -o. csv and parquet have the same columns as the DataFrames in"
+        " Python, which never change. Default: table; with -o: by the file's ending, else json.",
     )(command)
 
 
@@ -85,7 +85,7 @@ def json_format(text: str) -> _Decorator:
             is_eager=True,
             expose_value=False,
             callback=_ask_form,
-            help=f"What is printed. {text} Default: table.",
+            help=f"Form of what is printed. {text} Default: table.",
         )(command)
 
     return decorate

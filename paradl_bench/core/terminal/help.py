@@ -103,7 +103,7 @@ class GroupedCommand(click.Command):
             with formatter.section(group.title):
                 formatter.write_dl(records)
         if named:
-            with formatter.section("More options, which --help-all explains"):
+            with formatter.section("More options (explained by --help-all)"):
                 _write_flags(named, formatter)
         with formatter.section(_OTHER.title if explained else "Options"):
             formatter.write_dl(others)
@@ -163,5 +163,5 @@ _SHOW_COMPLETION = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_print_completion,
-    help="Print what completes commands and options in this shell: eval it in ~/.bashrc or ~/.zshrc.",
+    help="Print the code that completes commands and options in this shell: eval it in ~/.bashrc or ~/.zshrc.",
 )

@@ -98,7 +98,7 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
         for (operation, dtype, message_bytes, ranks), times in sorted(durations_s.items())
     ]
     result.notes.append(
-        f"{log.path}: a kernel's time on one rank holds its wait for the other ranks; calibrate does not fit it"
+        f"{log.path}: a kernel's time on one rank includes the wait for other ranks; calibrate does not fit it"
     )
 
 

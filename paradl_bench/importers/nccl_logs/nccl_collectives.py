@@ -61,11 +61,13 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
     for row in odd:
         result.drop(row.line, row.text, f"unlike the other rows: {_contradiction(kind.name, (ranks,))}")
     if sweep.calls is None and options.iterations is None:
-        result.note(f"{path} line {sweep.line}: how many iterations a time is the mean of is not said; taken as 1")
+        result.note(
+            f"{path} line {sweep.line}: the file does not say how many iterations each time is the mean of; 1 is taken"
+        )
     if kind.name == "send_recv":
         result.note(f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")
     if not all(row.dtype for row in sweep.rows):
-        result.note(f"{path} line {sweep.line}: no column of types; taken as {options.dtype} (--dtype)")
+        result.note(f"{path} line {sweep.line}: there is no column of types; {options.dtype} is taken (--dtype)")
     level = level_of(sweep, options, ranks)
     for row in sweep.rows:
         if row in odd:
@@ -145,7 +147,7 @@ def identify(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int
         return f"it may be {' or '.join(fitting)}: give --op"
     if listed:
         return _contradiction(" or ".join(sorted({kind.name for kind in unnamed})) or "any collective", listed)
-    return "neither the log nor its numbers say how many ranks: give --ranks"
+    return "neither the log nor its numbers say the number of ranks: give --ranks"
 
 
 def _without_odd_rows(sweep: Sweep, options: ImportOptions, path: str) -> tuple[tuple[Kind, int], list[Row]] | None:
@@ -180,7 +182,7 @@ def _contradiction(name: str, listed: Sequence[int]) -> str:
     if not listed:
         return f"neither the log nor its numbers say how many ranks this {name} had: give --ranks"
     counts = " or ".join(map(str, sorted(set(listed))))
-    return f"sizes, counts and bandwidths are not those of {name} on {counts} ranks"
+    return f"sizes, counts and bandwidths do not fit {name} on {counts} ranks"
 
 
 def _records(result: Imported, row: Row, kind: Kind, ranks: int, options: ImportOptions) -> list[Half]:
@@ -201,11 +203,11 @@ def _records(result: Imported, row: Row, kind: Kind, ranks: int, options: Import
 
 def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOptions) -> str | None:
     if row.size_bytes == 0 and "empty" not in options.keep:
-        return "no bytes were sent; --keep empty takes it all the same"
+        return "no bytes were sent; --keep empty takes it anyway"
     if half.cpu_time:
-        return "cputime is what the host took to issue calls, no time of the collective"
+        return "cputime is the host's time to issue calls, not the time of the collective"
     if half.is_wrong(row.dtype or options.dtype, ranks) and "wrong" not in options.keep:
-        return "wrong results; --keep wrong takes it all the same"
+        return "wrong results; --keep wrong takes it anyway"
     if half.seconds <= 0:
         return "a time of 0"
     why = implausible_call(ranks, row.size_bytes, half.seconds)

@@ -135,13 +135,13 @@ class SizeRows:
         if group is None or not 0 <= group < table.concurrent:
             return "its group is none of those that ran at once"
         if size == 0 and "empty" not in keep:
-            return "no bytes were sent; --keep empty takes it all the same"
+            return "no bytes were sent; --keep empty takes it anyway"
         if of.seconds(values) <= 0:
             return "no time above 0"
         if (decimal(values.get(of.least, "")) or 0.0) * 1e-6 > of.seconds(values):
             return "its least time is above its largest"
         if of.wrong(values) and "wrong" not in keep:
-            return "wrong results; --keep wrong takes it all the same"
+            return "wrong results; --keep wrong takes it anyway"
         return None
 
     def _add(self, table: SizeTable, number: int, values: Mapping[str, str], ranks: int, size: int) -> None:
@@ -151,7 +151,7 @@ class SizeRows:
             self.result.note(f"{where}: {of.of_mean}")
         if calls is None:
             counted = of.count.strip("#").lower()
-            self.result.note(f"{where}: how many {counted} a time is the mean of is not said; taken as 1")
+            self.result.note(f"{where}: the file does not say how many {counted} each time is the mean of; 1 is taken")
         self.result.rows += 1
         self.result.collectives.append(
             CollectiveSamples(

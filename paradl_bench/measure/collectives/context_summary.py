@@ -93,8 +93,9 @@ def _ratio(in_context_s: float | None, idle_s: float | None) -> float | None:
 
 
 CAPTION = (
-    "medians in turn; compute: how many times longer it takes beside; queued: ended only after the all-reduce;"
-    " lag: between the first and the last rank's arrival, no part of the time"
+    "medians of alternating calls. compute: how many times longer compute takes beside the call. queued: the call"
+    " ended only after the all-reduce. lag: time between the first and the last rank's arrival, not part of the"
+    " call"
 )
 """Under a table of contexts."""
 
@@ -104,7 +105,7 @@ def context_table(rows: Sequence[ContextRow]) -> Table:
     from paradl_bench.core.terminal.tables import table
 
     columns = ("context", "operation", "message", "idle", "in context", "ratio", "besides", "calls")
-    title = "in a context, from the last rank's arrival on, against idle"
+    title = "in a context (from the last rank's arrival on) against idle"
     return table(columns, map(_cells, rows), title=title, keys=3)
 
 

@@ -47,13 +47,13 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
-            raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks")
+            raise UserError(f"--ranks {self.ranks}: a collective needs at least 2 ranks")
         if self.backend == "nccl" and self.device != "cuda":
             raise UserError("--backend nccl moves data between GPUs: give --device cuda, or --backend gloo")
         beside = [context for context in self.contexts if context in ("with-compute", "with-all-reduce")]
         if beside and self.device == "cuda" and self.backend != "nccl":
             raise UserError(
-                f"--contexts {beside[0]} on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+                f"--contexts {beside[0]} on a GPU: {self.backend} blocks the host while it runs; give --backend nccl"
             )
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --backend gloo, on --device cpu")
@@ -61,8 +61,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--contexts groups={self.concurrent}: give how many groups run at once, at least 2")
         if self.concurrent > 1 and self.contexts:
             raise UserError(
-                f"--contexts groups={self.concurrent} is of a sweep of its own: give"
-                f" {','.join(self.contexts)} to one of one group"
+                f"--contexts groups={self.concurrent} needs a sweep of its own: measure {','.join(self.contexts)}"
+                " in another sweep"
             )
         if self.side_by_side is not None:
             self._check_side_by_side(self.side_by_side)
@@ -70,7 +70,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             lookup(operations(), name, "operation")
         for size in self.sizes:
             if size % ELEMENT_BYTES:
-                raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
+                raise UserError(f"--sizes: {size} bytes are not a multiple of an fp32 element of {ELEMENT_BYTES} bytes")
 
     def _check_side_by_side(self, count: int) -> None:
         if self.concurrent > 1:
@@ -80,8 +80,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if count < 2 or self.ranks % count or count == self.ranks:
             raise UserError(
-                f"--side-by-side {count}: {self.ranks} ranks do not part into several groups of so many; give a divisor"
-                f" of {self.ranks}, from 2 to {self.ranks // 2}"
+                f"--side-by-side {count}: {self.ranks} ranks cannot be divided into several such groups; give a"
+                f" divisor of {self.ranks}, from 2 to {self.ranks // 2}"
             )
 
     @property

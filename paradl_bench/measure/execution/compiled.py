@@ -84,7 +84,7 @@ class Compiling:
         """
         graphs = self._after - self._before
         if not graphs:
-            raise WorkError(f"torch compiled nothing of {model}, though it was asked to")
+            raise WorkError(f"--compile: torch compiled no part of {model}")
         return CompileRecord(rank=rank, model=model, batch=batch, what=what, compile_s=self.compile_s, graphs=graphs)
 
     @contextlib.contextmanager
@@ -98,8 +98,8 @@ class Compiling:
         yield
         if self.times > before:
             raise WorkError(
-                f"{what} was compiled anew between timed iterations: its control flow or shapes vary, and its times"
-                " would hold the compiler's"
+                f"{what} was compiled again between timed iterations, because its control flow or shapes vary:"
+                " its times would include the compiler's"
             )
 
 

@@ -58,8 +58,8 @@ def refuse_open_cache(folder: Path) -> None:
         raise UserError(f"cannot keep compiled code in {folder}: {error.strerror or error}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
         raise UserError(
-            f"torch keeps compiled code in {folder}, where others can put theirs: set TORCHINDUCTOR_CACHE_DIR to a"
-            " folder of yours"
+            f"torch keeps compiled code in {folder}, which other users can write: set TORCHINDUCTOR_CACHE_DIR to"
+            " a folder of yours"
         )
 
 

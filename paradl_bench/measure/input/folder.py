@@ -22,7 +22,7 @@ def find_images(folder: Path) -> list[Path]:
         UserError: no folder, or no image in it.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; give a folder of images, or the word synthetic")
+        raise UserError(f"{folder} is not a folder; give a folder of images, or the word synthetic")
     files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
     images = sorted(path for path in files if path.suffix.lower() in EXTENSIONS)
     if not images:
@@ -42,8 +42,8 @@ def labels_of(images: Sequence[Path], classes: int, folder: Path) -> list[int]:
     folders = {parent: number for number, parent in enumerate(sorted({image.parent for image in images}))}
     if len(folders) > classes:
         raise UserError(
-            f"{folder} has images in {len(folders)} folders, and targets of this model have {classes} classes, as its"
-            " last linear layer has outputs (2 without one)"
+            f"{folder} has images in {len(folders)} folders, and targets of this model have {classes} classes, as"
+            " many as its last linear layer has outputs (2 without such a layer)"
         )
     return [folders[image.parent] for image in images]
 

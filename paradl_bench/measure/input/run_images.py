@@ -92,7 +92,7 @@ def check_samples(images: RunImages, first: Sequence[str], context: RankContext)
         batch = readable(images.batches[images.numbers(0, slice(None))])
         serial = list(map(digest, batch.inputs))
         unlike = (rank for rank, (start, seen) in enumerate(read) if seen != serial[start : start + len(seen)])
-        wrong = "".join(f"rank {rank} was fed other samples than serial training" for rank in list(unlike)[:1])
+        wrong = "".join(f"rank {rank} got other samples than serial training" for rank in list(unlike)[:1])
     wrong = context.share(wrong, str)
     if wrong:
         raise WorkError(wrong)

@@ -29,7 +29,7 @@ _SHOWN_UNREADABLE = 5
 _CONDITIONS = {
     "cold": "from disk, dropped from the page cache before",
     "warm": "from the page cache",
-    "not dropped": "the page cache could NOT be dropped: as good as warm",
+    "not dropped": "the page cache could NOT be dropped, so files count as cached",
     "not known": "the kernel does not say whether the page cache was dropped",
 }
 

@@ -55,8 +55,8 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             check_kernel_settings(strategy, self.settings(batch=1), self.kernel_settings.label)
         if self.kernel_settings.compile and self.isolated != "none":
             raise UserError(
-                f"--isolated {self.isolated} with --compile: a compiled operation's backward is one, of all its"
-                " gradients; leave it out"
+                f"--isolated {self.isolated} with --compile: the backward of a compiled operation computes all"
+                " gradients at once; leave --isolated out"
             )
         refuse_without_compiler(self.kernel_settings, self.device)
 

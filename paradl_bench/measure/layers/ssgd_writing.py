@@ -49,7 +49,7 @@ def trace_lines(
     exchange = _Exchange(sweep, directory)
     rows, iterations = _rows(network, times, exchange)
     if run is not None and io_s:
-        raise UserError("--run and --io-seconds both say what reading takes: give one of them")
+        raise UserError("--run and --io-seconds both give the time of reading: give one of them")
     local = records[0].batch
     reading = _reading(directory, network.name, local, io_s) if run is None else _of_run(run, network, local)
     lines = [HEADER]
@@ -193,7 +193,10 @@ def _swept(sweep: Path) -> dict[int, float]:
     ]
     places = {(record.library, record.tool, record.level, record.ranks) for record in records}
     if len(places) != 1:
-        raise UserError(f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; needed is one")
+        raise UserError(
+            f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; give a sweep of one"
+            " library, level and rank count"
+        )
     of_sizes = sorted_groups(records, lambda record: (record.message_bytes,))
     return {
         size: float(np.median(np.concatenate([np.max(record.samples_s, axis=0) for record in group])))
@@ -202,9 +205,9 @@ def _swept(sweep: Path) -> dict[int, float]:
 
 
 def _notes(exchanged: bool, io_s: float) -> list[str]:
-    notes = ["the time between layers and the weight update have no place in a trace"]
+    notes = ["the time between layers and the weight update cannot be written into a trace"]
     if not exchanged:
-        notes.append("exchanges are 0, as on one device: --sweep DIR gives them")
+        notes.append("exchange times are 0, as on one device; --sweep DIR sets them")
     if io_s == 0:
-        notes.append("reading a mini-batch is 0: --io-seconds gives it")
+        notes.append("the time to read a mini-batch is 0; --io-seconds sets it")
     return notes

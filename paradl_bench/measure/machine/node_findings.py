@@ -140,8 +140,8 @@ def calendar_lines(nodes: Sequence[Node]) -> list[str]:
     return [
         f"the calendar of {node.host} is {format_seconds(abs(node.clock.wall_offset_s))}"
         f" {'ahead of' if node.clock.wall_offset_s > 0 else 'behind'} rank 0's (within"
-        f" {format_seconds(node.clock.clock_error_s)}): logs and files of the two are stamped out of order; see to its"
-        " chronyd or ntpd"
+        f" {format_seconds(node.clock.clock_error_s)}), so time stamps of logs and files are out of order; check"
+        " its chronyd or ntpd"
         for node in nodes
         if abs(node.clock.wall_offset_s) - node.clock.clock_error_s >= 1
     ]

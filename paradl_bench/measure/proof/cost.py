@@ -57,7 +57,7 @@ def what_forbids(cost: Cost, free_bytes: int, *, limited: bool) -> str:
         free_bytes: of one rank. limited: whether it has to be quick.
     """
     if cost.bytes > free_bytes:
-        return f"it needs {format_bytes(cost.bytes)} of memory a rank, and {format_bytes(free_bytes)} are free"
+        return f"it needs {format_bytes(cost.bytes)} of memory a rank, and only {format_bytes(free_bytes)} are free"
     if limited and cost.seconds > LIMIT_S:
-        return f"it would take some {format_seconds(cost.seconds)}; ask for it with --verify"
+        return f"it would take about {format_seconds(cost.seconds)}; give --verify to do it"
     return ""

@@ -95,7 +95,10 @@ def prove_copies(subject: Subject, trial: Trial, parallel: LoadedModel, serial: 
     # Running statistics have changed, and what is drawn outside of torch differs from the first.
     copy_values(parallel.module, serial.module)
     if mixing.layer and synchronises(subject.network, subject.strategy, subject.settings):
-        return left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
+        return left_out(
+            f"{mixing.layer} mixes the samples of each rank, and synchronised norms mix the samples of all ranks",
+            mixing.layer,
+        )
     tolerance = tolerance_of(mixing.dtypes)
     case = Case(
         subject.network,

@@ -15,7 +15,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.rank_place import NOT_AS_SERIAL
 from paradl_bench.records.training.verification import Verification
 
-VARIES = "the serial model itself gives something else each time"
+VARIES = "the serial model itself gives different results each time"
 
 
 class Outcome(NamedTuple):
@@ -73,5 +73,5 @@ def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     raise WorkError(
         f"{NOT_AS_SERIAL}: {model} as {strategy}; first {first.what} differs {by} (rank {first.rank},"
         f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"
-        f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
+        f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it anyway"
     )

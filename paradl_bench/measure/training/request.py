@@ -120,13 +120,14 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         self._check_timing()
         if self.warmup < len(RECORDED):
             raise UserError(
-                f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
+                f"--warmup {self.warmup} is too short: give at least {len(RECORDED)}, because the first"
+                f" {len(RECORDED)} iterations are recorded, not timed"
             )
         refuse_without_compiler(self.kernel_settings, self.device)
 
     def _check_balance(self) -> None:
         if self.balance is not None and degree_of(self.strategy, Trait.STAGES) == 1:
-            raise UserError(f"--balance is for the stages of a pipeline; strategy {self.strategy} has none")
+            raise UserError(f"--balance is for pipelines; strategy {self.strategy} has no pipeline")
         if self.balance is not None and self.settings.of(PipelineOptions).stages:
             raise UserError("--balance finds the stages that --stages gives: give one of them")
 
@@ -137,26 +138,26 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         check_messages(self.strategy, self.settings, flag)
         if self.kernel_settings.compile:
             raise UserError(
-                f"{flag} with --compile: a compiled backward hands on all gradients at its end, and nothing is sent"
-                " beside it; leave one of them out"
+                f"{flag} with --compile: a compiled backward gives all gradients only at its end, so nothing can"
+                " be sent beside it; leave one of them out"
             )
 
     def _check_input(self) -> None:
         of_input = {"--io-workers": self.io_workers, "--preset": self.preset}
         flag = next((flag for flag, given in of_input.items() if given is not None), None)
         if self.input is None and flag is not None:
-            raise UserError(f"{flag} is of samples that are read: give it with --input FOLDER or --input synthetic")
+            raise UserError(f"{flag} needs --input FOLDER or --input synthetic")
         if self.input is None:
             return
         preset = self.overlap
         if preset.memory != TORCH:
             raise UserError(
-                f"--preset {self.preset} is of predictions: what runs here holds what torch holds; leave it out"
+                f"--preset {self.preset} is only for predictions: a real run holds what torch holds; leave it out"
             )
         if not preset.reads_ahead and self.io_workers:
-            raise UserError(f"--preset {self.preset} reads in the process that trains: give --io-workers 0")
+            raise UserError(f"--preset {self.preset} reads in the training process: give --io-workers 0")
         if self.emulate is not None:
-            raise UserError("--emulate computes on no samples: leave out --input")
+            raise UserError("--emulate does not use samples: leave --input out")
         if self.input != SYNTHETIC:
             find_images(Path(self.input))
 
@@ -172,7 +173,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
             )
         if self.time_collectives and self.device != "cpu":
             raise UserError(
-                "--time-collectives is for --device cpu: it stamps by the host's clock, and a GPU's streams don't"
+                "--time-collectives is for --device cpu: it uses the host's clock, which GPU streams do not follow"
             )
 
     def _check_emulation(self) -> None:
@@ -192,14 +193,14 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
                 f"--emulate {self.emulate}: there is no such file; give what predict ghost wrote, or a profile"
             )
         if self.device != "cpu":
-            raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
+            raise UserError("--emulate is for --device cpu: layers sleep on the host, not in GPU streams")
         if self.dtype != "fp32":
             raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
         if self.offload != "none":
-            raise UserError(f"--emulate has no state to copy: leave out --offload {self.offload}")
+            raise UserError(f"with --emulate there is no optimizer state to copy: leave out --offload {self.offload}")
         if self.kernel_settings.label:
             flags = " ".join(map(flag_of, self.kernel_settings.label.split("+")))
-            raise UserError(f"--emulate runs no kernels that {flags} could change: leave it out")
+            raise UserError(f"--emulate runs no kernels, so {flags} has no effect: leave it out")
 
     def _check_sleep(self) -> None:
         of_sleep = {
@@ -210,9 +211,9 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
         }
         flag = next((flag for flag, given in of_sleep.items() if given), None)
         if self.emulate is None and flag is not None:
-            raise UserError(f"{flag} is for layers that sleep: give it with --emulate FILE")
+            raise UserError(f"{flag} needs --emulate FILE")
         if self.seed is not None and not self.spread:
-            raise UserError("--seed is of what --spread draws: give it with --spread")
+            raise UserError("--seed needs --spread, whose sleeps it draws")
 
     def arguments(self, context: RankContext) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""

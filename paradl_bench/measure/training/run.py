@@ -65,7 +65,7 @@ def check_limits(request: TrainingRequest, network: ModelGraph | None = None) ->
             refuse_single_sample(model)
         except UserError as error:
             raise UserError(
-                f"{error}; {request.strategy} on batch {request.batch} computes one at a time: give a larger --batch"
+                f"{error}; {request.strategy} on batch {request.batch} has one sample at a time: give a larger --batch"
             ) from error
     rehearse(model.module, network, request.strategy, request.settings)
 

@@ -100,8 +100,8 @@ def measured_seconds(directory: Path, network: ModelGraph, records: list[LayerSa
         if measured != layer.operation:
             what = "holds no time of it" if measured is None else f"measured {measured}"
             raise UserError(
-                f"--balance {directory}: layer {layer.name} of {network.name} is {layer.operation} here, and it {what};"
-                " measure it with this --input-shape"
+                f"--balance {directory}: layer {layer.name} of {network.name} is {layer.operation} here, and it"
+                f" {what}; measure it with the same --input-shape"
             )
     between = _between(directory, records[0])
     of_phase = {phase: sum(phase in phases for phases in samples.values()) for phase in between}

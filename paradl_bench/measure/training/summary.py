@@ -200,7 +200,7 @@ def _ghost_line(ghost: GhostRun) -> str:
     if ghost.drawn is not None:
         drawn = f"; each sleep drawn as {ghost.drawn.samples} measured iterations spread, seed {ghost.drawn.seed}"
     silent = "" if ghost.host_s is None else f"; where nothing is communicated either, {format_seconds(ghost.host_s)}"
-    much = f"; that is much beside sleep, a larger --dilate makes it less (now {ghost.dilate:g})"
+    much = f". This is much compared with the sleep: give a larger --dilate (now {ghost.dilate:g})"
     return (
         f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; the framework takes rank 0's host"
         f" {format_seconds(framework)} ({ghost.overhead:.1%} of that{much if ghost.overhead > _MUCH_OVERHEAD else ''}),"
@@ -273,7 +273,7 @@ def _verdict(run: TrainingRun) -> str:
     if run.differences:
         listed = "\n".join(f"  {line}" for line in run.differences)
         return (
-            f"COLLECTIVES DIFFER FROM THE PLAN, which predictions read; {len(run.differences)} differences:\n{listed}"
+            f"COLLECTIVES DIFFER FROM THE PLAN on which predictions rest: {len(run.differences)} differences:\n{listed}"
         )
     total = sum(item.count for item in run.issued if item.when == "iteration")
     if not total:

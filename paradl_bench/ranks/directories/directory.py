@@ -104,7 +104,7 @@ class MeasurementDirectory:
             self.watch = HostWatch()
             load = self.watch.before()
             if load is not None and load.is_busy:
-                say(f"this host is busy: {load.words}; what is measured now holds that, and says so")
+                say(f"this host is busy: {load.words}. This makes measurements slower, and they are marked")
             self._note(load)
         return self
 
@@ -133,7 +133,7 @@ class MeasurementDirectory:
                 self._note(self.watch.stretch(at_least_s=_LAST_STRETCH_S))
                 load = read_load(self.path)
                 if load is not None and load.is_busy:
-                    say(f"{self.path} was measured on a busy host: {load.words}; calibrate fit repeats that")
+                    say(f"{self.path} was measured on a busy host: {load.words}; calibrate fit will warn of it")
             self.manifest = msgspec.structs.replace(self.manifest, complete=True)
             write_manifest(self.path, self.manifest)
         release(self.path)
@@ -174,7 +174,7 @@ def _clear(path: Path) -> None:
     """Remove what a killed process left half written, and say what has to be measured again."""
     undone = undo_unfinished(path)
     if undone:
-        say(f"{path}: a point was not written whole; {undone} bytes are dropped, and measured again")
+        say(f"{path}: a point was only partly written; its {undone} bytes are dropped and it is measured again")
     for file in sorted(path.iterdir()):
         if _is_temporary(file):
             with contextlib.suppress(OSError):
@@ -182,14 +182,18 @@ def _clear(path: Path) -> None:
         elif file.suffix == ".jsonl" and os.access(file, os.W_OK):
             cut = cut_torn_line(file)
             if cut:
-                say(f"{file}: its last row was not written whole; {cut} bytes are dropped, and measured again")
+                say(
+                    f"{file}: its last row was only partly written; its {cut} bytes are dropped and it is measured"
+                    " again"
+                )
 
 
 def _check_asked(path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str]) -> None:
     written = stored_version(path)
     if written != SCHEMA_VERSION:
         raise UserError(
-            f"{path} was written in format {written}, this program writes {SCHEMA_VERSION}; give another one"
+            f"{path} was written in format {written}, and this program writes format {SCHEMA_VERSION}; give"
+            " another directory"
         )
     if manifest.kind != kind:
         raise UserError(f"{path} holds a measurement of {manifest.kind}, not of {kind}; give another directory")
@@ -218,7 +222,7 @@ def _check_same(
 def _moved(path: Path, manifest: Manifest, hostname: str) -> Manifest:
     """Note the host on which a measurement goes on."""
     if hostname not in manifest.also_on:
-        say(f"{path} was begun on {manifest.environment.hostname} and continues on {hostname}; its manifest notes that")
+        say(f"{path} was begun on {manifest.environment.hostname} and continues on {hostname}; its manifest says so")
         manifest = msgspec.structs.replace(manifest, also_on=(*manifest.also_on, hostname))
         write_manifest(path, manifest)
     return manifest

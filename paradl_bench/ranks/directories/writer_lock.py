@@ -122,7 +122,7 @@ def _take(directory: Path) -> IO[str] | None:
             if os.fstat(stream.fileno()).st_ino == path.stat().st_ino:
                 if not is_lock(path):
                     stream.close()
-                    raise UserError(f"{path} is no lock of this program's: remove it, or give another directory")
+                    raise UserError(f"{path} is not a lock of this program: remove it, or give another directory")
                 return stream
         stream.close()
 

@@ -81,7 +81,7 @@ def layout_of_options(
     """
     if nodes is None:
         if link_bandwidth is not None:
-            raise UserError("--link-bandwidth is of emulated nodes: give --nodes as well, at least 1")
+            raise UserError("--link-bandwidth is for emulated nodes: give --nodes too, at least 1")
         return None
     racks, count = _racks_and_nodes(nodes)
     if ranks is not None and count > ranks:

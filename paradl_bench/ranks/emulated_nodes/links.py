@@ -134,7 +134,7 @@ def _batch(program: str, namespace: Namespace, lines: Iterable[str], *, keep: Se
             check=False,
         )
     if result.returncode:
-        said = next((line.strip() for line in result.stderr.splitlines() if line.strip()), "it does not say why")
+        said = next((line.strip() for line in result.stderr.splitlines() if line.strip()), "it gives no reason")
         raise WorkError(f"emulated nodes: {Path(program).name} failed: {said}")
 
 

@@ -47,7 +47,7 @@ T = TypeVar("T")
 _AFTER_HANG_S = 30.0
 # Long beside what waking costs the ranks that measure, short beside a block.
 _REST_S = 0.02
-_CLOSED = f"{PEER_LOST}, which has ended; or a process that is not of this run called in its place"
+_CLOSED = f"{PEER_LOST}, which has ended; or a process outside of this run connected instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,9 @@ def join_ranks(
     """
     place = launcher_of_environment(launcher)
     if place is None:
-        raise UserError("this process is no rank: start it through torchrun or srun, or leave starting to this program")
+        raise UserError(
+            "this process is not a rank: start it through torchrun or srun, or let this program start the ranks"
+        )
     if place.launcher == "own":
         die_with_launcher()
     else:

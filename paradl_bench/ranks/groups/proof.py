@@ -43,7 +43,7 @@ def prove_ranks(group: ProcessGroup) -> None:
     for peer, answer in enumerate(answers):
         if not hmac.compare_digest(answer, _answer(peer, rank, asked[peer])):
             raise WorkError(
-                f"a process that is not of this run answered instead of rank {dist.get_global_rank(group, peer)}"
+                f"a process outside of this run answered instead of rank {dist.get_global_rank(group, peer)}"
             )
 
 

@@ -85,7 +85,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def __post_init__(self) -> None:
         for name in self.models:
             if not name or not name.isprintable() or name.startswith("-") or any(mark in name for mark in " /'\"\\$"):
-                raise UserError(f"--models: {name!r} is no name of a model; part names by single commas")
+                raise UserError(f"--models: {name!r} is not a model's name; separate names by single commas")
         parse_size_sweep(self.sizes)
         for text in self.strategies:
             if parse_strategy_kinds(text) is None:
@@ -129,7 +129,9 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
         nodes = -(-strategy.ranks // on_node)
         if nodes > 1 and strategy.ranks % on_node:
-            raise UserError(f"--strategies {strategy}: {strategy.ranks} ranks do not fill nodes of {on_node}")
+            raise UserError(
+                f"--strategies {strategy}: {strategy.ranks} ranks do not fill whole nodes of {on_node} ranks"
+            )
         if nodes > 1 and nodes not in self.nodes:
             raise UserError(f"--strategies {strategy} takes {nodes} nodes of {on_node} ranks: add {nodes} to --nodes")
         return self._placed(strategy, nodes)
@@ -148,5 +150,8 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 def _grown(kinds: tuple[str, ...], text: str, ranks: int) -> Strategy:
     if len(kinds) > 1:
-        raise UserError(f"--strategies {text}: the nodes set one axis; write the degrees of both, as d{ranks // 2}f2")
+        raise UserError(
+            f"--strategies {text}: the number of nodes sets one axis only; write the degrees of both, as"
+            f" d{ranks // 2}f2"
+        )
     return Strategy(axes=(Axis(kind=kinds[0], extents=(ranks,)),))

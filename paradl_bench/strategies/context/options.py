@@ -25,8 +25,9 @@ class ContextOptions(AxisOptions, frozen=True, kw_only=True):
             choices=("gather", "all-to-all", "ring"),
             default="gather",
             searched="tries all there are",
-            help="Of context parallelism, how attention gets at the tokens of other ranks: keys and values are"
-            " gathered, tokens are exchanged for heads, or keys and values go round in a ring beside attention.",
+            help="With context parallelism: how attention gets the tokens of other ranks. gather: keys and values are"
+            " gathered. all-to-all: tokens are exchanged for heads. ring: keys and values go round in a ring"
+            " beside attention.",
         ),
     )
 

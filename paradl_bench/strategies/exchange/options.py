@@ -93,8 +93,8 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
             metavar="flat|leader|leaders:K|segmented",
             default="flat",
             searched="exchanges gradients flat",
-            help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment"
-            " a rank.",
+            help="How gradients are exchanged: flat among all ranks; by one or K leaders of each node; or in one"
+            " segment for each rank of a node.",
             read=_read_exchange,
         ),
         Shown(
@@ -103,14 +103,14 @@ class ExchangeOptions(AxisOptions, frozen=True, kw_only=True):
             value=int,
             least=1,
             searched="exchanges gradients flat",
-            help="Ranks that count as a node in --exchange.",
+            help="Ranks of one node, for --exchange.",
         ),
         Shown(
             name="reduce_dtype",
             metavar="own|fp32",
             default="own",
             searched="reduces gradients in their own dtype",
-            help="Dtype that z2 and z3 reduce bf16 gradients in.",
+            help="Dtype in which z2 and z3 reduce bf16 gradients.",
             read=_read_reduce_dtype,
         ),
     )

@@ -33,8 +33,8 @@ class ExpertOptions(AxisOptions, frozen=True, kw_only=True):
             name="expert_imbalance",
             metavar="F",
             value=float,
-            help="Of expert parallelism, how many times as many tokens the busiest rank gets as all do on average."
-            " Default: 1, balanced.",
+            help="With expert parallelism: tokens of the busiest rank over the mean of all ranks. Default: 1"
+            " (balanced).",
             read=_read_imbalance,
             write=lambda options: _write_imbalance(options),
         ),

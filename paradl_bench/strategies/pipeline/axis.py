@@ -32,19 +32,20 @@ class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
             least=1,
             most=MOST_MICRO_BATCHES,
             searched="tries all there are",
-            help="Of a pipeline. Default: as many as it has ranks.",
+            help="Micro-batches of a pipeline. Default: one for each rank of the pipeline.",
         ),
         Shown(
             name="schedule",
             default="gpipe",
             searched="tries all there are",
-            help="Of a pipeline: gpipe, 1f1b, interleaved or zb.",
+            help="Schedule of a pipeline: gpipe, 1f1b, interleaved or zb.",
         ),
         Shown(
             name="stages",
             metavar="LAYER[,LAYER...]",
             searched="cuts pipelines so that FLOPs balance",
-            help="First layer of every stage of a pipeline but the first. Default: cut so that FLOPs balance.",
+            help="Where a pipeline is cut: the first layer of each stage after the first stage. Default: the cut that"
+            " balances FLOPs.",
             read=lambda text: {"stages": tuple(text.split(",")) if text else ()},
         ),
     )

@@ -23,8 +23,8 @@ class SpatialOptions(AxisOptions, frozen=True, kw_only=True):
         Shown(
             name="spatial_until",
             metavar="LAYER",
-            help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all"
-            " positions.",
+            help="The first layer that is not spatially parallel: its input is gathered. Default: the first layer that"
+            " needs all positions.",
         ),
     )
 

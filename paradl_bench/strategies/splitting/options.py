@@ -22,8 +22,8 @@ class SplitOptions(AxisOptions, frozen=True, kw_only=True):
         Shown(
             name="split",
             metavar="all|LAYER[,LAYER...]",
-            help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that"
-            " can be.",
+            help="Layers that filter, channel and tensor parallelism split, by name or pattern (features.*). Default:"
+            " all that can be split.",
             read=lambda text: {"split": parse_layers(text, "--split")},
         ),
     )
@@ -45,7 +45,7 @@ class FilterOptions(AxisOptions, frozen=True, kw_only=True):
             name="filter_backward",
             choices=("all-reduce", "reduce-scatter"),
             default="all-reduce",
-            help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part"
-            " alone.",
+            help="How filter parallelism sums input gradients. reduce-scatter is used only where each rank needs just"
+            " its own part of the sum.",
         ),
     )

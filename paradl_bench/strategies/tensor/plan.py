@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.network.partition import Interval, cut
@@ -33,6 +35,7 @@ from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from paradl_bench.strategies.tensor.sequence.parts import (
     Messages,
     SequenceParts,
+    arriving_summed,
     find_parts,
     refuse_sequence,
     shards_of_tokens,
@@ -119,7 +122,10 @@ class TensorPlanner:
         held = parameter_ranges(network, pairs, parts, place.position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
         shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}
-        return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
+        of_rank = with_parameter_shapes(network, shapes)
+        if sequence and (order := arriving_summed(network, sequence.summed)) != network.gradient_order:
+            of_rank = msgspec.structs.replace(of_rank, gradient_order=order)
+        return ShardedLayers(shards, of_rank, pairs.notes)
 
     def _parts(self, network: ModelGraph, settings: PlanSettings) -> SequenceParts:
         patterns = settings.of(SplitOptions).split

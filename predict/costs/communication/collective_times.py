@@ -54,7 +54,10 @@ def beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[
     low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
     if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
         off = max(fit.held_out_ranks_relative_error or 0.0 for fit in fits)
-        text = f"{work.operation} follows no algorithm over ranks: a count left out was predicted {off:.0%} wrong"
+        text = (
+            f"{work.operation} scales with ranks like none of the known algorithms: a rank count left out of the fit"
+            f" was predicted {off:.0%} wrong"
+        )
         remarks.append(Remark(text, True))
     if not low <= work.ranks <= high:
         side = f"beyond {high}" if work.ranks > high else f"below {low}"

@@ -271,7 +271,7 @@ class CommunicationCosts:
         level = self.level_of_span(span)
         if span <= level.ranks:
             return level, ()
-        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} is extended"
+        text = f"more ranks than the measured cluster's {level.ranks}: its level {level.name!r} is taken to hold them"
         return level, (Remark(text, True),)
 
     def _on_links(
@@ -331,11 +331,14 @@ class CommunicationCosts:
         A broadcast that nobody published goes as an all-reduce.
         """
         if work.operation == "broadcast" and self._stands_for_broadcast:
-            text = "broadcast was not published: as an all-reduce, which moves no less"
+            text = "no broadcast was published: it is taken as an all-reduce, which moves at least as many bytes"
             return msgspec.structs.replace(work, operation="all_reduce"), (Remark(text, True),)
         if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
             return work, ()
-        text = "reduce was not measured: as a broadcast, its sums left out; measure it: paradl-bench collectives --ops"
+        text = (
+            "reduce was not measured: it is taken as a broadcast, without the time of its sums; measure it:"
+            " paradl-bench collectives --ops"
+        )
         return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
 
     @property
@@ -355,7 +358,7 @@ class CommunicationCosts:
         if not others:
             raise UnmeasuredCollective(work.operation, self.backend)
         outermost = max(others, key=lambda name: order.get(name, -1))
-        text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
+        text = f"{work.operation} at level {level.name!r} was not measured: its times at level {outermost!r} are used"
         return self._fits[work.operation, outermost], (Remark(text, True),)
 
 

@@ -55,7 +55,9 @@ class ContentionCosts:
         entry, remarks = self._contexts.likest(Wanted("groups", work.operation, level.name))
         if entry is None:
             measure = f"{measure_with(f'groups={math.ceil(groups)}')} --ranks {work.ranks}"
-            text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
+            text = (
+                f"{count} at once over level {level.name!r}: contention was not measured and is taken as 1: {measure}"
+            )
             return Sharing(1.0, 0.0, (Remark(text, True),))
         entries = self._contexts.of_other_groups(entry)
         most = max(other.groups for other in entries)

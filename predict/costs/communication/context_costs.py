@@ -26,8 +26,8 @@ and MI250 in "Characterizing Compute-Communication Overlap in GPU-Accelerated Di
 least that it can be while both are under way. What it costs collectives is not told."""
 
 _UNMEASURED: dict[Context, str] = {
-    "after-compute": "collectives that wait for compute: what it adds to them was not measured",
-    "with-all-reduce": "calls that are waited for beside all-reduces were not measured, they queue behind them",
+    "after-compute": "collectives that wait for compute: the added time was not measured",
+    "with-all-reduce": "blocking calls beside all-reduces were not measured: they are taken to queue behind those",
 }
 
 
@@ -115,13 +115,12 @@ class ContextCosts:
         measure = f"measure it: {measure_with('with-compute')}"
         if of_gpu:
             text = (
-                "no interference was measured: simulate has compute take "
-                f"{PUBLISHED_COMPUTE_SLOWDOWN:g} times as long beside communication, a published mean of GPUs "
-                f"(arXiv:2507.03114); {measure}"
+                f"no interference was measured: simulate takes compute to last {PUBLISHED_COMPUTE_SLOWDOWN:g}"
+                f" times as long beside communication, a published mean of GPUs (arXiv:2507.03114); {measure}"
             )
             return Slowdown(PUBLISHED_COMPUTE_SLOWDOWN, 1.0, 0.0, 0.0), (Remark(text, True),)
         return Slowdown(1.0, 1.0, 0.0, 0.0), (
-            Remark(f"no interference was measured, overlap is taken as free; {measure}", True),
+            Remark(f"no interference was measured: overlap is taken as free; {measure}", True),
         )
 
 

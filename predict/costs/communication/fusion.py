@@ -21,8 +21,8 @@ def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | 
     given = {name: options[name] for name in _FUSION_OPTIONS if options.get(name) is not None}
     if given and evaluator_name not in _FUSING:
         raise UserError(
-            f"{_FUSION_OPTIONS[next(iter(given))]} is for --evaluator {' and '.join(_FUSING)}; "
-            f"{evaluator_name} fuses no tensors by it"
+            f"{_FUSION_OPTIONS[next(iter(given))]} is for --evaluator {' and '.join(_FUSING)}; {evaluator_name}"
+            " does not use it"
         )
     if not given and evaluator_name != "osf":
         return None
@@ -31,10 +31,10 @@ def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | 
     if rule not in RULES:
         raise unknown_choice("--fusion", rule, RULES)
     if of_buffer and rule != "buffer":
-        raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has none")
+        raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has no buffer")
     if options.get("bucket_cap_mb") is not None and rule != "ddp":
         where = "" if given else " where osf evaluates"
-        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; {rule} has no buckets of DDP")
+        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; {rule} has no DDP buckets")
     default = Fusion()
     buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
     return Fusion(

@@ -17,8 +17,8 @@ from paradl_bench.network.kinds.kind import layer_kinds
 from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
 
 SPLIT_MODE = "parts of backward"
-_MEASURED = "backward is parted into its input's and its parameters' as they take alone"
-_BY_FLOPS = "backward is parted by FLOPs"
+_MEASURED = "backward is split between input and parameter gradients by their times measured alone"
+_BY_FLOPS = "backward is split between input and parameter gradients by FLOPs"
 _COMMAND = "; paradl-bench layers --isolated split measures it"
 
 

@@ -46,8 +46,8 @@ WORTH_SAYING = 0.05
 
 
 _ALONE = Remark(
-    "no iteration was timed on this device: all that computes may be off together, by as much as two tables of the same"
-    f" kernels differ (standard deviation {ALONE_RELATIVE_SD:.0%})",
+    "no iteration was timed on this device: all compute times may share one error, as large as the difference"
+    f" between two tables of the same kernels (standard deviation {ALONE_RELATIVE_SD:.0%})",
     True,
 )
 
@@ -153,8 +153,8 @@ def _where_from(dispatch: Dispatch) -> Remark:
         how = "timed on its host" if dispatch.timed else "fitted to training runs"
         return Remark(f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, {how}", False)
     text = (
-        f"dispatch on this host was never timed: {format_seconds(dispatch.forward_s)} an operation are"
-        " assumed, and the interval covers zero to twice as much"
+        f"dispatch on this host was not timed: {format_seconds(dispatch.forward_s)} an operation are assumed, and"
+        " the interval covers zero to twice as much"
     )
     return Remark(text, True)
 

@@ -114,13 +114,16 @@ def regressed_cost(regressed: Estimate, layer: Layer, in_situ: InSitu | None, *,
         text = f"regressed beyond the kernels that were swept ({', '.join(regressed.extrapolated)})"
         remarks.append(Remark(text, True, layer.name))
     if asked:
-        text = f"{asked}: layers take regressed times of kernels alone, whatever was measured of them in an iteration"
+        text = f"{asked}: layers take regressed times of single kernels, even where they were measured in an iteration"
     elif in_situ is None:
-        text = "regressed times are of kernels alone, not inside an iteration; no measured layers say how these differ"
+        text = (
+            "regressed times are those of single kernels, not inside an iteration; no measured layers say how the two"
+            " differ"
+        )
     else:
         text = (
-            f"regressed times are multiplied by {in_situ.ratio:.2f}, how much longer {in_situ.layers} measured layers"
-            " took inside an iteration than their regressor says"
+            f"regressed times are multiplied by {in_situ.ratio:.2f}: so much longer {in_situ.layers} measured"
+            " layers took in an iteration than their regressor says"
         )
     remarks.append(Remark(text, in_situ is None and not asked))
     sd_s = regressed.seconds * regressed.relative_sd

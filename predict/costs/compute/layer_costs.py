@@ -281,7 +281,7 @@ class LayerCosts:
             self._roofline.learn(*self._learnt[operation])
         layer = self._roofline.layers.get(operation)
         if layer is None:
-            raise UserError(f"the profile holds no time of {operation}, and no network that says what it is")
+            raise UserError(f"the profile holds no time of {operation}, and no network that describes it")
         regressed = self._kernels.estimate(layer, phase, batch)
         if regressed is not None:
             in_situ = in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host))

@@ -93,8 +93,8 @@ def _asked(models: Iterable[KernelModel], layers: LayersFrom) -> tuple[KernelMod
     if models and not asked_for:
         held = sorted({regressor_name for model in models for regressor_name in held_regressors(model)})
         raise UserError(
-            f"{layers.asked}: no kernel of the profile holds that regressor, they hold {', '.join(held)};"
-            " calibrate fit keeps it where torch is installed or a trial chose it"
+            f"{layers.asked}: no kernel of the profile has that regressor, only {', '.join(held)}; calibrate fit"
+            " keeps it where torch is installed or a trial chose it"
         )
     return asked_for
 
@@ -112,8 +112,8 @@ def refuse_without_source(profile: Profile, layers: LayersFrom, dtype: str, kern
     if layers.way == "regressed" and not any(kernel_model.dtype == dtype for kernel_model in profile.kernel_models):
         if kernel_settings:
             raise UserError(
-                f"{layers.asked}: regressors are of kernels without settings, and this is predicted with"
-                f" {kernel_settings}"
+                f"{layers.asked}: regressors hold for kernels without settings, and the prediction has"
+                f" {kernel_settings}: leave one of them out"
             )
         raise UserError(
             f"{layers.asked}: the profile holds no regressors of kernels in {dtype}; measure some: paradl-bench"
@@ -121,8 +121,8 @@ def refuse_without_source(profile: Profile, layers: LayersFrom, dtype: str, kern
         )
     if layers.way == "roofline" and roofline_rates(profile.devices, dtype, 1) is None:
         raise UserError(
-            f"--layers roofline: the profile holds no rates of its device in {dtype} but what measured layers reached;"
-            f" measure them: {_DOCTOR}, then calibrate fit"
+            f"--layers roofline: the profile holds no rates of its device in {dtype} except those that measured"
+            f" layers reached; measure them: {_DOCTOR}, then calibrate fit"
         )
 
 
@@ -144,8 +144,8 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
     if layers.way == "roofline":
         remarks: tuple[Remark, ...] = (Remark("--layers roofline: layers take their roofline", True),)
     else:
-        how = f"; {sweep} measures such kernels" if sweep else ", nor is there a sweep of such kernels"
-        text = f"{layers.asked}: no regressor answers for {layer.kind}, the roofline is used instead{how}"
+        how = f"; {sweep} measures such kernels" if sweep else ", and there is no sweep of such kernels"
+        text = f"{layers.asked}: no regressor covers {layer.kind}: the roofline is used instead{how}"
         remarks = (Remark(text, True, layer.name),) if bound_s else ()
     sd_s = bound_s * UNKNOWN_RELATIVE_SD
     return Cost(bound_s, Source.ROOFLINE, method_sd_s=sd_s, remarks=remarks, method="roofline")
@@ -174,6 +174,6 @@ def nothing_for(layers: LayersFrom, network: ModelGraph, kinds: Iterable[str], b
     at = f" at batch {batch}" if batch else ""
     measure = f"{sweep}, or for a roofline {_DOCTOR}" if sweep else f"for a roofline {_DOCTOR}"
     return UserError(
-        f"{layers.asked}: no regressor answers for {', '.join(kinds)} of {network.name}{at}, and no"
-        f" device rates are known; measure: {measure}, then calibrate fit"
+        f"{layers.asked}: no regressor covers {', '.join(kinds)} of {network.name}{at}, and no device rates are"
+        f" known; measure: {measure}, then calibrate fit"
     )

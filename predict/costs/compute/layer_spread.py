@@ -30,13 +30,13 @@ def of_single_samples(times: Mapping[int, LayerTime]) -> tuple[Remark, ...]:
     """A remark where no time has more than one sample, and with it no spread."""
     if all(time.time.samples > 1 for time in times.values()):
         return ()
-    text = "layers have one sample each (imported?): how far they vary is not known, the interval does not cover it"
+    text = "layers have one sample each (imported?): their spread is not known, and the interval does not cover it"
     return (Remark(text, False),)
 
 
 def isolated_remark(operation: str) -> Remark:
     """That a time is of the operation by itself."""
-    return Remark("times of the operation alone, not inside an iteration", False, kind_of(operation))
+    return Remark("the times are those of the operation alone, not inside an iteration", False, kind_of(operation))
 
 
 def added_up(costs: Sequence[Cost]) -> Cost:

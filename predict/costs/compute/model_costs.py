@@ -130,8 +130,8 @@ class ModelCosts:
             if self._optimizer not in OPTIMIZERS:
                 raise unknown_choice("optimizer", self._optimizer, {*OPTIMIZERS, *measured.split(", ")})
             raise UserError(
-                f"the profile holds no weight update by {self._optimizer!r}, only by {measured}; measure it: "
-                f"paradl-bench layers {self._network.name} --optimizer {self._optimizer} --batch {batch} -o DIR"
+                f"the profile holds no weight update of {self._optimizer!r}, only of {measured}; measure it:"
+                f" paradl-bench layers {self._network.name} --optimizer {self._optimizer} --batch {batch} -o DIR"
             )
         of_model = [time for time in updated if time.model == self._own_name]
         if of_model:
@@ -274,7 +274,9 @@ class ModelCosts:
             cost = self._own(of_model, summary, batch, ranks_on_host, what)
             per_unit.append(cost.seconds / max(units(self._networks[model]), 1))
         if not per_unit:
-            raise UserError(f"the profile holds no {what} of a model whose network it knows: fit it anew")
+            raise UserError(
+                f"the profile holds no {what} of any model whose network it describes: run calibrate fit again"
+            )
         middle = median(per_unit)
         seconds = middle * units(self._network)
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD

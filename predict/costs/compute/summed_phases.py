@@ -27,7 +27,7 @@ def parted(times: Iterable[LayerTime], layers: Mapping[str, Layer]) -> list[Laye
 
 def parted_cost(cost: Cost, operation: str) -> Cost:
     """The cost of a part, which says what it is: no measured time."""
-    remark = Remark("forward and backward were imported as one time, and are parted by FLOPs", True, operation)
+    remark = Remark("forward and backward were imported as one time, which is split by FLOPs", True, operation)
     return cost._replace(source=max(cost.source, Source.SCALED), remarks=(*cost.remarks, remark))
 
 

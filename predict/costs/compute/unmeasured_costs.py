@@ -24,7 +24,7 @@ TAKEN_AS_NONE = "it is taken as none"
 
 def none_known(what: str) -> Cost:
     """A cost of nothing, flagged."""
-    text = f"{what}: the profile holds layers alone (imported?), {TAKEN_AS_NONE} and the interval does not cover it"
+    text = f"{what}: the profile holds only layers (imported?): {TAKEN_AS_NONE}, and the interval does not cover it"
     return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
 
 

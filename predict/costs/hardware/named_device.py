@@ -28,8 +28,8 @@ def hardware_of_device(
     sheet = device_sheet(name)
     if cluster is not None and cluster.device_name is not None:
         raise UserError(
-            f"--device {name} and device_name {cluster.device_name!r} of cluster {cluster.name!r} both name the device:"
-            " give one"
+            f"--device {name} and device_name {cluster.device_name!r} of cluster {cluster.name!r} both name the"
+            " device: give only one of them"
         )
     measured, tf32 = _measured_sheet(name, profile), "tf32" in kernel_settings.split("+")
     measured_peak = measured.peak(dtype, tf32=tf32)
@@ -46,10 +46,10 @@ def _measured_sheet(asked: str, profile: Profile) -> DeviceSheet:
     missing = [name for name, sheet in sheets.items() if sheet is None]
     known = {sheet.name: sheet for sheet in sheets.values() if sheet is not None}
     if missing or len(known) != 1:
-        of = ", ".join(missing) or ", ".join(known) or "no device that it names"
+        of = ", ".join(missing) or ", ".join(known) or "a device that it does not name"
         raise UserError(
-            f"--device {asked}: the profile is of {of}, and the catalogue scales from one of its own devices to"
-            " another: measure there, or state the peak_flops and memory_bandwidth_bytes_per_s that one rank sustains"
-            " in a cluster file"
+            f"--device {asked}: the profile was measured on {of}, and predictions scale only from one GPU of"
+            " predict devices to another: measure on that device, or state in a cluster file the peak_flops and"
+            " memory_bandwidth_bytes_per_s that one rank sustains"
         )
     return next(iter(known.values()))

@@ -173,13 +173,13 @@ class OtherDevice:
         known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
         if known is None:
             raise UserError(
-                f"the profile holds no FLOP/s and bytes/s of its device, which a roofline needs; {_MEASURE}"
+                f"a roofline needs the FLOP/s and bytes/s of the device, and the profile holds none; {_MEASURE}"
             )
         # Both of a factor's rates are off alike; beside a stated rate, one that is too low makes compute too short.
         if self._stated is not None and known not in self._sustained(ranks_on_host):
             raise UserError(
-                f"the profile's {self._dtype} FLOP/s and bytes/s are what layers reached, and the cluster file "
-                f"states what another device sustains, beside which that is too low; {_MEASURE}"
+                f"the profile's {self._dtype} FLOP/s and bytes/s are what layers reached, too low to compare with"
+                f" what the cluster file says that another device sustains; {_MEASURE}"
             )
         return Rates(*known)
 
@@ -198,7 +198,7 @@ def _as_it_stands(work: Work, part: Priced, factor: float) -> Priced:
     """A part as a device takes it that computes nothing."""
     if not work.way:
         return part
-    remark = Remark(f"compute takes {factor:g} times as long as the profile says, each time", False)
+    remark = Remark(f"every compute time of the profile is multiplied by {factor:g}", False)
     seconds = part.cost.seconds * factor
     # These very seconds: however far they are off the times of what computes, they are not off its own.
     cost = part.cost.adjusted("device", seconds)._replace(independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
@@ -236,9 +236,9 @@ def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
         return None
     if cluster.peak_flops is None or cluster.memory_bandwidth_bytes_per_s is None:
         raise UserError(
-            f"the profile is of {', '.join(measured) or 'no device that it names'}, and cluster {cluster.name!r} has "
-            f"{cluster.device_name}: measure there, or state the peak_flops and memory_bandwidth_bytes_per_s that one "
-            "rank sustains in the cluster file, by which compute is then scaled"
+            f"the profile is of {', '.join(measured) or 'a device that it does not name'}, and cluster"
+            f" {cluster.name!r} has {cluster.device_name}: measure there, or state in the cluster file the"
+            " peak_flops and memory_bandwidth_bytes_per_s that one rank sustains, by which compute is then scaled"
         )
     return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
 
@@ -256,7 +256,7 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, named: 
     choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
     width = (1 - explained) * moving_s * (max(choices) - min(choices))
     what = f"{named.name} instead of {named.instead_of}" if named else "another device"
-    links = "; links and the host stay as measured" if named else ""
+    links = "; links and host stay as measured" if named else ""
     remark = Remark(
         f"compute on {what}, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
         f"{after.bytes / before.bytes:.3g} times the memory bandwidth{links}",

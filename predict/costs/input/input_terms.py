@@ -67,9 +67,9 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     given = {name: options[name] for name in OF_INPUT if options.get(name) is not None and options[name] is not False}
     if given and evaluator_name not in KNOWN_BY:
         first, known = OF_INPUT[next(iter(given))], " and ".join(KNOWN_BY)
-        raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
+        raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} does not predict the input")
     for name in ("io_seconds", "h2d_seconds"):
-        check_bounds(given.get(name), OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
+        check_bounds(given.get(name), OF_INPUT[name], "give a finite number of seconds", most=LONGEST_S)
     return InputOptions(
         preset=_of_input(given.get("preset", DEFAULT_PRESET)),
         prefetch=given.get("prefetch"),
@@ -98,7 +98,9 @@ def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
     alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if without else ""
     alone = alone or ("a loader without workers, the only one measured," if in_process else "")
     if alone and options.prefetch:
-        raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
+        raise UserError(
+            f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another preset, or --prefetch 0"
+        )
     ahead = 1 if options.prefetch is None else options.prefetch
     return Fetch(0 if alone else ahead, preset.copies_ahead)
 
@@ -158,7 +160,7 @@ def input_terms(
     remarks = []
     for what, time in (("reading a mini-batch", reading), ("copying it to the device", copying)):
         if time is None:
-            remarks.append(Remark(f"{what} was not measured, and is taken to need no time", True))
+            remarks.append(Remark(f"{what} was not measured and is taken to need no time", True))
         else:
             remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.extrapolated))
     parts = [_priced("io", reading, options.io_s), _priced("h2d", copying, options.h2d_s)]
@@ -202,13 +204,13 @@ def _chosen(sides: Sequence[InputSide], model: str, source: str | None) -> Input
         matches = [side for side in sides if side.source == source]
         if not matches:
             held = f"it holds {names}" if sides else "it holds none: paradl-bench io PATH -o DIR, then calibrate fit"
-            raise UserError(f"--input {source}: the profile has no such input; {held}")
+            raise UserError(f"--input {source}: the profile does not hold this input; {held}")
         return matches[0]
     of_model = [side for side in sides if side.model == model]
     of_any = [side for side in sides if not side.model]
     matches = of_model or of_any
     if len(matches) > 1:
-        raise UserError(f"the profile holds the input of {names}: say which by --input")
+        raise UserError(f"the profile holds several inputs ({names}): say which by --input")
     return matches[0] if matches else None
 
 
@@ -223,6 +225,6 @@ def refuse_unknown(options: InputOptions) -> None:
     """Raise a UserError where nothing is known of an input that options ask for."""
     if options != InputOptions():
         raise UserError(
-            "the profile holds no input of this model to read or copy: paradl-bench io PATH -o DIR, then calibrate fit,"
-            " or give --io-seconds and --h2d-seconds"
+            "the profile holds no times of reading and copying this model's input: run paradl-bench io PATH -o"
+            " DIR, then calibrate fit; or give --io-seconds and --h2d-seconds"
         )

@@ -49,5 +49,5 @@ def on_shared_cores(terms: InputTerms, profile: Profile, rest_s: float, ranks: i
     reading, copying = terms.parts
     modes = tuple((name, seconds * by) for name, seconds in reading.modes)
     parts = [reading._replace(cost=reading.cost._replace(seconds=least_s), modes=modes), copying]
-    text = f"{ranks} ranks and what reads for them share {cores} cores: reading lasts {1e3 * least_s:.4g} ms"
+    text = f"{ranks} ranks and their loaders share {cores} cores, so reading takes {1e3 * least_s:.4g} ms"
     return terms._replace(costs=assemble(parts, 0.0), parts=parts, remarks=(*terms.remarks, Remark(text, False)))

@@ -54,7 +54,7 @@ def priced_copy(copy: CopyTime, work: TensorCopy, count: float, ranks_on_host: i
         remarks.append(Remark(text, True))
     stands_in = copy.direction != work.direction
     if stands_in:
-        remarks.append(Remark("adding up gradients was not measured, copies into buckets are used instead", True))
+        remarks.append(Remark("adding up gradients was not measured: the times of copies into buckets are used", True))
     cost = Cost(
         seconds,
         Source.SCALED if remarks else Source.REGRESSED,
@@ -78,8 +78,8 @@ def _price(work: BucketCopy, known: KnownCosts, context: WorkContext) -> Priced:
         return Priced(known.model.unmeasured.copy(work.bytes, work.tensors, on_host), context.occurrences, work)
     if copy is None:
         raise UserError(
-            "the profile holds no times of copying gradients into and out of buckets; measure a model "
-            f"anew: paradl-bench layers {known.model_name} --batch N -o DIR, then calibrate fit"
+            "the profile holds no times of copying gradients into and out of buckets; measure a model again:"
+            f" paradl-bench layers {known.model_name} --batch N -o DIR, then calibrate fit"
         )
     return priced_copy(copy, work, context.occurrences, on_host)
 

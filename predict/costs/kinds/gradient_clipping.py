@@ -25,7 +25,7 @@ def _price(work: GradientClipping, known: KnownCosts, context: WorkContext) -> P
         cost = known.model.unmeasured.copy(copy.bytes, copy.tensors, on_host)
         return Priced(cost, context.occurrences, work)
     priced = priced_copy(measured, copy, context.occurrences, on_host)
-    remark = Remark(f"clipping gradients was not measured, {measured.what} are used instead", True)
+    remark = Remark(f"clipping gradients was not measured: the times of {measured.what} are used", True)
     cost = priced.cost._replace(source=Source.SCALED, remarks=(*priced.cost.remarks, remark))
     return priced._replace(cost=cost, measurement=work)
 

@@ -37,13 +37,13 @@ def _copied(work: StateCopy, known: KnownCosts, context: WorkContext) -> Priced:
         priced = priced_copy(copy, bucket, context.occurrences, on_host)
         return priced._replace(cost=_standing_in(priced.cost, copy.what), measurement=work)
     raise UserError(
-        "the profile holds no times of copying to the device and back, which --offload needs; measure a model anew: "
-        f"paradl-bench layers {known.model_name} --batch N -o DIR, then calibrate fit"
+        "the profile holds no times of copying to the device and back, which --offload needs; measure a model"
+        f" again: paradl-bench layers {known.model_name} --batch N -o DIR, then calibrate fit"
     )
 
 
 def _standing_in(cost: Cost, what: str) -> Cost:
-    remark = Remark(f"copies of the optimizer's state were not measured, {what} are used instead", True)
+    remark = Remark(f"copies of the optimizer's state were not measured: the times of {what} are used", True)
     return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, remark))
 
 

@@ -125,7 +125,7 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What to say of the wait for so many ranks."""
         if ranks <= 1:
             return ()
-        remarks = [Remark("the straggler factor takes ranks as slow independently of each other", False)]
+        remarks = [Remark("the straggler factor assumes that ranks are slow independently of each other", False)]
         if self.samples < ranks:
             text = f"straggler factor beyond {self.samples} ranks: as many iterations were measured"
             remarks.append(Remark(text, True))

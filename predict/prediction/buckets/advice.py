@@ -59,13 +59,13 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
     """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why."""
     evaluator = evaluator_named(options["evaluator"])
     if evaluator.name not in ("simulate", "osf"):
-        raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")
+        raise UserError(f"--evaluator {evaluator.name} has no buckets: give simulate or osf")
     caps = parse_caps(options["caps"])
     request = _without_input(read_request(options))
     advice: list[BucketAdvice] = []
     for point in request.points:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
-            raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
+            raise UserError(f"buckets belong to data parallelism on at least 2 ranks, not to {point.strategy}")
         advice += _of_point(request.costs, evaluator, point, caps)
     return tuple(advice), request.left_out
 
@@ -79,7 +79,7 @@ def parse_caps(text: str) -> tuple[float, ...]:
         except ValueError:
             value = -1.0
         if not 1 / 1024**2 <= value <= 1024**2:
-            raise UserError(f"--caps {text}: {part.strip()!r} is no number of MiB from 1 byte to 1 TiB")
+            raise UserError(f"--caps {text}: {part.strip()!r} is not a size in MiB from 1 byte to 1 TiB")
         sizes.add(value)
     return tuple(sorted(sizes))
 
@@ -87,7 +87,7 @@ def parse_caps(text: str) -> tuple[float, ...]:
 def _without_input(request: Request) -> Request:
     """Buckets are compared by what they make of the exchange; reading that takes longer would hide it."""
     if request.costs.input_options != InputOptions():
-        raise UserError("predict buckets compares exchanges, whatever the input takes: leave its options out")
+        raise UserError("predict buckets compares exchanges without the input: leave the options of the input out")
     return dataclasses.replace(request, costs=dataclasses.replace(request.costs, input_options=NO_INPUT))
 
 
@@ -176,7 +176,7 @@ def print_advice(advice: Sequence[BucketAdvice]) -> None:
         lines = dict.fromkeys(f"extrapolated: {line}" for row in rows for line in row.extrapolated)
         for line in (*lines, *dict.fromkeys(line for row in rows for line in row.notes)):
             console.print(line, highlight=False)
-    console.print("free overlap: by osf. The last three rows are no setting of DDP.", highlight=False)
+    console.print("free overlap: as osf predicts it. The last three rows are not settings of DDP.", highlight=False)
 
 
 def _in_words(rows: Sequence[BucketAdvice]) -> str:
@@ -187,11 +187,11 @@ def _in_words(rows: Sequence[BucketAdvice]) -> str:
     clear = [row for row in rows if row.gain_interval is not None and row.gain_interval[0] > 0]
     text += f", {_gain_in_words(best)} {_DEFAULT}"
     if not clear:
-        return f"{text}; no cap is clearly better than {_DEFAULT}"
+        return f"{text}; no cap is clearly faster than {_DEFAULT}"
     if best in clear:
         return text
     surest = min(clear, key=_seconds)
-    return f"{text}, which is not clear; {surest.grouping} is clearly better, {_gain_in_words(surest)} it"
+    return f"{text}, which is not certain; {surest.grouping} is clearly faster, {_gain_in_words(surest)} it"
 
 
 def _gain_in_words(row: BucketAdvice) -> str:

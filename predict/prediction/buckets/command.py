@@ -20,7 +20,7 @@ from predict.prediction.command_options import OutputOptions, point_options, ref
         metavar="MiB[,MiB...]",
         default="1,2,4,8,16,25,32,64,128,256",
         show_default=True,
-        help="Values of bucket_cap_mb to try, beside torch's default.",
+        help="Values of bucket_cap_mb to try, besides torch's default.",
     ),
     folded=False,
 )
@@ -45,9 +45,11 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     refuse_missing(options, "profile", "model", "strategy", "batch")
     for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):
         if options[name] is not None:
-            raise UserError(f"--{name.replace('_', '-')}: predict buckets tries groupings; give values by --caps")
+            raise UserError(
+                f"--{name.replace('_', '-')}: predict buckets tries several groupings; give their sizes by --caps"
+            )
     if options["dataset_samples"] is not None:
-        raise UserError("--dataset-samples: predict buckets compares iterations, and says nothing of epochs")
+        raise UserError("--dataset-samples: predict buckets compares iterations, not epochs: leave it out")
     scaled = ctx.get_parameter_source("scaling") is click.core.ParameterSource.COMMANDLINE
     if scaled and options["ranks"] is None:
         raise UserError("--scaling is for the rank counts of --ranks; predict buckets has no other use for it")

@@ -24,11 +24,11 @@ def fusion_file(options: Mapping[str, Any]) -> FusionFile:
     request = read_request(options)
     fusion = request.costs.fusion
     if fusion is None or fusion.rule == "ddp":
-        raise UserError("--fusion-out writes the messages of --fusion none, buffer, ada or mg-wfbp: give one of them")
+        raise UserError("--fusion-out needs --fusion none, buffer, ada or mg-wfbp, whose messages it writes")
     if len(request.points) != 1:
         raise UserError(
-            f"--fusion-out is of one strategy and batch, and this asks for {len(request.points)}: give --strategy with"
-            " its degree (d4) and one --batch"
+            f"--fusion-out takes one strategy and batch, not {len(request.points)}: give --strategy with its"
+            " degree (d4) and one --batch"
         )
     (point,) = request.points
     check_messages(point.strategy, point.settings)

@@ -14,8 +14,8 @@ _MEASURE = "measure it:"
 
 
 def batch_refusal(batch: int, parts: str) -> str:
-    """That a mini-batch does not part over so many."""
-    return f"batch {batch} does not part over {parts}"
+    """That a mini-batch cannot be divided over so many."""
+    return f"batch {batch} cannot be divided over {parts}"
 
 
 @dataclass(slots=True)

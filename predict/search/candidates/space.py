@@ -195,13 +195,13 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
     if any(divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
         yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
-        yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
+        yield "gradients exchanged by node leaders or in segments (--exchange)"
     if any(mesh.zero for mesh in meshes):
-        yield "replicas of shards inside of these, or of ZeRO stage 1 (z3d4d2, d2z1d4)"
+        yield "replicas inside of shards, or of ZeRO stage 1 (z3d4d2, d2z1d4)"
     if any(mesh.stages > 1 for mesh in meshes):
-        yield "stages that do not balance FLOPs (--stages)"
+        yield "pipeline stages that do not balance FLOPs (--stages)"
     if len({choice["recompute"] for choice in held}) > 1:
-        yield "activations of some blocks computed again (--recompute)"
+        yield "recomputing only some blocks (--recompute)"
 
 
 def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[Held, ...]:
@@ -332,7 +332,7 @@ class _Finder:
             text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
             self._impossible.add_settings(text, mesh, len(mesh.orders))
         elif schedule.refusal(mesh.stages, count):
-            text = f"some micro-batches, which --schedule {schedule.name} does not take"
+            text = f"some numbers of micro-batches, which --schedule {schedule.name} cannot run"
             self._impossible.add_settings(text, mesh, len(mesh.orders))
         else:
             return True

@@ -55,7 +55,10 @@ def on_shared_host(costs: CostModel, priced: PricedPlan) -> PricedPlan:
         shared = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
         if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:
             break
-    text = "stages that compute while others of their host wait take from one rank's measured times to all ranks'"
+    text = (
+        "stages that compute while others of their host wait take between the measured times of one rank and of all"
+        " ranks"
+    )
     priced.remarks.add(Remark(text, False))
     return dataclasses.replace(priced, costs=shared)
 

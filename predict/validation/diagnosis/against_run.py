@@ -96,10 +96,10 @@ def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
     limit = case.memory_limit_bytes
     reserved = [peak.reserved_bytes for peak in run.description.memory if peak.reserved_bytes is not None]
     if not reserved:
-        text = "only a GPU's allocator makes kernels wait, and this run has none"
+        text = "only a GPU's allocator makes kernels wait, and this run had no GPU"
         return msgspec.structs.replace(finding, state="does not apply", evidence=text)
     if limit is None:
-        text = "a cluster file that gives memory_bytes_per_rank says how much there is"
+        text = "the size of the memory: give a cluster file with memory_bytes_per_rank"
         return msgspec.structs.replace(finding, evidence=f"needs {text}")
     share = max(reserved) / limit
     return msgspec.structs.replace(

@@ -34,20 +34,28 @@ _BESIDE_A_RUN = (
 @click.command("diagnose", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
 @option_group(
-    "Of a diagnosis",
+    "Diagnosis",
     click.option(
-        "--run", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Of paradl-bench train; says the rest."
+        "--run",
+        type=click.Path(path_type=Path),
+        metavar="RUN_DIR",
+        help="Directory that paradl-bench train wrote: it says the model, strategy and batch.",
     ),
-    click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's."),
+    click.option("--memory", metavar="16GiB", help="Memory of one rank. Default: the cluster's."),
     click.option(
         "--at-least",
         default=0.05,
         show_default=True,
         type=click.FloatRange(0, 1, min_open=True),
         metavar="F",
-        help="Share of an iteration from which on a limitation is present.",
+        help="A limitation is reported as present if it takes at least this share of an iteration.",
     ),
-    click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies."),
+    click.option(
+        "--remedies/--no-remedies",
+        default=True,
+        show_default=True,
+        help="Try other settings and strategies as remedies.",
+    ),
     why_option,
     folded=False,
 )
@@ -55,7 +63,9 @@ _BESIDE_A_RUN = (
     "Output",
     click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
     json_format("json holds every finding with its numbers."),
-    click.option("--force", is_flag=True, help="Replace an output file, and take a run of another environment."),
+    click.option(
+        "--force", is_flag=True, help="Replace an existing output file, and accept a run from another environment."
+    ),
     folded=False,
 )
 @click.pass_context
@@ -85,15 +95,17 @@ def _refuse_unused(ctx: click.Context, options: dict[str, Any]) -> None:
     from paradl_bench.core.errors import UserError
 
     if options["evaluator"] != "simulate":
-        raise UserError(f"--evaluator {options['evaluator']}: predict diagnose reads what simulate says; leave it out")
+        raise UserError(
+            f"--evaluator {options['evaluator']}: predict diagnose uses --evaluator simulate; leave --evaluator out"
+        )
     if options["dataset_samples"] is not None:
-        raise UserError("--dataset-samples: predict diagnose looks at iterations, and says nothing of epochs")
+        raise UserError("--dataset-samples: predict diagnose looks at iterations, not at epochs: leave it out")
     if options["run"] is None:
         return
     for parameter in ctx.command.params:
         name = str(parameter.name)
         if name not in _BESIDE_A_RUN and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"{parameter.opts[0]}: the run of --run says it; leave it out")
+            raise UserError(f"{parameter.opts[0]} is known from the run of --run; leave it out")
 
 
 def _of_run(options: dict[str, Any]) -> list[Diagnosis]:

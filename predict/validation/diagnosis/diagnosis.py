@@ -142,7 +142,7 @@ def _can_have(limitation: Limitation, strategy: Strategy) -> bool:
 
 def _absent(limitation: Limitation, case: Case) -> Finding:
     if limitation.name == of.INPUT:
-        text = "no input is in the profile or was given; measure it: paradl-bench io, then calibrate fit"
+        text = "the input is unknown; measure it: paradl-bench io, then calibrate fit"
         return Finding(limitation=limitation, state="not measured", evidence=text)
     return Finding(limitation=limitation, state="does not apply", evidence=f"{case.prediction.strategy} has none")
 
@@ -196,12 +196,14 @@ def _memory(limitation: Limitation, case: Case) -> Finding:
     """Redundant memory hurts where a rank's peak comes near to what there is."""
     peak, limit = case.prediction.memory.memory_bytes, case.memory_limit_bytes
     share = case.redundant_bytes / peak if peak else 0.0
-    held = f"{format_bytes(round(case.redundant_bytes))} of the peak of {format_bytes(peak)} are held elsewhere too"
+    held = (
+        f"{format_bytes(round(case.redundant_bytes))} of the peak of {format_bytes(peak)} are also held on other ranks"
+    )
     if case.prediction.ranks == 1:
-        return Finding(limitation=limitation, state="does not apply", evidence="one rank holds everything once")
+        return Finding(limitation=limitation, state="does not apply", evidence="one rank holds every tensor once")
     state: State = "not measured"
     if limit is None:
-        held += "; --memory, or a cluster file, says how much there is"
+        held += "; the memory size is unknown: give --memory or a cluster file"
     else:
         _, high = case.prediction.memory.memory_interval_bytes or (peak, peak)
         held += f"; there are {format_bytes(round(limit))} a rank"

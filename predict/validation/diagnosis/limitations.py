@@ -49,7 +49,7 @@ SPLIT_AND_CONCATENATE = "split and concatenation"
 RANKS = "number of ranks"
 INPUT = "input"
 
-_RUN = "a run to hold against: predict diagnose --run DIR"
+_RUN = "a run to compare with: predict diagnose --run DIR"
 
 
 def _limitation(name: str, category: Category, *phases: str, inference: bool = True) -> Limitation:

@@ -10,7 +10,7 @@ from predict.validation.diagnosis.findings import Diagnosis, Finding
 
 _NOT_APPLICABLE = "does not apply"
 _EXTRAPOLATED = "extrapolated: "
-_COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "what says so")
+_COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "evidence")
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
@@ -27,7 +27,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
         console.print(f"{_NOT_APPLICABLE} to {diagnosis.strategy}: {names}", highlight=False)
     there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not there:
-        console.print(f"Nothing takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
+        console.print(f"No limitation takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
     for line in (*(line for finding in there for line in _remedies(finding)), *_notes(diagnosis, why=why)):
         console.print(line, highlight=False)
 
@@ -64,7 +64,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
 def _remedies(finding: Finding) -> list[str]:
     name = finding.limitation.name
     if not finding.remedies:
-        return [f"{name}: nothing that was tried helps"]
+        return [f"{name}: none of the changes that were tried helps"]
     lines = []
     for remedy in finding.remedies:
         gain, low, high = (format_difference(value, 1) for value in (remedy.gain, *remedy.gain_interval))

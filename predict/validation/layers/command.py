@@ -15,18 +15,18 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
 
 @click.command("validate-layers", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote.")
-@click.option("--model", metavar="M", help="A model of the profile, whose layers it measured.")
+@click.option("--model", metavar="M", help="A model whose layers the profile holds.")
 @click.option(
     "--layers",
     metavar="regressed[:NAME]|roofline",
     default="regressed",
     show_default=True,
-    help="What is compared with measured layers: regressors of kernels (NAME: mlp, trees, ...), or the roofline.",
+    help="What to compare with measured layers: regressors of kernels (NAME: mlp, trees, ...), or the roofline.",
 )
-@click.option("--batch", type=click.IntRange(1), metavar="N", help="Local. Default: the largest that was measured.")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Local batch. Default: the largest measured one.")
 @measured_dtype_option
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
-@click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="Names that make a block, at most.")
+@click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="The most names in one block.")
 @click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png, .svg or .html.")
 @click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
 @json_format("json holds all layers.")

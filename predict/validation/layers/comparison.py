@@ -148,7 +148,7 @@ def validate_layers(
             nothing that says what one takes.
     """
     if layers_from.measured:
-        raise UserError("--layers measured: validate-layers holds layers against measured ones; give another")
+        raise UserError("--layers measured: validate-layers compares with measured layers; give regressed or roofline")
     of_settings = of_kernel_settings(compared.profile, compared.kernel_settings)
     network, dtype = compared.network, compared.dtype
     place = _place_of(of_settings, network, dtype, batch)
@@ -193,13 +193,13 @@ def _place_of(profile: Profile, network: ModelGraph, dtype: str, batch: int | No
     batches = sorted({time.batch for time in times if not time.shard and time.phase in _PHASES})
     if not batches:
         raise UserError(
-            f"the profile measured no layers of {network.name} in {dtype}, so there is nothing to hold estimates"
-            f" against; measure them: paradl-bench layers {network.name} --batch N -o DIR, then calibrate fit"
+            f"the profile holds no measured layers of {network.name} in {dtype}, with which to compare estimates;"
+            f" measure them: paradl-bench layers {network.name} --batch N -o DIR, then calibrate fit"
         )
     if batch is not None and batch not in batches:
         raise UserError(
-            f"--batch {batch}: layers of {network.name} were measured at {', '.join(map(str, batches))}; give one of"
-            " these"
+            f"--batch {batch}: layers of {network.name} were measured at batch {', '.join(map(str, batches))};"
+            " give one of these"
         )
     at = batches[-1] if batch is None else batch
     return _Place(at, min(time.ranks_on_host for time in times if time.batch == at))
@@ -335,8 +335,11 @@ def _apart(profile: Profile, layers_from: LayersFrom) -> tuple[str, ...]:
     sweeps = [source.path for source in profile.sources if source.kind == "kernels"]
     measured = [source.path for source in profile.sources if source.kind == "layers"]
     if not sweeps:
-        return ("the profile does not say on which kernels its regressors were fitted: errors may not be held out",)
-    layers = f"; layers were measured by themselves in {', '.join(measured)}" if measured else ""
+        return (
+            "the profile does not say on which kernels its regressors were fitted: these errors may be errors on"
+            " training data",
+        )
+    layers = f"; layers were measured alone in {', '.join(measured)}" if measured else ""
     return (f"regressors were fitted on kernels swept in {', '.join(sweeps)}{layers}",)
 
 

@@ -81,7 +81,7 @@ def _label(left: Axes, right: Axes) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("(estimated - measured) / measured, %")
     left.set_xlabel("stage, and how many layers")
-    right.set_xlabel("kind of layer, the one of most seconds first")
+    right.set_xlabel("kind of layer (sorted by seconds)")
     handles = [
         Line2D([], [], color=_COLOURS[stage], marker="s", linestyle="", label=stage, alpha=0.6)
         for stage in ("FW", "BW")
@@ -100,7 +100,7 @@ def _said(validation: LayerValidation) -> list[str]:
     whole, (fitted_on, regressed) = validation.network, validation.of_regressed
     parts = [] if whole.re is None or whole.wre is None else [f"network: RE {whole.re:+.1%}, WRE {whole.wre:.1%}"]
     if regressed:
-        parts.append(f"{fitted_on} of {regressed} regressed layers have swept shapes, so are not held out")
+        parts.append(f"{fitted_on} of {regressed} regressed layers have swept shapes, so their errors are not held out")
     return [
         f"{validation.model}, batch {validation.batch}, {validation.dtype}:"
         f" layers {validation.layers_from} against measured",

@@ -28,7 +28,7 @@ def print_layers(validation: LayerValidation) -> None:
     shown = worst[:_SHOWN_LAYERS]
     more = f" of {len(worst)} (all with --json)" if len(worst) > len(shown) else ""
     columns = ("layer", "kind", "stage", "measured", "estimated", "RE", "WRE", "source", "fitted on")
-    title = f"Layers, by the seconds that they are missed by: {len(shown)}{more}"
+    title = f"Layers, sorted by their error in seconds: {len(shown)}{more}"
     console.print(table(columns, [_layer_row(layer) for layer in shown], title=title))
     for line in lines_of(validation):
         console.print(line)
@@ -38,15 +38,15 @@ def lines_of(validation: LayerValidation) -> list[str]:
     """Which errors are of layers that no regressor was fitted on, where estimates come from, and what was left out."""
     shares = ", ".join(f"{source} {format_share(share)}" for source, share in validation.sources.items())
     lines = [
-        "RE: (estimated - measured) / measured, of several layers of their sums; WRE: mean |estimated - measured| over "
-        "mean measured (KernelMLP, equations 1 to 3).",
+        "RE: (estimated - measured) / measured; for several layers, RE of their sums. WRE: mean |estimated -"
+        " measured| over mean measured (KernelMLP, equations 1 to 3).",
         f"estimated seconds by source: {shares}",
     ]
     fitted_on, regressed = validation.of_regressed
     if regressed:
         said = (
-            f"{fitted_on} of {regressed} regressed layers have a shape that was swept for their regressor: their errors"
-            " are of another measurement of a kernel that it knows, and are not held out"
+            f"{fitted_on} of {regressed} regressed layers have a shape that was swept for their regressor. Their"
+            " errors compare two measurements of one kernel and are not held out"
             if fitted_on
             else f"none of {regressed} regressed layers has a shape that was swept for its regressor: all are held out"
         )

@@ -109,7 +109,7 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
     for of_rank, units, role in zip(measured.values(), predicted, roles, strict=True):
         known = _as_predicted(measured_units(of_rank), units, _losses(timeline, role, schedule))
         if known is None:
-            return "no begin and end of every forward and backward were recorded, or others than planned"
+            return "the run did not record begin and end of every planned forward and backward"
         stamped.append(known)
     starts = _starts(measured, HostClocks(read_host_records(run.path)))
     last_s = max(role.finish_s for role in roles)

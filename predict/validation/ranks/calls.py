@@ -46,9 +46,9 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
         """What to know of the calls, in lines."""
         measured, predicted = self.measured, self.predicted
         return [
-            f"in calls a rank waits {format_seconds(measured.waiting_s)} for the last one"
-            f" (predicted {format_seconds(predicted.waiting_s)}) and transfers for"
-            f" {format_seconds(measured.transferring_s)} (predicted {format_seconds(predicted.transferring_s)})",
+            f"in calls a rank waits {format_seconds(measured.waiting_s)} for the last rank (predicted"
+            f" {format_seconds(predicted.waiting_s)}) and transfers for {format_seconds(measured.transferring_s)}"
+            f" (predicted {format_seconds(predicted.transferring_s)})",
             self.timing.line(),
         ]
 

@@ -19,9 +19,11 @@ _BESIDE_RUNS = ("profile", "cluster", "layers", "memory", "remedies", "output", 
 @click.argument("runs", nargs=-1, metavar="[RUN_DIR...]", type=click.Path(path_type=Path))
 @point_options
 @search_options
-@click.option("--remedies/--no-remedies", default=True, show_default=True, help="Try settings and strategies.")
+@click.option(
+    "--remedies/--no-remedies", default=True, show_default=True, help="Try other settings and strategies as remedies."
+)
 @click.option("-o", "--output", metavar="FILE", required=True, help="The page, report.html; - for standard output.")
-@click.option("--force", is_flag=True, help="Replace an existing page, and take runs of another environment.")
+@click.option("--force", is_flag=True, help="Replace an existing page, and accept runs from another environment.")
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> None:
     """Write one HTML file that explains a prediction: which strategy, how long, why, and what would help.
@@ -44,9 +46,13 @@ def report(ctx: click.Context, /, runs: tuple[Path, ...], **options: Any) -> Non
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     refuse_missing(options, "profile")
     if options["evaluator"] != "simulate":
-        raise UserError(f"--evaluator {options['evaluator']}: predict report shows what simulate says; leave it out")
+        raise UserError(
+            f"--evaluator {options['evaluator']}: predict report uses --evaluator simulate; leave --evaluator out"
+        )
     of_runs = bool(runs) and options["model"] is None
-    unused = dict.fromkeys(options.keys() - set(_BESIDE_RUNS), "the runs say it; give --model too, or leave it out")
+    unused = dict.fromkeys(
+        options.keys() - set(_BESIDE_RUNS), "this is known from the runs; leave it out, or give --model too"
+    )
     if not of_runs:
         refuse_missing(options, "model", "batch", *(() if options["strategy"] else ("ranks",)))
         unused = {} if options["strategy"] else SEARCHED

@@ -99,7 +99,7 @@ def gather_runs(options: Options, validation: Report) -> Content:
     """
     pairs = pairs_of(validation.pairs, PREDICTOR)
     if not pairs:
-        raise UserError("memory ended every run: give one that has times, or --model")
+        raise UserError("every run ran out of memory: give a run that has times, or --model")
     worst = max(pairs, key=lambda pair: abs(pair.error))
     run, costs, point, notes = read_run_to_diagnose(Path(worst.run), options)
     limit_memory(costs, options["memory"])

@@ -66,9 +66,9 @@ def markdown_calls(report: Report) -> list[str]:
     return [
         "## Calls timed one by one",
         "",
-        "What a rank spends an iteration with: waiting in calls for the last rank, where Horovod would negotiate; "
-        "transferring; between calls, until the next bucket is full (OSF's WAIT); copying gradients out of the last "
-        "buckets; and the rest, which is compute beside no call. Predictions are of the mean rank.",
+        "How a rank spends an iteration: waiting in calls for the last rank, where Horovod would negotiate;"
+        " transferring; waiting between calls until the next bucket is full (OSF's WAIT); copying gradients out"
+        " of the last buckets; and the rest, which is compute without calls. Predictions are for the mean rank.",
         "",
         *markdown_table(calls_table(report)),
         "",

@@ -75,7 +75,7 @@ def print_report(report: Report, path: Path, form: str) -> None:
         "Accuracy": _shown(_scores(report), _OF_SCORES),
     }
     if report.reruns:
-        tables["What repeating a run predicts of it"] = _reruns(report)
+        tables["How well a repeated run predicts a run"] = _reruns(report)
     if report.repeated:
         tables["Median of a configuration's runs"] = _shown(_repeated(report), _OF_REPEATED)
         tables["Accuracy over configurations"] = _configurations(report)
@@ -115,7 +115,7 @@ def markdown(report: Report) -> str:
         "",
         "## Accuracy",
         "",
-        "Phases: accuracy of forward, backward, what is left of the gradient exchange after it, and weight update.",
+        "Phases: accuracy of forward, backward, the gradient exchange after backward, and the weight update.",
         "",
         *markdown_table(_scores(report)),
         "",
@@ -145,12 +145,12 @@ def _markdown_reruns(report: Report) -> list[str]:
     return [
         "## Repeated runs",
         "",
-        "How well the other real runs of a configuration predict each run of it; a prediction can hardly do better.",
+        "How well the other runs of a configuration predict each of its runs. A prediction can hardly do better.",
         "",
         *markdown_table(_reruns(report)),
         "",
-        "Where the machine's speed changes from run to run, one prediction can't meet every run. Below, the median of "
-        "a configuration's runs, between the fastest and the slowest of them, stands for it.",
+        "If the machine's speed changes from run to run, one prediction can't match every run. Below, each"
+        " configuration has the median of its runs, with the fastest and the slowest of them.",
         "",
         *markdown_table(_repeated(report)),
         "",
@@ -165,8 +165,8 @@ def _markdown_scaling(report: Report) -> list[str]:
     return [
         "## Scaling factor",
         "",
-        "Seconds of one rank over those of the run, at the same mini-batch a rank: as measured, where a serial run is "
-        "there, and as each evaluator predicts both.",
+        "Seconds of one rank over seconds of the run, at the same mini-batch a rank: measured (where a serial run"
+        " exists), and predicted by each evaluator.",
         "",
         *markdown_table(_scaling(report)),
         "",

@@ -84,11 +84,11 @@ def test_merge_refuses_conflicting_numbers_and_takes_the_first_by_force(field: s
     changed = tuple(msgspec.convert(dict(changed_numbers(field, entry)), type(entry)) for entry in entries)
     assert changed != entries
     other = msgspec.structs.replace(CASE, **{field: changed})
-    with pytest.raises(UserError, match="with other numbers: fit their directories together"):
+    with pytest.raises(UserError, match="with different numbers: fit their directories together"):
         merge_profiles([CASE, other], ["a", "b"], command_line=(), force=False)
     found = merge_profiles([CASE, other], ["a", "b"], command_line=(), force=True)
     assert getattr(found, field) == entries
-    assert any("taken from a by --force" in note for note in found.notes)
+    assert any("taken from a because of --force" in note for note in found.notes)
 
 
 def changed_numbers(field: str, entry: msgspec.Struct) -> Iterator[tuple[str, object]]:

@@ -139,7 +139,7 @@ def test_groups_at_once_and_compute_are_not_mixed(options: tuple[str, ...], tmp_
     """Nor by the options of the version before."""
     result = collectives(tmp_path / "out", "--ranks", "2", *options)
     assert result.returncode == 2
-    assert "groups=2 is of a sweep of its own: give after-compute to one of one group" in result.stderr
+    assert "groups=2 needs a sweep of its own: measure after-compute in another sweep" in result.stderr
 
 
 def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,14 +222,14 @@ def test_without_root_a_sweep_runs_on_one_level_with_notice(tmp_path: Path) -> N
         ("collectives --ranks-per-node 2 --ranks 2", "--ranks-per-node is of emulated nodes: give --nodes"),
         (
             "collectives --nodes 3 --ranks-per-node 1 --contexts groups=2 --link-bandwidth 1Gbit/s",
-            "--contexts groups=2: 3 ranks do not make so many equal groups of 2 or more",
+            "--contexts groups=2: 3 ranks cannot form so many equal groups of 2 or more",
         ),
-        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes at least 2 ranks"),
+        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective needs at least 2 ranks"),
         (
             "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --backend nccl",
             "--nodes emulates nodes for ranks on a CPU",
         ),
-        ("collectives --tool osu --nodes 2 --ranks 2", "--nodes is for --tool torch; osu does not know it"),
+        ("collectives --tool osu --nodes 2 --ranks 2", "--nodes is for --tool torch; osu does not have it"),
         (
             "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --launcher torchrun",
             "--nodes emulates nodes for ranks that this program starts; torchrun started this one",

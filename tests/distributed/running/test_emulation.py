@@ -353,7 +353,7 @@ def test_train_emulates_a_serial_run_and_resumes_it(place: Path) -> None:
         ("--strategy d2 --dilate 2", "--dilate is for layers that sleep"),
         ("--strategy d2 --slow-rank 2", "--slow-rank is for layers that sleep"),
         ("--strategy d2 --spread", "--spread is for layers that sleep"),
-        ("--strategy d2 --emulate profile.json --seed 1", "--seed is of what --spread draws: give it with --spread"),
+        ("--strategy d2 --emulate profile.json --seed 1", "--seed needs --spread, whose sleeps it draws"),
         ("--strategy d2 --emulate profile.json --spread --seed -1", "-1 is not in the range"),
         ("--strategy d2 --emulate profile.json --slow-rank 2@2", "--slow-rank 2@2: d2 has ranks 0 to 1"),
         ("--strategy d2 --emulate profile.json --slow-rank half", "'half' is no FACTOR[@RANK]"),

@@ -122,7 +122,7 @@ def test_ranks_still_running_at_the_limit_show_their_stacks(program: str, capfd:
     # Enough to load torch with other work beside it; the ranks would sleep for ten minutes.
     with pytest.raises(WorkError, match=r"rank 0, 1 did not end within 30 s .*rank 0 is in .*, rank 1 is in main \("):
         launch(program, "hang", "--timeout", "600", timeout_s=30)
-    assert "rank 1 did not end in time; where its threads stand:" in capfd.readouterr().err
+    assert "rank 1 did not end in time; stacks of its threads:" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

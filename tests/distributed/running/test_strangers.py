@@ -147,8 +147,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("what", "ranks", "message"),
     [
-        ("key", 2, "a process that is not of this run answered instead of rank"),
-        ("key", 3, "a process that is not of this run answered instead of rank"),
+        ("key", 2, "a process outside of this run answered instead of rank"),
+        ("key", 3, "a process outside of this run answered instead of rank"),
         ("pickle", 2, "another rank sent torch posix.getpid, and this program unpickles plain values alone"),
         ("type", 2, "a rank sent what is no <class 'int'>"),
     ],

@@ -60,8 +60,8 @@ def test_a_time_limit_keeps_measurements_and_says_how_to_resume(workplace: Path)
     assert process.returncode == 3, errors
     last = errors.strip().splitlines()[-1]
     assert last == (
-        "paradl-bench: error: ended by SIGTERM (a time limit?); what was measured is kept: run the same command again"
-        f" to go on: paradl-bench {' '.join(command)}"
+        "paradl-bench: error: ended by SIGTERM (time limit?); what was measured is kept: run the same command"
+        f" again to go on: paradl-bench {' '.join(command)}"
     )
     kept = points(workplace / "sweep")
     assert set(kept.values()) == {1}
@@ -113,7 +113,7 @@ def test_a_hanging_rank_is_ended_with_every_ranks_stack(workplace: Path) -> None
     assert "rank 1 is in misbehave (survivors.py:" in last
     assert "to go on: paradl-bench train survivors:Sleeps" in last
     for rank in (0, 1):
-        assert f"rank {rank} made no progress; where its threads stand:\nCurrent thread" in result.stderr
+        assert f"rank {rank} made no progress; stacks of its threads:\nCurrent thread" in result.stderr
     assert len(read_records(workplace / "run", TRAINING_FILE, TrainingIterations)) == 2
 
 
@@ -121,7 +121,7 @@ def test_a_rank_that_is_stopped_is_named_as_such(workplace: Path) -> None:
     result = run_in_process(workplace, *train("Stops", "--hang-timeout", "8"))
     assert result.returncode == 3
     assert "rank 1 is stopped (SIGSTOP): it cannot show its stack" in result.stderr.strip().splitlines()[-1]
-    assert "rank 0 made no progress; where its threads stand:\nCurrent thread" in result.stderr
+    assert "rank 0 made no progress; stacks of its threads:\nCurrent thread" in result.stderr
 
 
 @pytest.mark.slow

@@ -188,7 +188,7 @@ def test_made_images_are_gone_after_the_run(workplace: Path) -> None:
         ({"source": "many"}, "images in 5 folders, and targets of this model have 4 classes"),
         ({"source": "broken"}, "no image, or of a format that Pillow does not read"),
         ({"more": ("--preset", "fast")}, "--preset fast: choices are naive"),
-        ({"more": ("--preset", "naive")}, "--preset naive reads in the process that trains: give --io-workers 0"),
+        ({"more": ("--preset", "naive")}, "--preset naive reads in the training process: give --io-workers 0"),
         ({"more": ("--preset", "cntk", "--strategy", "f2")}, "--preset cntk is for data parallelism alone (d2)"),
         ({"more": ("--preset", "mxnet", "--bucket-cap-mb", "1")}, "--bucket-cap-mb is for DDP's buckets"),
         ({"more": ("--preset", "mxnet", "--compile")}, "--preset mxnet with --compile"),

@@ -90,7 +90,7 @@ def test_stages_that_share_layers_are_cut_by_measured_seconds(tmp_path: Path) ->
     ("arguments", "message"),
     [
         (("--strategy", "p2", "--balance", "nowhere"), "nowhere is no measurement directory"),
-        (("--strategy", "d2", "--balance", "nowhere"), "--balance is for the stages of a pipeline"),
+        (("--strategy", "d2", "--balance", "nowhere"), "--balance is for pipelines"),
         (("--strategy", "p2f7"), "7 ranks along f7, but p <= 5: fewest filters, layer classifier.3"),
     ],
 )

@@ -92,7 +92,7 @@ def test_what_computes_in_fp32_is_compared_as_such(found: dict[str, dict[str, An
 
 def test_what_draws_unseen_is_not_called_wrong(found: dict[str, dict[str, Any]]) -> None:
     assert found["Drawing:d2:right"]["first"] is None
-    assert found["Drawing:d2:right"]["why_not"] == "the serial model itself gives something else each time"
+    assert found["Drawing:d2:right"]["why_not"] == "the serial model itself gives different results each time"
 
 
 MODELS = """

@@ -24,7 +24,7 @@ class SequenceOptions(AxisOptions, frozen=True, kw_only=True):
             choices=("off", "on"),
             default="off",
             searched="tries both",
-            help="Norms, dropout and residuals of tensor axes on a part of the sequence each.",
+            help="With tensor parallelism: each rank computes norms, dropout and residuals on a part of the sequence.",
         ),
     )
 

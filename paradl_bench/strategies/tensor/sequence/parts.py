@@ -13,6 +13,7 @@ torch.distributed.tensor.parallel's SequenceParallel.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
@@ -79,6 +80,21 @@ def _summed(network: ModelGraph, pairs: Pairs) -> dict[int, tuple[str, ...]]:
         if parameters:
             summed[index] = parameters
     return summed
+
+
+def arriving_summed(network: ModelGraph, summed: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """Parameters in the order in which gradients arrive: one message sums a layer's, in the order that it reads them.
+
+    Without it they arrive as its kernel returns them: the bias of a linear layer before the weight.
+    """
+    readers = Counter(name for layer in network.layers for name in layer.parameters)
+    places = {name: place for place, name in enumerate(network.gradient_order)}
+    order = list(network.gradient_order)
+    for names in summed.values():
+        alone = [name for name in names if readers[name] == 1 and name in places]
+        for place, name in zip(sorted(places[name] for name in alone), alone, strict=True):
+            order[place] = name
+    return tuple(order)
 
 
 class _Walk(TokenWalk):

@@ -11,12 +11,20 @@ from paradl_bench.core.terminal.help import GroupedCommand
 
 @click.command("explore", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
-@click.option("--model", metavar="MODEL", help="To begin with; of the profile, or a language model with a known name.")
-@click.option("--ranks", type=click.IntRange(1), default=64, show_default=True, help="To begin with.")
-@click.option("--batch", type=click.IntRange(1), default=1024, show_default=True, help="To begin with: global.")
-@click.option("--memory", metavar="SIZE", help="Of a device, to begin with, as 80GiB. Default: of the profile's.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On this machine. Default: a free one.")
-@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page; never over ssh.")
+@click.option(
+    "--model", metavar="MODEL", help="Model to begin with: one of the profile, or a language model with a known name."
+)
+@click.option("--ranks", type=click.IntRange(1), default=64, show_default=True, help="Number of ranks to begin with.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=1024, show_default=True, help="Global mini-batch to begin with."
+)
+@click.option(
+    "--memory", metavar="SIZE", help="Memory of a device to begin with, such as 80GiB. Default: the profile's."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on this machine. Default: a free one.")
+@click.option(
+    "--browser/--no-browser", default=True, show_default=True, help="Open the page in a browser (never over ssh)."
+)
 def explore(**options: Any) -> None:
     """Open a page on this machine: strategies, memory and timeline follow sliders for links and devices.
 

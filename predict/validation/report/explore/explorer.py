@@ -131,7 +131,7 @@ class Explorer:
         Plans, their memory and the measured layers depend on neither ranks, batch nor limit: searches keep them.
         """
         if searched.profile >= len(self._profiles):
-            raise UserError(f"profile {searched.profile}: there are {len(self._profiles)}")
+            raise UserError(f"profile {searched.profile}: give a number below {len(self._profiles)}")
         if searched.model not in (known := self._models_of(searched.profile)):
             raise unknown_choice("model", searched.model, known)
         options = self._options(searched)

@@ -40,9 +40,7 @@ def begin(options: Mapping[str, Any]) -> Opening:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{error.name} is not installed, which serves the page: pip install 'paradl[explore]'"
-        ) from None
+        raise UserError(f"{error.name} serves the page and is not installed: pip install 'paradl[explore]'") from None
     from predict.validation.report.explore.explorer import Explorer
     from predict.validation.report.explore.server import LOOPBACK, application, listening, new_token
 

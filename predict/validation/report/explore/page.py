@@ -23,10 +23,13 @@ FILES = {
 }
 """All files that the page asks for, by name."""
 _CHARTS = {
-    "ranking": ("Time of an iteration", "A mark is predicted, its line the 90% interval. A cross needs more memory."),
+    "ranking": (
+        "Time of an iteration",
+        "A mark is a prediction, its line the 90% interval. A cross needs more memory.",
+    ),
     "breakdown": ("What an iteration is made of", "Parts add up to the iteration of the chosen row."),
     "memory": ("Memory of the rank that needs most", "Parts add up to the peak. The dashed line is the limit."),
-    "timeline": ("Timeline of one iteration", "A row is a stream of a rank, a bar a task."),
+    "timeline": ("Timeline of one iteration", "A row is a stream of a rank. A bar is a task."),
 }
 _SLIDERS = {
     "bandwidth": "bandwidth of links",

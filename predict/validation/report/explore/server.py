@@ -71,7 +71,7 @@ class _Gate:
         origin = request.headers.get("origin")
         at_home = request.headers.get("host") in self.hosts
         if not at_home or origin not in (None, *(f"http://{host}" for host in self.hosts)):
-            return _told(403, {"error": "this page is for this machine alone"})
+            return _told(403, {"error": "this page can be read from this machine only"})
         if not secrets.compare_digest(request.path_params["token"].encode(), self.token.encode()):
             return _told(404, {"error": "nothing is here"})
         return None

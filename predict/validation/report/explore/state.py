@@ -88,7 +88,7 @@ def decode(content: bytes) -> Asked:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         field = str(error).rpartition("`$.search.")[2].removesuffix("`")
         right = _RIGHT.get(field)
-        raise UserError(f"{field}: give {right}" if right else f"the request is wrong: {error}") from None
+        raise UserError(f"{field}: give {right}" if right else f"bad request: {error}") from None
 
 
 def commands(words: Sequence[str], changed: Changed) -> tuple[str, str]:

@@ -41,9 +41,10 @@ def _verdict(content: Content) -> list[str]:
         score = whole.overall[PREDICTOR].score
         (pair,) = (pair for pair in pairs_of(whole.pairs, PREDICTOR) if pair.run == content.run)
         return [
-            f"Predictions of {counted(score.runs, 'run')} are {format_accuracy(score.mean_accuracy)} accurate in the"
-            f" mean. The 90% intervals hold {score.interval_coverage:.0%} of the runs.",
-            f"The prediction of {content.run} is farthest off. The rest of this page looks into that run:"
+            f"The mean accuracy of {counted(score.runs, 'predicted run')} is"
+            f" {format_accuracy(score.mean_accuracy)}. The 90% intervals hold {score.interval_coverage:.0%} of"
+            " the runs.",
+            f"The prediction of {content.run} has the largest error. The rest of this page is about that run:"
             f" {best.model}, {called(best)}.",
             f"Its iterations took {format_seconds(pair.measured_median_s)} in the median.",
         ]
@@ -88,7 +89,7 @@ def _fit(content: Content, best: Prediction) -> str:
     if peak.fits is False:
         verdict = "It does not fit"
     elif high > limit:
-        verdict = "It may not fit, the limit lies inside the interval"
+        verdict = "It may not fit: the limit lies inside the interval"
     else:
         verdict = "It fits"
     return f"{verdict}. {held}; {format_bytes(limit)} are there."
@@ -137,8 +138,8 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
     return Figure(
         name="ranking",
         title="Samples a second" if by_rate else "Time of an iteration",
-        shows="A mark is predicted and its line the 90% interval. The star is the answer, a cross needs more"
-        " memory than there is.",
+        shows="A mark is a prediction, its line the 90% interval. The star is the answer. A cross needs more memory"
+        " than there is.",
         table=Table(titles, cells),
         data={"rows": rows, "by_rate": by_rate},
     )
@@ -160,8 +161,9 @@ def made_of(predictions: tuple[Prediction, ...]) -> Figure:
     return Figure(
         name="breakdown",
         title="What an iteration is made of",
-        shows="Parts add up to the iteration. FW and BW are forward and backward, GE is the gradient exchange that is"
-        " left after backward, WU the weight update. Others are communication that layers wait for, and waiting.",
+        shows="Parts add up to the iteration. FW and BW are forward and backward, GE is the gradient exchange that goes"
+        " on after backward, WU the weight update. The other parts are communication for which layers wait, and"
+        " waiting.",
         table=Table(("configuration", *parts), cells),
         data=rows,
     )

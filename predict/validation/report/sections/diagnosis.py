@@ -18,7 +18,7 @@ def section(content: Content) -> Section:
         lines.append(f"Nothing takes {diagnosis.at_least:.0%} of it or more.")
     helpless = [finding.limitation.name for finding in there if not finding.remedies]
     if helpless and content.remedies_tried:
-        lines.append(f"Nothing that was tried helps against {', '.join(helpless)}.")
+        lines.append(f"None of the changes that were tried helps against {', '.join(helpless)}.")
     tables = {"All limitations": _table(diagnosis.findings)}
     if any(finding.remedies for finding in there):
         tables = {"What would help": _remedies(there), **tables}
@@ -68,7 +68,7 @@ def _table(findings: list[Finding] | tuple[Finding, ...]) -> Table:
         )
         for finding in findings
     ]
-    return Table(("limitation or bottleneck", "state", "share", "90%", "what says so"), rows)
+    return Table(("limitation or bottleneck", "state", "share", "90%", "evidence"), rows)
 
 
 def _remedies(findings: list[Finding]) -> Table:

@@ -42,7 +42,7 @@ def section(content: Content) -> Section | None:
     return Section(
         name="fits",
         title="What it stands on: fits and their errors",
-        lines=["Held-out errors are at sizes that the fit had not seen, each left out in turn."],
+        lines=["Held-out errors are errors at sizes left out of the fit, one at a time."],
         figures=((_errors(fits),) if fits else ()) + ((_curves(drawn),) if drawn else ()),
         tables={"How measured layers add up to an iteration": Table(titles, layers)} if layers else {},
     )
@@ -106,7 +106,7 @@ def _curves(groups: Sequence[Sequence[CommunicationFit]]) -> Figure:
         name="fits",
         title="Time of a call, measured and fitted, and what the fit misses",
         shows="Marks are measured, lines are fitted, bands their 90% intervals. Below, filled marks are residuals of"
-        " the fit, hollow ones those of a fit that had not seen the size.",
+        " the fit. Hollow marks are errors at sizes left out of the fit.",
         table=Table(("collective", "ranks", "message", "measured", "residual", "held out"), cells),
         data=[{"label": title_of(fits), "ranks": _of_ranks(fits)} for fits in groups],
     )

@@ -62,8 +62,8 @@ def _phases(bars: list[Bars]) -> Figure:
     return Figure(
         name="phases",
         title="Phases of an iteration, predicted and measured",
-        shows="The line on a predicted bar is the 90% interval of the iteration, on a measured one the quartiles."
-        " Phases have no interval of their own.",
+        shows="The line on a predicted bar is the 90% interval of the iteration. The line on a measured bar shows the"
+        " quartiles. Phases have no interval of their own.",
         table=Table(("configuration", "side", "iteration", "90% or quartiles", "phases", "error"), cells),
         data=rows[: 2 * SHOWN],
     )

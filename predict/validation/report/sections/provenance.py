@@ -35,7 +35,7 @@ def section(content: Content) -> Section:
     return Section(
         name="provenance",
         title="Provenance",
-        lines=["This page was made by"],
+        lines=["Command that made this page"],
         commands=[content.command],
         tables=tables,
         documents={"provenance": {"command": content.command, "rows": rows}},

@@ -19,8 +19,8 @@ def section(content: Content) -> Section | None:
         title="Scaling",
         lines=[
             *(f"Knee of {sweep}." for sweep in scaling.sweeps),
-            "Efficiency is samples/s over those of as many single ranks, each on the same samples (strong scaling: one"
-            " rank on all of them).",
+            "Efficiency is samples/s over the samples/s of as many single ranks. Each single rank has as many"
+            " samples (strong scaling: one rank has all of them).",
         ],
         figures=(_efficiency(content),),
         further={"Left out": scaling.left_out} if scaling.left_out else {},

@@ -26,8 +26,8 @@ def section(content: Content) -> Section:
     figure = Figure(
         name="entries",
         title="The largest entries of an iteration",
-        shows="Exposed seconds are the entry's own and add up to the iteration. Hidden ones pass behind something"
-        " else of the rank.",
+        shows="Exposed seconds are the entry's own and add up to the iteration. Hidden seconds pass beside something"
+        " else on the rank.",
         table=Table(
             ("entry", "phase", "count", "exposed", "hidden", "base", "added", "base from", "size"),
             [_cells(entry) for entry in role.entries[: 4 * SHOWN]],
@@ -57,8 +57,8 @@ def _waterfall(ledger: Ledger) -> Figure:
     steps = zip(ledger.waterfall_s, [0.0, *ends_s], ends_s, strict=False)
     return Figure(
         name="waterfall",
-        title="What the iteration adds up from",
-        shows="Each step begins where the one before it ends; the last one ends with the iteration.",
+        title="What the iteration is made of, step by step",
+        shows="Each step begins where the step before it ends. The last step ends with the iteration.",
         table=Table(
             ("step", "time", "share", "what it is"),
             [

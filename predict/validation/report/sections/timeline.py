@@ -50,8 +50,8 @@ def section(content: Content) -> Section:
     figure = Figure(
         name="timeline",
         title="Timeline of one iteration",
-        shows="A row is a stream of one rank, which represents all ranks with the same tasks. A bar is a task. The bar"
-        " pointed at, or chosen by keys, is described below.",
+        shows="A row is a stream of one rank, which represents all ranks with the same tasks. A bar is a task. Point at"
+        " a bar, or choose it by keys: it is described below.",
         table=_longest(data),
         data=data,
     )
@@ -106,7 +106,7 @@ def bars_of_timeline(timeline: IterationTimeline) -> tuple[dict[str, Any], list[
     tasks = len(bars)
     if tasks > MOST_BARS:
         bars = _joined(bars, [kind["category"] for kind in told])
-        left_out.append(f"{tasks} tasks are drawn as {len(bars)} bars: neighbours of one kind are one.")
+        left_out.append(f"{tasks} tasks are drawn as {len(bars)} bars: neighbouring tasks of one kind share a bar.")
     if len(bars) > MOST_BARS:
         bars = sorted(bars, key=lambda bar: -bar[3])[:MOST_BARS]
         bars.sort()

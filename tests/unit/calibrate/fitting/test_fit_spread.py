@@ -135,8 +135,8 @@ def test_the_note_names_rank_counts_that_no_scaling_fits() -> None:
         for point in points(on_links, (2, 4))
     ]
     notes = fit_communication(samples, operations()).notes
-    (note,) = [note for note in notes if "scaling" in note]
-    assert "no algorithm's scaling does as well as fitting 2, 4 ranks each by itself" in note
+    (note,) = [note for note in notes if "algorithm scales" in note]
+    assert "no algorithm scales as well as separate fits at 2, 4 ranks" in note
 
 
 def left_out(ranks: int, size: int, off: float, size_off: float = 0.0) -> CommunicationPoint:

@@ -62,14 +62,16 @@ def test_what_both_hold_or_is_unlike_is_refused(tmp_path: Path, what: str) -> No
     one = fitted(write_layers(tmp_path / "a")) if what != "fit" else fitted(write_collectives(tmp_path / "a"))
     if what == "fit":
         other = fitted(write_collectives(tmp_path / "b", CollectivesSpec(seed=1)))
-        message = "both hold communication of gloo all_reduce node, with other numbers: fit their directories together"
+        message = (
+            "both hold communication of gloo all_reduce node, with different numbers: fit their directories together"
+        )
     elif what == "network":
         other = fitted(write_layers(tmp_path / "b", LayersSpec(networks=(network(width=16),))))
-        message = "unlike networks of toy"
+        message = "different networks of toy"
     elif what == "environment":
         elsewhere = msgspec.structs.replace(ENVIRONMENT, hostname="node2")
         other = fitted(write_collectives(tmp_path / "b", environment=elsewhere))
-        message = "unlike environments .hostname 'node1' against 'node2'.; give --force"
+        message = "different environments .hostname 'node1' against 'node2'.; give --force"
     else:
         other = fitted(write_layers(tmp_path / "b", LayersSpec(seed=1)))
         message = "both hold model times of toy 4 fp32 sgd 1"
@@ -78,7 +80,7 @@ def test_what_both_hold_or_is_unlike_is_refused(tmp_path: Path, what: str) -> No
     if what == "network":
         return
     found = merged(one, other, force=True)
-    assert any("by --force" in note for note in found.notes)
+    assert any("because of --force" in note for note in found.notes)
     assert len(found.sources) == 2
     if what == "fit":
         assert found.communication == one.communication
@@ -106,7 +108,7 @@ def test_what_two_profiles_have_of_one_measurement_is_kept_once(tmp_path: Path) 
     assert {source.sha256 for source in found.sources} == {source.sha256 for source in other.sources}
     assert len(found.sources) == 2
     assert (found.layer_times, found.communication) == (one.layer_times, other.communication)
-    assert not any("by --force" in note for note in found.notes)
+    assert not any("because of --force" in note for note in found.notes)
 
 
 def test_profiles_of_every_version_are_merged_with_the_newest(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     small = sweep(2.0, sizes=(8, 16, 32, 64))
     entries, (note,) = fitted(small)
     assert entries == ()
-    assert "sweep larger ones" in note
+    assert "sweep larger sizes" in note
     together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
     assert "nothing alike ran alone" in fitted(together)[1][0]
     assert "no fit of alpha and beta" in fitted(sweep(2.0), fits=())[1][0]
@@ -205,7 +205,7 @@ def test_phi_multiplies_beta_and_not_alpha() -> None:
     work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=2, axes=(0,))
     strategy = parse_strategy("d2f2")
     alone = costs(NODES[:1]).cost(work, strategy)
-    assert any("contention was not measured, taken as 1" in remark.text for remark in alone.cost.remarks)
+    assert any("contention was not measured and is taken as 1" in remark.text for remark in alone.cost.remarks)
     shared = costs(NODES[:1], [entry(2.0, sd=0.1)]).cost(work, strategy)
     assert shared.cost.seconds - alone.cost.seconds == pytest.approx((1 << 20) * BETA_S_PER_BYTE)
     assert not shared.cost.remarks

@@ -271,7 +271,7 @@ def test_what_is_no_usable_run_is_refused_or_said(runs: Path, tmp_path: Path) ->
     other = train(tmp_path / "other", "serial", 8, environment=elsewhere)
     with pytest.raises(UserError, match="another environment"):
         read(other)
-    assert "its memory was used by --force" in read(other, force=True)[0]
+    assert "its memory is used because of --force" in read(other, force=True)[0]
     about = read_run(other)
     (other / RUN_NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(about, memory=())))
     assert "no memory was tracked" in read(other)[0]

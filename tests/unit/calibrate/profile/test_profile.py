@@ -107,7 +107,7 @@ def test_a_wrong_value_anywhere_raises_nothing_but_user_errors(
         (("layer_times", 0, "batch"), 0, "Expected `int` >= 1 - at `$.layer_times[0].batch`"),
         (("layer_times", 0, "ranks_on_host"), 1 << 62, "- at `$.layer_times[0].ranks_on_host`"),
         (("layer_times", 0, "time", "typical_s"), 1e-300, "at least 1e-15"),
-        (("layer_times", 1), DOCUMENT["layer_times"][0], "layer_times[1] is about the same as layer_times[0]"),
+        (("layer_times", 1), DOCUMENT["layer_times"][0], "layer_times[1] is almost the same as layer_times[0]"),
         (("model_times", 0, "remainder_interval"), [0.5, 0.1], "remainder_interval has to rise"),
         (("model_times", 0, "iteration_relative_quantiles"), [1.0, 0.9], "do not fall - at `$.model_times[0]`"),
         (("model_times", 0, "iteration", "typical_s"), 0, "iteration.typical_s is 0"),
@@ -115,7 +115,7 @@ def test_a_wrong_value_anywhere_raises_nothing_but_user_errors(
         (("layer_times", 0, "phase"), "forward", "at `$.layer_times[0].phase`"),
         (("model_times", 0, "iteration_relative_quantiles"), [1.0], "at `$.model_times[0]`"),
         (("contexts", 0, "factor"), 0.5, ">= 1.0 - at `$.contexts[0].factor`"),
-        (("sources", 0, "environment"), 7, "names environment 7, which is not there"),
+        (("sources", 0, "environment"), 7, "names environment 7, which the profile does not hold"),
         (("cluster", "levels"), [], "has no levels - at `$.cluster`"),
         (("sources", 0, "colour"), "blue", "unknown field `colour` - at `$.sources[0]`"),
     ],
@@ -233,7 +233,7 @@ def test_a_measurement_of_an_older_version_is_not_resumed(tmp_path: Path, monkey
     monkeypatch.setattr(measurement, "SCHEMA_VERSION", 2)
     monkeypatch.setattr(directory, "SCHEMA_VERSION", 2)
     monkeypatch.setattr(measurement, "MIGRATIONS", {1: lambda document: document})
-    with pytest.raises(UserError, match="was written in format 1, this program writes 2"):
+    with pytest.raises(UserError, match="was written in format 1, and this program writes format 2"):
         directory.MeasurementDirectory.open(
             tmp_path,
             kind=manifest.kind,

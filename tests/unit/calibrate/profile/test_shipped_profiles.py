@@ -83,7 +83,7 @@ def test_own_measurements_take_the_place_of_published_ones(tmp_path: Path) -> No
         assert kept
         assert all(fit.published for fit in kept)
         assert len(merged.kernel_models) == len(shipped.kernel_models)
-        assert any("replaced by measurements of one's own" in note for note in merged.notes)
+        assert any("replaced by your own measurements" in note for note in merged.notes)
         assert merged.published == shipped.published
         merged = with_archives_beside(merged, str(tmp_path / "merged.json"))
         write_profile(tmp_path / "merged.json", merged)

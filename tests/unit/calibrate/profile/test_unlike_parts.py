@@ -1,4 +1,4 @@
-"""Profiles put together from unlike machines, and parts that nothing tells: said wherever they are used."""
+"""Profiles put together from different machines, and parts that nothing tells: said wherever they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from predict.costs.cost_model import CostModel
 H100 = msgspec.structs.replace(
     ENVIRONMENT, device="cuda", device_name="NVIDIA H100", hostname="gpu1", versions={"nccl": "2.22"}, settings={}
 )
-SAID = "layers are of Example CPU on node1, collectives of NVIDIA H100 on gpu1: no machine is known to have both"
+SAID = (
+    "layers were measured on Example CPU on node1, collectives on NVIDIA H100 on gpu1: no machine is known to have both"
+)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_merged_parts_of_unlike_machines_are_named_everywhere(parts: tuple[Profi
         result = CliRunner().invoke(predict, [*asked, "--json"])
         assert result.exit_code == 0, result.output
         assert json.loads(result.output)[0]["extrapolated"][0] == SAID
-        assert "extrapolated: parts of unlike machines" in CliRunner().invoke(predict, asked).output
+        assert "extrapolated: parts of different machines" in CliRunner().invoke(predict, asked).output
         assert SAID in CliRunner().invoke(predict, [*asked, "--why"]).output
 
 
@@ -69,7 +71,7 @@ def test_layers_of_two_hosts_are_named(tmp_path: Path) -> None:
 
     directories = [write_layers(tmp_path / "a"), write_layers(tmp_path / "b", LayersSpec(seed=1), environment=other)]
     (text,) = unlike_parts(fit_profile(directories, command_line=(), force=True))
-    assert text == "layers are of unlike machines: Example CPU on node1 and Example CPU on node2"
+    assert text == "layers were measured on different machines: Example CPU on node1 and Example CPU on node2"
 
 
 NETWORK = make_network()

@@ -111,7 +111,7 @@ def test_calls_that_find_the_all_reduce_done_are_not_counted() -> None:
     ]
     entries, notes = fit_contexts(landed, (), operations())
     assert entries == ()
-    assert notes == ("gloo send_recv node with-all-reduce: no call began before that was done: left out",)
+    assert notes == ("gloo send_recv node with-all-reduce: no call began before the other work ended: left out",)
 
 
 def test_calls_that_end_after_the_all_reduce_wait_for_it() -> None:

@@ -75,6 +75,6 @@ def test_a_command_that_is_ended_says_how_to_go_on(
     assert caught.value.code == 3
     printed = capsys.readouterr().err.strip()
     assert printed == (
-        f"{program}: error: ended by SIGTERM (a time limit?); {kept}: run the same command again to go on:"
+        f"{program}: error: ended by SIGTERM (time limit?); {kept}: run the same command again to go on:"
         f" {program} 'a b'"
     )

@@ -111,7 +111,7 @@ def test_what_the_log_leaves_open_is_asked_for_not_guessed() -> None:
         ("rccl", "rccl-tests", 1048576),
     ]
     wrong = read_log("rccl-tests", DATA / "rccl-tests.log", ImportOptions(operation="all_gather"))
-    assert "are not those of all_gather on 2 ranks" in next(iter(reasons(wrong).values()))
+    assert "do not fit all_gather on 2 ranks" in next(iter(reasons(wrong).values()))
 
 
 def test_a_number_that_was_edited_is_noticed() -> None:

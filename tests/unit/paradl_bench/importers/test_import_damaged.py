@@ -79,9 +79,7 @@ def test_a_damaged_size_of_imb_is_counted(size: str) -> None:
 def test_a_row_that_contradicts_the_others_is_dropped_alone(row: str) -> None:
     held = read(table_of_eight(row), ImportOptions(operation="all_reduce"))
     assert held.rows == 8
-    assert reasons(held) == {
-        19: "unlike the other rows: sizes, counts and bandwidths are not those of all_reduce on 8 ranks"
-    }
+    assert reasons(held) == {19: "unlike the other rows: sizes, counts and bandwidths do not fit all_reduce on 8 ranks"}
 
 
 def test_a_table_most_of_whose_rows_contradict_is_refused_whole() -> None:
@@ -115,7 +113,7 @@ def test_a_network_missing_layers_is_refused_unless_requested(name: str, text: s
     log = LogFile(path="a.txt", content=text.encode())
     with pytest.raises(UserError, match=why) as refused:
         read_files(importers()[name], [log], ImportOptions(batch=4))
-    assert str(refused.value).endswith("mend the file, or give --keep incomplete")
+    assert str(refused.value).endswith("correct the file, or give --keep incomplete")
     kept = ImportOptions(batch=4, keep=frozenset({"incomplete"}))
     (found,) = read_files(importers()[name], [log], kept)
     assert "is not whole" in found.held.notes[-1]
@@ -166,7 +164,7 @@ def test_a_platform_without_bandwidth_gives_no_cluster_but_a_reason(line: str, w
     held = importers()["paradl-net"].read(log, ImportOptions())
     assert held.clusters == []
     assert reasons(held)[2].startswith(why)
-    assert held.notes == ["a.plat: no cluster is made of it: no BANDWIDTH above 1 byte/s could be read"]
+    assert held.notes == ["a.plat: it gives no cluster, because it has no readable BANDWIDTH above 1 byte/s"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def test_times_of_a_trace_are_not_fitted_as_collectives() -> None:
     held = read_log("kineto", DATA / "kineto-rank2.json", ImportOptions(level="node"))
     fits, _, notes = fit_communication(held.collectives, operations())
     assert fits == ()
-    assert notes[0] == "nccl all_reduce node: times from traces of runs hold the wait for other ranks: left out"
+    assert (
+        notes[0] == "nccl all_reduce node: left out, because times from traces of runs include the wait for other ranks"
+    )
 
 
 def test_an_empty_trace_is_refused_with_advice_and_writes_nothing(tmp_path: Path) -> None:
@@ -81,8 +83,8 @@ def test_an_empty_trace_is_refused_with_advice_and_writes_nothing(tmp_path: Path
     result = run("import", "kineto", str(path), str(again), "-o", str(out))
     assert isinstance(result.exception, UserError)
     assert str(result.exception) == (
-        f"nothing could be used: {path}: 2 layers are left out: give --batch, the samples of a mini-batch;"
-        f" {path}: 4 NCCL kernels are left out: give --level, node or system (and so of 1 more)"
+        f"no file could be used: {path}: 2 layers are left out: give --batch, the number of samples in a"
+        f" mini-batch; {path}: 4 NCCL kernels are left out: give --level, node or system (and so of 1 more)"
     )
     assert not out.exists()
     # A part is taken, and the rest is said.
@@ -238,7 +240,7 @@ def test_incomplete_imported_layer_times_give_a_profile_that_says_so(tmp_path: P
     arguments = ["import", "pipedream", str(DATA / "pipedream-toy.graph.txt"), "--batch", "64", "-o", str(out)]
     done = run(*arguments)
     assert isinstance(done.exception, UserError)
-    assert "toy.graph.txt line 5: a time or size is no number; without it the network is not whole" in str(
+    assert "toy.graph.txt line 5: a time or size is no number; without it the network is incomplete" in str(
         done.exception
     )
     done = run(*arguments, "--keep", "incomplete")

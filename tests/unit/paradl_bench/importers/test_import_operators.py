@@ -177,7 +177,7 @@ def test_from_tables_to_a_prediction_by_commands(tmp_path: Path) -> None:
         (("bias: 0}", "bias: 0, rows: b}"), "unknown size of linear 'rows'"),
         (("FW: \"`fw (us)`\"", "forward: bw"), "unknown stage 'forward'"),
         (("files: \"*_linear.csv\"", "files: \"*_lin{ear.csv\""), "has a brace without another"),
-        (("files: \"*_linear.csv\"", "files: \"*_conv.csv\""), "takes no file of the name"),
+        (("files: \"*_linear.csv\"", "files: \"*_conv.csv\""), "does not read a file of the name"),
         (("device: NVIDIA L4", "device: \"{gpu}\""), "unknown column 'gpu'"),
         (("kind: linear", "kind: linear\n    collective: all_reduce"), "it has kind and collective; a table has one"),
         (("unit: us", "unit: share of peak"), "peak '': shares are of a peak with its unit"),
@@ -200,7 +200,7 @@ def test_without_a_mapping_or_by_a_wrong_name(tmp_path: Path) -> None:
     linear, _, _ = write_tables(tmp_path)
     given = (str(linear), "-o", str(tmp_path / "out"))
     names = ", ".join(sorted(shipped_mappings()))
-    assert imported(*given) == (2, f"operators are read by a mapping: give --mapping FILE, or one of {names}")
+    assert imported(*given) == (2, f"tables of operators need a mapping: give --mapping FILE, or one of {names}")
     code, output = imported(*given, "--mapping", "neusite")
     assert (code, output) == (2, f"unknown mapping 'neusite': did you mean neusight? choices are {names}")
     assert "cannot read mapping" in imported(*given, "--mapping", str(tmp_path / "none.yaml"))[1]
@@ -262,7 +262,7 @@ def test_one_device_of_several_has_to_be_chosen(tmp_path: Path) -> None:
     table.write_text("OPName,Latency,Device,Torch Version,CUDA Version,B,H\nln,0.8,A,p2.1.0,c,4,8\nln,1,B,p2.1.0,c,4,8")
     given = (str(table), "--mapping", "neusight", "-o", str(tmp_path / "out"))
     assert imported(*given)[1].endswith("holds times of several devices: give --device-name with one of A, B")
-    assert "holds nothing of 'C', but of A, B" in imported(*given, "--device-name", "C")[1]
+    assert "holds no times of 'C', only of A, B" in imported(*given, "--device-name", "C")[1]
     assert imported(*given, "--device-name", "B")[0] == 0
     (kernel,) = kernels(tmp_path / "out")
     assert (kernel.samples_s, kernel.shape.settings) == ((1e-3,), {"function": "layer_norm"})

@@ -14,7 +14,7 @@ from paradl_bench.cli import group as paradl_bench
 from predict.cli import group as predict
 
 MADE = Path(__file__).parents[3] / "data" / "imports"
-_PARTED = "forward and backward were imported as one time, and are parted by FLOPs"
+_PARTED = "forward and backward were imported as one time, which is split by FLOPs"
 _BATCH = 32
 _SECONDS = {"CONV_1": 0.0031, "BNORM": 0.0004, "RELU": 0.0002, "MPOOL": 0.0003, "CONV_2": 0.0012, "FC": 0.0009}
 """Of ``small.net_sc``: forward and backward of a sample."""

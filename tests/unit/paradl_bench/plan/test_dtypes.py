@@ -34,4 +34,4 @@ POINT = "--from-profile p --model m --strategy d2 --batch 2"
 def test_fp8_is_refused_by_name(program: object, arguments: str, dtype: str) -> None:
     result = CliRunner().invoke(program, [*arguments.split(), "--dtype", dtype])
     assert isinstance(result.exception, UserError), result.output
-    assert str(result.exception) == f"--dtype {dtype}: nothing here trains or is predicted in fp8; take bf16 or fp32"
+    assert str(result.exception) == f"--dtype {dtype}: fp8 is not supported; give bf16 or fp32"

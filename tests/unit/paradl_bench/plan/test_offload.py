@@ -130,5 +130,7 @@ def test_layers_that_sleep_have_no_state(tmp_path: Path) -> None:
         emulate=str(table),
         offload="optimizer",
     )
-    with pytest.raises(UserError, match="--emulate has no state to copy: leave out --offload optimizer"):
+    with pytest.raises(
+        UserError, match="with --emulate there is no optimizer state to copy: leave out --offload optimizer"
+    ):
         request.check()

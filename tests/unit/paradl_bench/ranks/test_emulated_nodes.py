@@ -75,7 +75,9 @@ def test_a_one_rank_node_keeps_its_rank_count_as_level(tmp_path: Path) -> None:
 def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: Path, other: Environment) -> None:
     emulated = write_collectives(tmp_path / "emulated", environment=nodes(2, 2))
     another = write_collectives(tmp_path / "other", CollectivesSpec(seed=1), environment=other)
-    with pytest.raises(UserError, match=r"unlike environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'") as it:
+    with pytest.raises(
+        UserError, match=r"different environments \(emulated 'nodes with links of 125 MB/s \(tbf\)'"
+    ) as it:
         fit(emulated, another)
     assert "\n" not in str(it.value)
 
@@ -83,14 +85,14 @@ def test_what_was_measured_elsewhere_does_not_mix_with_emulated_nodes(tmp_path: 
 def test_host_layers_join_emulated_nodes_only_by_force_and_visibly(tmp_path: Path) -> None:
     layers = write_layers(tmp_path / "layers", LayersSpec())
     inside, across = sweeps_of_one_cluster(tmp_path)
-    with pytest.raises(UserError, match="unlike environments"):
+    with pytest.raises(UserError, match="different environments"):
         fit(layers, inside, across)
     profile = fit(layers, inside, across, force=True)
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("system", 4)]
     out = io.StringIO()
     print_profile(profile, Console(file=out, width=250))
     assert "emulated: 2 x 2 ranks, nodes with links of 125 MB/s (tbf)" in out.getvalue()
-    assert "merged by --force" in out.getvalue()
+    assert "merged because of --force" in out.getvalue()
 
 
 def test_an_emulated_profile_proposes_sweeps_of_its_emulated_cluster(tmp_path: Path) -> None:
@@ -161,5 +163,5 @@ def test_predictions_and_validations_of_an_emulated_cluster_name_it(tmp_path: Pa
     report = validate_runs(tmp_path / "profile.json", [on_nodes], cluster_path=None, force=False)
     assert f"emulated, 2 x 1 ranks, nodes with links of 125 MB/s (tbf): {on_nodes}" in report.notes
     real = write_training_run(tmp_path / "real", chain, strategy="d2", batch=8, phases_s=rows)
-    with pytest.raises(UserError, match="was run in another environment than the profile's: emulated 'nodes with"):
+    with pytest.raises(UserError, match="ran in another environment than the profile's: emulated 'nodes with"):
         validate_runs(tmp_path / "profile.json", [real], cluster_path=None, force=False)

@@ -168,7 +168,7 @@ def test_racks_of_another_rate_are_another_cluster(tmp_path: Path) -> None:
     one = write_collectives(tmp_path / "one", spec, environment=environment(racked(2, 2, 1)))
     for number, nodes in enumerate((racked(2, 2, 1, uplink=1e6), msgspec.structs.replace(racked(2, 2, 1), racks=None))):
         other = write_collectives(tmp_path / f"other{number}", spec, environment=environment(nodes))
-        with pytest.raises(UserError, match="unlike environments"):
+        with pytest.raises(UserError, match="different environments"):
             fit(one, other)
 
 

@@ -70,7 +70,8 @@ def test_a_file_cut_anywhere_loses_only_its_last_row(
         capsys.readouterr()
         directory = open_it(tmp_path / "out", kind)
         said = capsys.readouterr().err
-        dropped = f"{path}: its last row was not written whole; {length - end} bytes are dropped, and measured again\n"
+        cut = f"its {length - end} bytes are dropped and it is measured again"
+        dropped = f"{path}: its last row was only partly written; {cut}\n"
         assert said == (dropped if length > end else "")
         assert (path.read_bytes(), beside.read_bytes()) == (whole[:end], b'{"whole":1}\n')
         directory.append(name, rows[len(kept) :])
@@ -147,4 +148,4 @@ def test_a_requeued_job_resumes_on_another_node_of_its_kind(tmp_path: Path, caps
         open_it(tmp_path, environment=on("node2", "8"))
     assert read_manifest(tmp_path).also_on == ("node2",)
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"{tmp_path} was begun on node1 and continues on node2; its manifest notes that"]
+    assert said == [f"{tmp_path} was begun on node1 and continues on node2; its manifest says so"]

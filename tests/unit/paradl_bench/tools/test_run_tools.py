@@ -67,12 +67,12 @@ def test_nccl_tests_on_one_gpu_run_but_give_no_fit(tmp_path: Path) -> None:
         (name, size, 1, "node") for name in OPERATIONS for size in (1024, 4096, 16384)
     }
     # A copy inside of one GPU says nothing of a link.
-    with pytest.raises(UserError, match="out: nothing measured that could be fitted"):
+    with pytest.raises(UserError, match="out: no measurements that can be fitted"):
         fit_profile([tmp_path / "out"], command_line=("calibrate", "fit"), force=False)
     for words in (["--tool", "imb"], ["--backend", "gloo"]):
         refused = CliRunner().invoke(group, ["collectives", "--ranks", "1", *words, "-o", str(tmp_path / "no")])
         code, said = error_of(refused)
-        assert (code, "--ranks 1: a collective takes at least 2 ranks" in said) == (2, True)
+        assert (code, "--ranks 1: a collective needs at least 2 ranks" in said) == (2, True)
 
 
 def test_nccl_tests_sweeps_every_operation_by_one_process(tmp_path: Path) -> None:

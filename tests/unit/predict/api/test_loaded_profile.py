@@ -174,7 +174,7 @@ def test_what_is_wrong_is_said_in_a_line(profile: LoadedProfile, asked: dict[str
 
 
 def test_other_methods_refuse_as_their_commands_do(profile: LoadedProfile) -> None:
-    with pytest.raises(UserError, match=r"--strategy: predict search tries all there are"):
+    with pytest.raises(UserError, match=r"--strategy: predict search tries all of them"):
         profile.search("chain", ranks=2, batch=8, strategy="d2")
     with pytest.raises(UserError, match="--grid is for --vary: say what to vary"):
         profile.what_if("chain", "d2", batch=8, grid=True)

@@ -234,7 +234,7 @@ def test_options_are_horovods_and_for_osf_and_simulate() -> None:
     assert fusion_options("osf", {"fusion": "ddp", "bucket_cap_mb": 5.0}) == Fusion(rule="ddp")
     assert fusion_options("osf", {"fusion_timeout": "2ms"}) == Fusion(rule="buffer", timeout_s=2e-3)
     for evaluator, options, message in (
-        ("paradl", {"fusion": "ada"}, "--fusion is for --evaluator osf and simulate; paradl fuses no tensors by it"),
+        ("paradl", {"fusion": "ada"}, "--fusion is for --evaluator osf and simulate; paradl does not use it"),
         ("csf", {"fusion_buffer": "1M"}, "--fusion-buffer is for --evaluator osf and simulate; csf fuses no"),
         ("dag", {"fusion_timeout": "1ms"}, "--fusion-timeout is for --evaluator osf and simulate; dag fuses no"),
         ("simulate", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--bucket-cap-mb is for --fusion ddp; ada has no"),

@@ -70,7 +70,7 @@ def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
     [
         (8, 1 << 20, "all_reduce beyond 2 ranks"),
         (2, 1 << 31, "all_reduce beyond 1.00 GiB"),
-        (1024, 1 << 20, "more ranks than the measured cluster's 2: its level 'node' is extended"),
+        (1024, 1 << 20, "more ranks than the measured cluster's 2: its level 'node' is taken to hold them"),
     ],
 )
 def test_beyond_ranks_or_bytes_is_flagged(ranks: int, size: int, said: str) -> None:
@@ -112,7 +112,7 @@ def test_a_ring_runs_at_the_slowest_level_that_it_crosses() -> None:
 
 def test_an_unknown_level_uses_the_outermost_measured_one_with_notice() -> None:
     found = exchange(make_profile(), ranks=64, cluster=RACKS).cost
-    assert "all_reduce at level 'system' was not measured: as at level 'node'" in lines(found)
+    assert "all_reduce at level 'system' was not measured: its times at level 'node' are used" in lines(found)
 
 
 def test_a_given_cluster_that_is_too_small_is_refused() -> None:

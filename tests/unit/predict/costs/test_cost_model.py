@@ -211,7 +211,7 @@ def test_isolated_operation_times_stand_in_and_their_parts_sum() -> None:
 
 
 def test_weight_update_by_an_unmeasured_optimizer_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'adam', only by sgd.*--optimizer adam"):
+    with pytest.raises(UserError, match=r"'adam', only of sgd.*--optimizer adam"):
         ModelCosts(make_profile(), CHAIN, dtype="fp32", optimizer="adam").weight_update(4, 1)
 
 

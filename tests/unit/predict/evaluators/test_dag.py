@@ -243,7 +243,7 @@ def test_messages_behind_backward_are_the_unoverlapped_closed_form(ranks: int) -
 
 
 def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> None:
-    with pytest.raises(UserError, match="--preset is for --evaluator simulate and dag; osf knows no input side"):
+    with pytest.raises(UserError, match="--preset is for --evaluator simulate and dag; osf does not predict the input"):
         input_options("osf", {"preset": "naive", "from_disk": False})
     assert input_options("simulate", {"preset": None, "from_disk": False}) == InputOptions()
     network = make_network()

@@ -188,4 +188,5 @@ def test_a_search_refuses_evaluators_without_an_estimate(tmp_path: Path) -> None
     write_profile(tmp_path / "p.json", known())
     asked = ("search", "--from-profile", str(tmp_path / "p.json"), "--model", "chain", "--batch", "16", "--ranks", "4")
     _, refused = run(*asked, "--evaluator", "paradl")
-    assert refused == "--evaluator paradl: predict search estimates candidates from below for flops or simulate alone"
+    expected = "--evaluator paradl: predict search has lower bounds of candidates only for flops or simulate: "
+    assert refused == expected + "give one of them"

@@ -79,7 +79,10 @@ def test_a_file_takes_the_whole_ledger_beside_the_table(predict: Caller) -> None
 def test_a_ledger_is_no_csv(predict: Caller) -> None:
     found = predict("--strategy", "d2", "--batch", "8", "--explain", "--csv")
     assert found.code == 2
-    assert found.err == "predict: error: --explain is a table or JSON: leave CSV and Parquet out\n"
+    assert (
+        found.err
+        == "predict: error: --explain writes a table or JSON: give --format table or json, not csv or parquet\n"
+    )
 
 
 def test_equal_blocks_are_one_row_with_all_that_they_take() -> None:

@@ -100,13 +100,20 @@ def test_answers_do_as_options_do(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "predict init asks on a terminal, and this is none: give --have, --model, --ranks, --batch, as"),
+        (
+            (),
+            "predict init asks its questions on a terminal, and this is not one: give --have, --model, --ranks,"
+            " --batch, as",
+        ),
         (("--have", "logs", "--model", "x", *ASKED), "give --path, as"),
         (("--have", "profile", "--path", "no.json", "--model", "x", *ASKED), "no.json"),
         (("--have", "profile", "--path", str(PROFILE), "--model", "gpt9", *ASKED), "gpt9"),
         (("--have", "nothing", "--model", "a\nrm -r b", *ASKED), "on one line"),
         (("--have", "logs", "--path", "none.log", "--model", "x", *ASKED), "--path none.log: No such file"),
-        (("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED), "begins as no log of"),
+        (
+            ("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED),
+            "does not begin like a log of",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(options: tuple[str, ...], message: str) -> None:

@@ -161,7 +161,7 @@ def test_predict_writes_messages_that_a_run_reads(tmp_path: Path, rule: Rule) ->
     [
         (("--strategy", "d4"), "--fusion-out writes the messages of --fusion none, buffer, ada or mg-wfbp"),
         (("--strategy", "d4", "--fusion", "ddp"), "--fusion-out writes the messages of --fusion none"),
-        (("--strategy", "d2,d4", "--fusion", "ada"), "--fusion-out is of one strategy and batch, and this asks for 2"),
+        (("--strategy", "d2,d4", "--fusion", "ada"), "--fusion-out takes one strategy and batch, not 2"),
         (("--strategy", "serial", "--fusion", "ada"), "--fusion is for data parallelism alone"),
         (("--strategy", "f2", "--fusion", "ada"), "--fusion is for data parallelism alone"),
         (("--strategy", "d4", "--fusion", "ada", "--accumulate", "2"), "knows no --accumulate"),
@@ -205,7 +205,7 @@ def test_validation_takes_a_run_with_its_messages(tmp_path: Path) -> None:
         assert found[name].predicted_s == pytest.approx(predicted(settings_of(sizes), "simulate").iteration_s)
     assert found["one"].predicted_s != found["each"].predicted_s
     ((read,), _) = read_runs([runs[0]])
-    with pytest.raises(UserError, match="the run has --fusion one, of a test, beside which no remedies are tried"):
+    with pytest.raises(UserError, match="the run used --fusion one, of a test, and remedies are not tried with fusion"):
         options_of_run(read, {}, knows_input=False)
 
 

@@ -85,9 +85,9 @@ def test_the_table_names_the_best_and_what_it_gains(profile: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--strategy", "f2"), "buckets are those of data parallelism on 2 ranks or more, not of f2"),
-        (("--strategy", "serial"), "buckets are those of data parallelism on 2 ranks or more, not of serial"),
-        (("--strategy", "d2", "--evaluator", "csf"), "--evaluator csf knows no buckets: give simulate or osf"),
+        (("--strategy", "f2"), "buckets belong to data parallelism on at least 2 ranks, not to f2"),
+        (("--strategy", "serial"), "buckets belong to data parallelism on at least 2 ranks, not to serial"),
+        (("--strategy", "d2", "--evaluator", "csf"), "--evaluator csf has no buckets: give simulate or osf"),
         (("--strategy", "d2", "--bucket-cap-mb", "5"), "--bucket-cap-mb: predict buckets tries groupings"),
         (("--strategy", "d2", "--fusion", "ada"), "--fusion: predict buckets tries groupings"),
         (("--strategy", "d2", "--caps", "1,much"), "'much' is no number of MiB"),
@@ -105,9 +105,9 @@ def test_mistakes_are_one_line(profile: Path, options: tuple[str, ...], message:
 def test_each_bucket_point_reports_its_assumptions_and_omissions(profile: Path) -> None:
     result = asked(profile, "--strategy", "data", "--ranks", "2,3,4", "--scaling", "strong", "--batch", "16")
     assert result.exit_code == 0, result.output
-    assert "left out: batch 16 does not part over the 3 ranks of d3" in result.output
-    alike = "the straggler factor takes ranks as slow independently of each other"
-    free = "osf takes overlap and copies as free and all ranks as equally fast"
+    assert "left out: batch 16 cannot be divided over the 3 ranks of d3" in result.output
+    alike = "the straggler factor assumes that ranks are slow independently of each other"
+    free = "osf assumes that overlap and copies are free and that all ranks are equally fast"
     beyond = "extrapolated: all_reduce beyond 2 ranks"
     assert [result.stdout.count(line) for line in (alike, free, beyond)] == [2, 2, 1]
     assert "scaling factor" not in result.stdout
@@ -127,7 +127,7 @@ def test_gains_are_over_the_default_and_reported_if_clear(profile: Path) -> None
         assert row["gain_interval"][0] <= row["gain"] <= row["gain_interval"][1]
     assert all(row["gain"] is None for row in rows[4:])
     words = " ".join(asked(profile, *options).stdout.split())
-    assert ("no cap is clearly better" in words) == (not any(row["gain_interval"][0] > 0 for row in grid))
+    assert ("no cap is clearly faster" in words) == (not any(row["gain_interval"][0] > 0 for row in grid))
 
 
 def advice_of(name: str, iteration_s: float, gain: float, low: float, *, best: bool = False) -> BucketAdvice:
@@ -150,8 +150,11 @@ def advice_of(name: str, iteration_s: float, gain: float, low: float, *, best: b
     ("lows", "ending"),
     [
         ((0.01, -0.1), "faster than torch's default"),
-        ((-0.1, -0.1), "no cap is clearly better than torch's default"),
-        ((-0.1, 0.01), "which is not clear; bucket_cap_mb 2 is clearly better, 5.00% (90%: +1.00% to +15.00%) faster"),
+        ((-0.1, -0.1), "no cap is clearly faster than torch's default"),
+        (
+            (-0.1, 0.01),
+            "which is not certain; bucket_cap_mb 2 is clearly faster, 5.00% (90%: +1.00% to +15.00%) faster",
+        ),
     ],
 )
 def test_a_gain_is_clear_where_its_interval_holds_gains_alone(

@@ -28,7 +28,7 @@ def test_the_table_names_every_strategy_and_says_what_was_extrapolated(predict: 
     for text in ("serial", "d2", "d4", "d8", "iteration", "extrapolated: ranks beyond 2", "--why lists ", "100.0%"):
         assert text in result.out
     assert "all_reduce beyond 2 ranks" not in result.out
-    assert "The serial row computes 8 samples on its rank, others 4: compare samples/s." in result.out
+    assert "The serial row has 8 samples on its rank, other rows have 4: compare samples/s." in result.out
 
 
 def test_every_remark_is_listed_for_those_who_ask(predict: Caller) -> None:

@@ -268,5 +268,7 @@ def test_compute_s_own_errors_go_below_that() -> None:
 def test_an_error_of_more_than_any_time_is_refused() -> None:
     workload = of_large_messages()
     endless = [mode._replace(seconds=mode.seconds + np.inf) for mode in workload.costs.modes]
-    with pytest.raises(UserError, match=r"fit is broken: the error of .* is more than any time; measure it anew"):
+    with pytest.raises(
+        UserError, match=r"the error of .* in the profile is too large for a prediction; measure it again"
+    ):
         interval(dataclasses.replace(workload, costs=dataclasses.replace(workload.costs, modes=tuple(endless))))

@@ -22,7 +22,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--strategy", "d3", "--batch", "8"), "batch 8 does not part over the 3 ranks of d3: 6 or 9 do"),
+        (("--strategy", "d3", "--batch", "8"), "batch 8 cannot be divided over the 3 ranks of d3: give 6 or 9"),
         (("--strategy", "d16", "--batch", "8"), "batch 8 is smaller than the 16 ranks of d16: give at least 16"),
         (("--strategy", "q4", "--batch", "8"), "strategy 'q4' does not parse"),
         (
@@ -45,7 +45,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         (("--strategy", "serial", "--batch", "eight"), "'eight' is not a positive whole number"),
         (("--strategy", "serial", "--batch", "8", "--evaluator", "magic"), "unknown evaluator 'magic'"),
         (("--strategy", "serial", "--batch", "8", "--backend", "nccl"), "unknown backend 'nccl': choices are gloo"),
-        (("--strategy", "serial", "--batch", "8", "--optimizer", "adam"), "no weight update by 'adam', only by sgd"),
+        (("--strategy", "serial", "--batch", "8", "--optimizer", "adam"), "no weight update of 'adam', only of sgd"),
         (("--strategy", "serial", "--batch", "8", "--dtype", "bf16"), "holds no iterations in bf16"),
         (
             ("--strategy", "serial", "--batch", "8", "--backend", "nccl"),
@@ -232,7 +232,7 @@ def test_empty_networks_and_layers_without_inputs_are_refused(predict: Caller) -
 def test_seconds_that_are_none_are_refused(predict: Caller, evaluator: str, option: str, value: str) -> None:
     result = predict("--strategy", "d2", "--batch", "8", "--evaluator", evaluator, option, value)
     assert result.code == 2
-    assert result.err == f"predict: error: {option} {float(value):g}: seconds are a finite number from 0 to 1e+09\n"
+    assert result.err == f"predict: error: {option} {float(value):g}: give a finite number of seconds from 0 to 1e+09\n"
     assert not result.out
 
 
@@ -240,7 +240,7 @@ def test_seconds_that_are_none_are_refused(predict: Caller, evaluator: str, opti
     ("option", "message"),
     [
         ("--slow-rank", "--slow-rank: '1e308' is no FACTOR[@RANK], as 1.5 or 1.5@3: a factor from 1 to 1e+09"),
-        ("--price", "--price 1e+308: a rank-hour costs a finite number from 0 to 1e+09"),
+        ("--price", "--price 1e+308: give a finite price of a rank-hour from 0 to 1e+09"),
         ("--dilate", "--dilate 1e+308 has to be a positive number up to 1e+09"),
     ],
 )

@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, made: str, message: str) 
 @pytest.mark.parametrize(
     ("strategy", "changes", "message"),
     [
-        ("d2", {"balance": "x"}, "--balance is for the stages of a pipeline; strategy d2 has none"),
+        ("d2", {"balance": "x"}, "--balance is for pipelines; strategy d2 has no pipeline"),
         ("d2", {"balance": None, "stages": "fc1"}, "--stages is for pipeline parallelism, not for d2"),
         ("p2", {"balance": "x", "stages": "fc1"}, "--balance finds the stages that --stages gives"),
     ],

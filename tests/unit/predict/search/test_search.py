@@ -175,7 +175,7 @@ def test_strategies_without_measured_messages_are_excluded_naming_their_measurem
     command = "paradl-bench collectives --ranks 2 --backend gloo --ops broadcast,reduce_scatter,send_recv -o DIR"
     assert searched["measure_command"] == command
     first, second = asked(path, "--ranks", "2", "--batch", "16").output.splitlines()[:2]
-    assert first.startswith("Not compared, since the profile lacks their collectives: ")
+    assert first.startswith("Not compared, because the profile lacks their collectives: ")
     assert {"pipeline (send_recv)", "ZeRO 1 (broadcast)"} <= set(first.partition(": ")[2].split(". ")[0].split(", "))
     assert command in second
     assert any("send_recv" in text for text in lacking)
@@ -226,7 +226,7 @@ def test_a_batch_that_excludes_every_strategy_is_named_first(tmp_path: Path) -> 
     write_profile(path, make_profile(network, communication=(ring_fit(),)))
     result = asked(path, "--ranks", "64", "--batch", "10", model=network.name)
     text = str(result.exception)
-    assert ": batch 10 does not part over 64 replicas; " in text
+    assert ": batch 10 cannot be divided over 64 replicas; " in text
     assert "--recompute" not in text
 
 

@@ -115,7 +115,7 @@ def test_the_table_says_what_was_ruled_out_and_why(profile: Path) -> None:
     assert "does not part" not in asked(profile, "--ranks", "8", "--batch", "12").output
     result = asked(profile, "--ranks", "8", "--batch", "12", "--why")
     assert result.exit_code == 0, result.output
-    assert "batch 12 does not part over 8 replicas" in result.output
+    assert "batch 12 cannot be divided over 8 replicas" in result.output
     assert "candidates (a strategy with its settings): " in result.output
     assert "to run the first: paradl-bench train chain --sequence 64 --strategy " in result.output.replace("\n", " ")
 
@@ -140,9 +140,9 @@ def test_csv_has_a_row_each(profile: Path, tmp_path: Path) -> None:
         (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
         (
             ("--ranks", "2", "--batch", "8", "--memory", "1KiB"),
-            "fits in 1.00 KiB a rank: the least that was found needs",
+            "fits in 1.00 KiB a rank: the smallest that was found needs",
         ),
-        (("--ranks", "2", "--batch", "8", "--strategy", "d2"), "--strategy: predict search tries all there are"),
+        (("--ranks", "2", "--batch", "8", "--strategy", "d2"), "--strategy: predict search tries all of them"),
         (("--ranks", "2", "--batch", "8", "--caps", "x"), "--caps x"),
         (("--ranks", "1048576", "--batch", "7"), "no strategy of chain on 1048576 ranks with batch 7"),
     ],

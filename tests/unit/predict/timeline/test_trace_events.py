@@ -335,7 +335,7 @@ def test_the_summary_as_json(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--strategy", "d2", "--batch", "16", "--evaluator", "paradl"], "a timeline is of --evaluator simulate"),
+        (["--strategy", "d2", "--batch", "16", "--evaluator", "paradl"], "a timeline needs --evaluator simulate"),
         (["--strategy", "d2,d4", "--batch", "16"], "one strategy and batch, not of 2 (d2 on batch 16, d4 on batch 16)"),
         (["--strategy", "d2", "--batch", "16,32"], "one strategy and batch, not of 2"),
         (["--strategy", "d2", "--batch", "16", "--json", "-o", "-"], "both write to standard output"),

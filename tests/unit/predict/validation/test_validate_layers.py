@@ -179,7 +179,7 @@ def test_rates_that_layers_reached_count_as_measured_layers(tmp_path: Path) -> N
     reached = profile_of(tmp_path, kinds=("linear", "optimizer"))
     devices = tuple(msgspec.structs.replace(each, rates=(), rates_from="reached by layers") for each in reached.devices)
     without = msgspec.structs.replace(reached, devices=devices)
-    with pytest.raises(UserError, match="no regressor answers for activation of chain at batch 8") as caught:
+    with pytest.raises(UserError, match="no regressor covers activation of chain at batch 8") as caught:
         stage_sums(CostModel(profile=without, network=CHAIN, layers_from=REGRESSED))
     assert "paradl-bench kernels --for chain --kinds activation --batch 8 -o DIR" in str(caught.value)
     with pytest.raises(UserError, match="no rates of its device in fp32 but what measured layers reached"):
@@ -194,7 +194,7 @@ def test_a_kind_without_regressor_falls_to_the_roofline(tmp_path: Path) -> None:
     assert cost.seconds == pytest.approx(8 * relu.fw_bytes / 1e10)
     (remark,) = cost.remarks
     assert remark.extrapolated
-    assert "no regressor answers for activation, the roofline is used instead; paradl-bench kernels" in remark.text
+    assert "no regressor covers activation: the roofline is used instead; paradl-bench kernels" in remark.text
 
 
 def test_roofline_is_flops_and_bytes_alone(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_every_command_takes_layers_from_regressors(predict: Caller, tmp_path: P
     )
     report = predict.bare("validate", *profile, str(run), "-o", str(tmp_path / "report"), "--layers", "regressed")
     assert report.code == 0, report.err
-    assert "no prediction reads measured layers" in report.out
+    assert "no prediction uses measured layers" in report.out
     diagnosed = predict.bare("diagnose", *profile, "--run", str(run), "--layers", "regressed", "--json")
     assert diagnosed.code == 0, diagnosed.err
 
@@ -366,8 +366,8 @@ def test_the_command_prints_writes_and_draws(predict: Caller, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (("--layers", "measured"), "--layers measured: validate-layers holds layers against measured ones"),
-        (("--batch", "5"), "--batch 5: layers of chain were measured at 4, 8; give one of these"),
-        (("--dtype", "bf16"), "the profile measured no layers of chain in bf16"),
+        (("--batch", "5"), "--batch 5: layers of chain were measured at batch 4, 8; give one of these"),
+        (("--dtype", "bf16"), "the profile holds no measured layers of chain in bf16"),
         (("--plot", "errors.pdf"), "--plot errors.pdf: the name has to end in .png, .svg, .html"),
         (("--plot", "a.png", "-o", "a.png"), "-o and --plot both write to a.png"),
         (("--layers", "regressed:process"), "no kernel of the profile holds that regressor"),

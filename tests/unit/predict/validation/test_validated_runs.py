@@ -33,7 +33,7 @@ def test_a_real_run_is_not_validated_against_emulated_links(tmp_path: Path) -> N
     swept = msgspec.structs.replace(ENVIRONMENT, emulated=Emulation(nodes=nodes))
     write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, environments=(ENVIRONMENT, swept)))
     run = run_like(tmp_path / "run", "d2", 8)
-    with pytest.raises(UserError, match="ran on real links, and the profile holds what was measured on"):
+    with pytest.raises(UserError, match="ran on real links, and the profile was measured on"):
         validate(tmp_path / "p.json", [run])
     (note,) = [line for line in validate(tmp_path / "p.json", [run], force=True).notes if "real links" in line]
     assert "compared by force" in note

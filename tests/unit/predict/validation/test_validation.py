@@ -164,7 +164,7 @@ def test_runs_far_off_are_reported_even_inside_their_interval(tmp_path: Path) ->
     assert report.far_off
     assert len(held) > len(report.far_off)
     lines = markdown(report).split("## Findings")[1].splitlines()
-    told = [line for line in lines if line.startswith("- far off, though inside its interval")]
+    told = [line for line in lines if line.startswith("- large error, though inside its interval")]
     assert len(told) == len(report.far_off)
     assert all("most of it is WU" in line for line in told)
     # Of ranks that share a host's memory alone.

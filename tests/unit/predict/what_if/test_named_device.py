@@ -94,7 +94,7 @@ def test_what_no_sheet_tells_is_refused(name: str, profile: Profile, dtype: str,
 
 def test_a_device_is_named_once() -> None:
     cluster = ClusterFile(name="x", levels=(Level(name="node", ranks=2),), device_name="T4")
-    with pytest.raises(UserError, match="both name the device: give one"):
+    with pytest.raises(UserError, match="both name the device: give only one of them"):
         hardware_of_device("h100-sxm", A100, "fp32", "", cluster)
 
 

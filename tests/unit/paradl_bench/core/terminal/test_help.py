@@ -46,7 +46,7 @@ def test_short_help_fits_two_screens_and_names_all(program: str, command: str) -
     shown = help_of(program, command, "--help")
     assert shown.count("\n") <= 100
     assert [flag for flag in flags(program, command) if flag not in shown] == []
-    assert "More options, which --help-all explains:" in shown
+    assert "More options (explained by --help-all):" in shown
 
 
 @pytest.mark.parametrize(("program", "command"), LONG)

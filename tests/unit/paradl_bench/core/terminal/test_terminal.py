@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match="is a folder; give the name of a file"):
         refuse_overwrite(str(tmp_path), force=True)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match=r"cannot write .*/page\.html: .*/file is a file and no folder"):
+    with pytest.raises(UserError, match=r"cannot write .*/page\.html: .*/file is a file, not a folder"):
         refuse_overwrite(str(tmp_path / "file" / "deeper" / "page.html"), force=False)
     refuse_overwrite(str(tmp_path / "new" / "deeper" / "page.html"), force=False)
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)  # root may write anywhere

@@ -52,7 +52,9 @@ def sweep(path: Path, environment: Environment, **spec: object) -> Path:
 )
 def test_simulated_sweeps_do_not_mix_with_others(tmp_path: Path, other: Environment) -> None:
     of_tree, of_other = sweep(tmp_path / "tree", simulated()), sweep(tmp_path / "other", other, seed=1)
-    with pytest.raises(UserError, match=r"unlike environments \(emulated 'messages simulated by SimGrid 3.32: a tree"):
+    with pytest.raises(
+        UserError, match=r"different environments \(emulated 'messages simulated by SimGrid 3.32: a tree"
+    ):
         fit(of_tree, of_other)
     again = sweep(tmp_path / "again", simulated(), ranks=(4,), level="system")
     assert {each.level for each in fit(of_tree, again).communication} == {"node", "system"}
@@ -79,7 +81,7 @@ def test_no_real_sweep_is_proposed_for_simulated_messages(tmp_path: Path) -> Non
     profile = fit(layers, tree, force=True)
     found = [each for each in weaknesses(profile) if "smpi-ring" in f"{each.text} {each.command}"]
     assert [each.text for each in found] == [
-        f"smpi-ring was not measured, but simulated ({WORDS}): no machine is known to be so"
+        f"smpi-ring was simulated ({WORDS}), not measured: no machine is known to behave so"
     ]
     assert not any("only serial training" in each.text for each in weaknesses(profile))
     # Beside real sweeps, which are looked at as ever.

@@ -202,7 +202,7 @@ def test_nothing_is_timed_that_was_compiled_anew() -> None:
             doubled(torch.ones(3))
     with Compiling() as nothing:
         doubled(torch.ones(2))
-    with pytest.raises(WorkError, match="torch compiled nothing of doubled"):
+    with pytest.raises(WorkError, match="torch compiled no part of doubled"):
         nothing.record(0, "doubled", 1, "whole")
 
 

@@ -36,7 +36,7 @@ def test_a_quick_proof_is_made_unasked() -> None:
     )
     assert what_forbids(quick, 2**40, limited=True) == ""
     assert long.seconds > LIMIT_S
-    assert what_forbids(long, 2**40, limited=True) == "it would take some 48.0 s; ask for it with --verify"
+    assert what_forbids(long, 2**40, limited=True) == "it would take about 48.0 s; give --verify to do it"
     assert what_forbids(long, 2**40, limited=False) == ""
 
 

@@ -302,8 +302,8 @@ def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
     [
         (["--model", NETWORK.name, "--strategy", "d2"], "--batch"),
         (["--run", "nowhere"], "nowhere"),
-        (["--run", "RUN", "--batch", "8"], "--batch: the run of --run says it; leave it out"),
-        (["--run", "RUN", "--micro-batches", "4"], "--micro-batches: the run of --run says it; leave it out"),
+        (["--run", "RUN", "--batch", "8"], "--batch is known from the run of --run; leave it out"),
+        (["--run", "RUN", "--micro-batches", "4"], "--micro-batches is known from the run of --run; leave it out"),
         (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--memory", "much"], "--memory"),
         (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--evaluator", "paradl"], "--evaluator paradl"),
         (["--model", NETWORK.name, "--strategy", "d2", "--batch", "8", "--dataset-samples", "9"], "--dataset-samples"),

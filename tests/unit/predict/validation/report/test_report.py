@@ -266,8 +266,8 @@ def test_what_a_report_cannot_be_is_refused_in_a_line(predict: Caller) -> None:
         ((*CHAIN, "--strategy", "d2", "--evaluator", "paradl"), "predict report shows what simulate says"),
         (("--model", "chain"), "Missing option '--batch'"),
         (CHAIN, "Missing option '--ranks'"),
-        (("some-run", "--batch", "16"), "--batch: the runs say it; give --model too, or leave it out"),
-        ((*CHAIN, "--ranks", "2", "--accumulate", "2"), "--accumulate: predict search tries all there are"),
+        (("some-run", "--batch", "16"), "--batch: this is known from the runs; leave it out, or give --model too"),
+        ((*CHAIN, "--ranks", "2", "--accumulate", "2"), "--accumulate: predict search tries all of them"),
     ):
         result = predict.bare("report", *own, *arguments, "-o", "page.html")
         assert result.code == 2
