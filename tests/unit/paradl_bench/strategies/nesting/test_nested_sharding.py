@@ -84,6 +84,7 @@ def test_a_ring_passes_on_the_heads_of_a_rank(llama: ModelGraph) -> None:
         ),
         ("t2x2", {"sequence_parallel": "on"}, "which context parallelism cuts already; leave that option out"),
         ("x2f2", {}, "context and filter both share layers out, .* features and tokens of the same layers, as t2x2"),
+        ("p2x2t2", {}, "in stages of a pipeline one of them can; nest both with data, as d2x2t2"),
         ("x2t2f2", {}, "context and tensor and filter both share layers out"),
     ],
 )
