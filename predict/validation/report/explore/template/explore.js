@@ -80,7 +80,9 @@
     R.seconds(row.iteration_s), row.interval_s.map(R.seconds).join(" to "), String(Number(row.samples_per_s.toPrecision(4))),
     R.percent(row.efficiency), R.bytes(row.memory_bytes), row.fits === null ? "not known" : row.fits ? "yes" : "no",
   ];
+  const fadeRows = (faded) => ["rows", "figure-ranking"].forEach((id) => at(id).classList.toggle("old", faded));
   const showRows = () => {
+    fadeRows(false);
     const order = state.rows.map((row, index) => [row, index]).sort(([one], [other]) => one.iteration_s - other.iteration_s);
     const focused = document.activeElement && document.activeElement.name === "row";
     at("rows").tBodies[0].replaceChildren(...order.map(([row, index]) => {
@@ -160,13 +162,14 @@
     let said = "";
     if (slid && !search) {
       showLook(await ask("look", asked(state.row)));
+      fadeRows(true);
       at("status").textContent = `The chosen strategy is predicted on this hardware, after ${took()} The table is still to come.`;
       if (stale()) return "";
       state.rows = (await ask("rows", asked(state.row))).rows;
       showRows();
       said = `These strategies are predicted on this hardware, after ${took()} Others, which may be faster on it, are still to come.`;
     }
-    at("status").textContent = said || (search ? "Searching…" : at("status").textContent);
+    if (said || search) at("status").textContent = said || "Searching…";
     if (stale() || held) return said;
     said = slid || search ? await find(stale, there) : "";
     state.rows = state.found.slice();
