@@ -169,7 +169,7 @@
       showRows();
       said = `These strategies are predicted on this hardware, after ${took()} Others, which may be faster on it, are still to come.`;
     }
-    at("status").textContent = said || (search ? "Searching…" : at("status").textContent);
+    if (said || search) at("status").textContent = said || "Searching…";
     if (stale() || held) return said;
     said = slid || search ? await find(stale, there) : "";
     state.rows = state.found.slice();
