@@ -251,13 +251,13 @@ class NetworkCompute:
         for index, inputs in enumerate(self._inputs):
             before = before_layer(index) if before_layer else ()
             waits = (tuple(self._forward[source] for source in inputs) or after) + before
-            self._forward.append(self._run(index, Phase.FW, waits))
+            self._forward.append(self._run(index, Phase.FW, waits, self._shards[index].before_fw))
 
-    def _run(self, index: int, phase: Phase, waits: tuple[int, ...]) -> int:
+    def _run(self, index: int, phase: Phase, waits: tuple[int, ...], before: tuple[Communication, ...]) -> int:
         """Append forward of a layer, in the phase FW or again in BW; returns the task that its readers wait for."""
         shard = self._shards[index]
         work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="FW", shard=shard.shard)
-        waits = self._communicate(shard.before_fw, phase, waits)
+        waits = self._communicate(before, phase, waits)
         task = self._compute(work, shard.rounds_fw, phase, waits)
         made = self._communicate(shard.after_fw, phase, (task,))[-1]
         self._builder.add(FrameworkOverhead(phase="FW"), phase, Stream.COMPUTE, (made,))
@@ -274,9 +274,15 @@ class NetworkCompute:
     def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
         """Append forward of a segment in backward; returns what its backward waits for."""
         made: dict[int, int] = {}
+        led: set[int] = set()
         for index in layers:
             waits = tuple(made[source] for source in self._inputs[index] if source in made) or after
-            made[index] = self._run(index, Phase.BW, waits)
+            shard = self._shards[index]
+            leader = index if shard.leader is None else shard.leader
+            # A leader that does not run again communicates for nobody here: the first of its followers does.
+            before = shard.before_fw if leader in led else self._shards[leader].before_fw
+            led.add(leader)
+            made[index] = self._run(index, Phase.BW, waits, before)
         return tuple(made.values())[-1:]
 
     def _communicate(self, works: tuple[Communication, ...], phase: Phase, after: tuple[int, ...]) -> tuple[int, ...]:

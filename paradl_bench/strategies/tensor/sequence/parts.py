@@ -19,7 +19,6 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
-from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
@@ -149,15 +148,13 @@ class _Walk(TokenWalk):
                 raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
 
 
-def refuse_sequence(strategy: Strategy, ranks: int, settings: PlanSettings, parts: SequenceParts) -> None:
+def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> None:
     """Refuse what can't run on parts of the sequence.
 
     Raises:
-        UserError: layers that need all of it, a length that does not part evenly, stages, activations computed again.
+        UserError: layers that need all of it, or a length that does not part evenly.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
-    if settings.recompute:
-        raise UserError(f"{what} does not go with --recompute yet; leave one of them out")
     if parts.refused:
         raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
     if parts.length % ranks:
