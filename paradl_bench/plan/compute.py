@@ -265,14 +265,11 @@ class NetworkCompute:
         return made
 
     def _work(self, index: int, phase: ComputePhase) -> Compute:
-        """What a layer computes; micro-batches do it often, and a builder finds the same work sooner than an equal one."""
-        work = self._works.get((index, phase))
-        if work is None:
-            shard = self._shards[index]
-            work = self._works[index, phase] = Compute(
-                layer=shard.layer.name, operation=self._operations[index], phase=phase, shard=shard.shard
-            )
-        return work
+        """What a layer computes, made once: a builder finds the same work sooner than an equal one."""
+        key, shard, operation = (index, phase), self._shards[index], self._operations[index]
+        if key not in self._works:
+            self._works[key] = Compute(layer=shard.layer.name, operation=operation, phase=phase, shard=shard.shard)
+        return self._works[key]
 
     def _compute(self, work: Compute, rounds: Rounds, phase: Phase, after: tuple[int, ...]) -> int:
         """Append a layer as often as it runs, each time beside what is under way; returns the last time's task."""
@@ -284,14 +281,13 @@ class NetworkCompute:
 
     def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
         """Append forward of a segment in backward; returns what its backward waits for."""
-        made: dict[int, int] = {}
-        led: set[int] = set()
+        made, led = dict[int, int](), set[int]()
         for index in layers:
             waits = tuple(made[source] for source in self._inputs[index] if source in made) or after
-            shard = self._shards[index]
-            leader = index if shard.leader is None else shard.leader
-            # A leader that does not run again communicates for nobody here: the first of its followers does.
-            before = shard.before_fw if leader in led else self._shards[leader].before_fw
+            of_layer = self._shards[index]
+            leader = index if of_layer.leader is None else of_layer.leader
+            # Where a leader does not run again, the first of its followers communicates.
+            before = of_layer.before_fw if leader in led else self._shards[leader].before_fw
             led.add(leader)
             made[index] = self._run(index, Phase.BW, waits, before)
         return tuple(made.values())[-1:]
@@ -332,9 +328,7 @@ class NetworkCompute:
         """
         part = part or self.whole_backward
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
-        waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
-        for layer in part.layers:
-            waits[layer] += after if layer in self._outputs else ()
+        waits = {layer: [self._forward[layer], *(after if layer in self._outputs else ())] for layer in part.layers}
         for index, phase in zip(*part, strict=True):
             shard = self._shards[index]
             before = before_layer(index) if before_layer else ()

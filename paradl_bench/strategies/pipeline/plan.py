@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -120,13 +120,14 @@ class PipelinePlanner:
         places = [
             (position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)
         ]
+        shared = places_of_shared(network, stages, strategy.axes[axis].degree)
         works: dict[Work, int] = {}
         roles: dict[tuple[int, int], Role] = {}
-        known: list[tuple[dict[int, StageShard], Role]] = []
+        known: list[tuple[object, Role]] = []
         for (rank, shard), alike in Counter(places).items():
-            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], works)
+            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], shared, works)
             name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
-            # Ranks hold unlike parts in few stages, as those of a vocabulary that does not part evenly.
+            # Ranks hold unlike parts in few stages: those of a vocabulary that does not part evenly.
             role = next((role for own, role in known if own == planned.own), None) or planned.role(name, 1)
             known.append((planned.own, role))
             roles[rank, shard] = dataclasses.replace(role, name=name, multiplicity=alike * replicas)
@@ -183,13 +184,14 @@ class _RankPlan:
         settings: PlanSettings,
         rank: int,
         sharded: ShardedLayers,
+        shared: Mapping[str, tuple[int, ...]],
         works: dict[Work, int],
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage, self._works = len(stages) - 1, works
-        self._shared = places_of_shared(network, stages, self._ranks)
+        self._shared = shared
         rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
         self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
@@ -377,13 +379,7 @@ class _RankPlan:
     def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
         stage_shard = self.own[action.stage]
         sizes = message_bytes(stage_shard.sends if cut == action.stage else stage_shard.receives, self._micro_batch)
-        return Transfer(
-            direction=direction,
-            phase=action.way,
-            cut=cut,
-            message_bytes=sizes,
-            axes=(self._axis,),
-        )
+        return Transfer(direction=direction, phase=action.way, cut=cut, message_bytes=sizes, axes=(self._axis,))
 
     def _setup(self) -> Setup:
         if not self._exchange_axes:

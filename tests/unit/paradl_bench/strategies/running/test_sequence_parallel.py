@@ -124,7 +124,9 @@ def test_options_are_checked_before_there_is_a_network() -> None:
 
 def plan_of(name: str, text: str = "p2t2", **options: Any) -> Plan:
     network, strategy = trace_network(load_model(f"transformer_networks:{name}")), parse_strategy(text)
-    return planner_for(strategy).plan(network, strategy, plan_settings(batch=4, **({"micro_batches": 2} if "p" in text else {}), **options))
+    return planner_for(strategy).plan(
+        network, strategy, plan_settings(batch=4, **({"micro_batches": 2} if "p" in text else {}), **options)
+    )
 
 
 def issued(plan: Plan, operation: str, phase: Phase = Phase.FW) -> list[int]:
