@@ -27,6 +27,7 @@ from paradl_bench.plan.works.moving import StateCopy
 INPUT = "input"
 """What a network reads, among the inputs of its layers."""
 
+_BETWEEN_FORWARD, _BETWEEN_BACKWARD = FrameworkOverhead(phase="FW"), FrameworkOverhead(phase="BW")
 BeforeLayer = Callable[[int], tuple[int, ...]]
 Rounds = tuple[Communication | None, ...]
 
@@ -228,6 +229,7 @@ class NetworkCompute:
             first = next((layer for layer in self.backward_layers if layer in layers), None)
             if first is not None:
                 self._again[first] = layers
+        self._works: dict[tuple[int, ComputePhase], Compute] = {}
         self._forward: list[int] = []
         self.backward_task = -1
         """The task that ends what backward has done so far, communication included."""
@@ -251,17 +253,23 @@ class NetworkCompute:
         for index, inputs in enumerate(self._inputs):
             before = before_layer(index) if before_layer else ()
             waits = (tuple(self._forward[source] for source in inputs) or after) + before
-            self._forward.append(self._run(index, Phase.FW, waits))
+            self._forward.append(self._run(index, Phase.FW, waits, self._shards[index].before_fw))
 
-    def _run(self, index: int, phase: Phase, waits: tuple[int, ...]) -> int:
+    def _run(self, index: int, phase: Phase, waits: tuple[int, ...], before: tuple[Communication, ...]) -> int:
         """Append forward of a layer, in the phase FW or again in BW; returns the task that its readers wait for."""
         shard = self._shards[index]
-        work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="FW", shard=shard.shard)
-        waits = self._communicate(shard.before_fw, phase, waits)
-        task = self._compute(work, shard.rounds_fw, phase, waits)
+        waits = self._communicate(before, phase, waits)
+        task = self._compute(self._work(index, "FW"), shard.rounds_fw, phase, waits)
         made = self._communicate(shard.after_fw, phase, (task,))[-1]
-        self._builder.add(FrameworkOverhead(phase="FW"), phase, Stream.COMPUTE, (made,))
+        self._builder.add(_BETWEEN_FORWARD, phase, Stream.COMPUTE, (made,))
         return made
+
+    def _work(self, index: int, phase: ComputePhase) -> Compute:
+        """What a layer computes, made once: a builder finds the same work sooner than an equal one."""
+        key, shard, operation = (index, phase), self._shards[index], self._operations[index]
+        if key not in self._works:
+            self._works[key] = Compute(layer=shard.layer.name, operation=operation, phase=phase, shard=shard.shard)
+        return self._works[key]
 
     def _compute(self, work: Compute, rounds: Rounds, phase: Phase, after: tuple[int, ...]) -> int:
         """Append a layer as often as it runs, each time beside what is under way; returns the last time's task."""
@@ -273,10 +281,15 @@ class NetworkCompute:
 
     def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
         """Append forward of a segment in backward; returns what its backward waits for."""
-        made: dict[int, int] = {}
+        made, led = dict[int, int](), set[int]()
         for index in layers:
             waits = tuple(made[source] for source in self._inputs[index] if source in made) or after
-            made[index] = self._run(index, Phase.BW, waits)
+            of_layer = self._shards[index]
+            leader = index if of_layer.leader is None else of_layer.leader
+            # Where a leader does not run again, the first of its followers communicates.
+            before = of_layer.before_fw if leader in led else self._shards[leader].before_fw
+            led.add(leader)
+            made[index] = self._run(index, Phase.BW, waits, before)
         return tuple(made.values())[-1:]
 
     def _communicate(self, works: tuple[Communication, ...], phase: Phase, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -314,14 +327,10 @@ class NetworkCompute:
             part: one of :attr:`backward_parts`; None for all of it.
         """
         part = part or self.whole_backward
-        between = FrameworkOverhead(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
-        waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
-        for layer in part.layers:
-            waits[layer] += after if layer in self._outputs else ()
+        waits = {layer: [self._forward[layer], *(after if layer in self._outputs else ())] for layer in part.layers}
         for index, phase in zip(*part, strict=True):
             shard = self._shards[index]
-            work = Compute(layer=shard.layer.name, operation=self._operations[index], phase=phase, shard=shard.shard)
             before = before_layer(index) if before_layer else ()
             if index in self._again:
                 before += self._run_again(self._again[index], (*waits[index], *before))
@@ -329,7 +338,7 @@ class NetworkCompute:
             ready = self._communicate(sums if shard.before_bw else (), Phase.BW, (*waits[index], *before))
             # What the input's part has waited for is there.
             ready = self._communicate(() if phase == "BW_weight" else shard.before_bw, Phase.BW, ready)
-            computed = self._compute(work, shard.rounds_bw, Phase.BW, ready)
+            computed = self._compute(self._work(index, phase), shard.rounds_bw, Phase.BW, ready)
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             computed = self._communicate(() if shard.before_bw else sums, Phase.BW, (computed,))[-1]
             yield index, computed
@@ -338,7 +347,7 @@ class NetworkCompute:
             for source in self._inputs[index]:
                 if source in waits:
                     waits[source].append(task)
-            self._builder.add(between, Phase.BW, Stream.COMPUTE, (task,))
+            self._builder.add(_BETWEEN_BACKWARD, Phase.BW, Stream.COMPUTE, (task,))
 
 
 def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:

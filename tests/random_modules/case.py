@@ -134,7 +134,7 @@ def case_of(number: int) -> Case:
     if "expert" in kinds and rng.random() < 0.2:
         options["expert_imbalance"] = 1.5
     # What refuses it beside these has to be seen a few times alone.
-    refusing = "sequence_parallel" in options or (stage > 1 and len(kinds) > 1)
+    refusing = stage > 1 and len(kinds) > 1
     if rng.random() < (0.03 if refusing or "block" not in names else 0.5):
         options["recompute"] = _repeated(rng, steps)
     cut: tuple[float, ...] = ()

@@ -216,7 +216,7 @@ class _Modules:
         holding = {above for name in within for above in _paths(name)[:-1]} - {
             buffer.name for buffer in network.buffers
         }
-        self._paths = tuple(path for path in all_paths if path in holding)
+        self._paths = {path: None for path in all_paths if path in holding}
         parts: dict[str, list[int]] = {path: [] for path in all_paths}
         for i, layer in enumerate(network.layers[: self._forward]):
             for path in _paths(layer.name):
@@ -239,7 +239,8 @@ class _Modules:
                 raise UserError(f"--recompute {text}: write a run of a sequence's children as features.3:8")
             segments = [self._run(module, range(int(first), int(last)))]
         else:
-            fitting = [path for path in self._paths if fnmatchcase(path, text)]
+            # A module's own name is no pattern.
+            fitting = [text] if self.has(text) else [path for path in self._paths if fnmatchcase(path, text)]
             segments = [self._module(path) for path in fitting if not set(_paths(path)[:-1]) & set(fitting)]
         if not segments or not all(segment.layers for segment in segments):
             known = ", ".join([path for path in self._paths if self._operations(self._inside[path]) > 1][:5])

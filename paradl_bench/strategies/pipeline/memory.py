@@ -17,7 +17,6 @@ reduced at the end.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -73,12 +72,15 @@ def pipelined_memory(
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
     uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
-    for rank, sharded in itertools.product(range(ranks), shards.distinct):
-        rank_shards = [
-            shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank
-        ]
-        parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks)
-        uses.append(memory_use(parts))
+    for rank in range(ranks):
+        of_rank = [stage for stage in stages if stage.index % ranks == rank]
+        alike: list[list[StageShard]] = []
+        for sharded in shards.distinct:
+            rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
+            if rank_shards not in alike:
+                alike.append(rank_shards)
+                parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks)
+                uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
 

@@ -25,9 +25,10 @@ shapes they receive (PipelineStage's vote, torch 2.13).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -119,12 +120,17 @@ class PipelinePlanner:
         places = [
             (position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)
         ]
+        shared = places_of_shared(network, stages, strategy.axes[axis].degree)
         works: dict[Work, int] = {}
         roles: dict[tuple[int, int], Role] = {}
+        known: list[tuple[object, Role]] = []
         for (rank, shard), alike in Counter(places).items():
-            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], works)
+            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], shared, works)
             name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
-            roles[rank, shard] = planned.role(name, alike * replicas)
+            # Ranks hold unlike parts in few stages: those of a vocabulary that does not part evenly.
+            role = next((role for own, role in known if own == planned.own), None) or planned.role(name, 1)
+            known.append((planned.own, role))
+            roles[rank, shard] = dataclasses.replace(role, name=name, multiplicity=alike * replicas)
         numbers = {place: number for number, place in enumerate(roles)}
         exchange_axes = group_axes(strategy, Trait.REPLICATES)
         exchanging = stages if exchange_axes and zero_stage(strategy) < 2 else ()
@@ -178,15 +184,16 @@ class _RankPlan:
         settings: PlanSettings,
         rank: int,
         sharded: ShardedLayers,
+        shared: Mapping[str, tuple[int, ...]],
         works: dict[Work, int],
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage, self._works = len(stages) - 1, works
-        self._shared = places_of_shared(network, stages, self._ranks)
+        self._shared = shared
         rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
-        self._own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
+        self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
         self._exchange_axes = () if self._parts else group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
@@ -196,7 +203,7 @@ class _RankPlan:
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
         self._buckets = {
-            index: GradientBuckets(shard.network, settings) for index, shard in self._own.items() if self._exchange_axes
+            index: GradientBuckets(shard.network, settings) for index, shard in self.own.items() if self._exchange_axes
         }
 
     def role(self, name: str, multiplicity: int) -> Role:
@@ -239,7 +246,7 @@ class _RankPlan:
 
     def _add_update(self, builder: RoleBuilder) -> Before:
         """The weight update of the rank's stages, which replicas may share out; returns what is issued before."""
-        rank_shards, strategy, settings = list(self._own.values()), self._strategy, self._settings
+        rank_shards, strategy, settings = list(self.own.values()), self._strategy, self._settings
         held = hold_parameters(rank_shards[0].network, [shard.stage for shard in rank_shards], self._sharded)
         after = add_clipping(builder, held, strategy, settings, self._add_sums_of_shared(builder, held))
         summed = sums_before(self._network, strategy, settings)
@@ -297,7 +304,7 @@ class _RankPlan:
 
     def _compute_of(self, stage: int) -> NetworkCompute:
         if stage not in self._computes:
-            shard = self._own[stage]
+            shard = self.own[stage]
             self._computes[stage] = NetworkCompute(
                 RoleBuilder(self._works),
                 shard.network,
@@ -313,7 +320,7 @@ class _RankPlan:
         self, builder: RoleBuilder, compute: NetworkCompute, action: Action, before: tuple[int, ...]
     ) -> int:
         """Returns the last task that computes."""
-        stage, near = self._own[action.stage].stage, self._schedule.neighbours(action, self._ranks)
+        stage, near = self.own[action.stage].stage, self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What a stage communicates for its first layers, it calls when it comes to them.
         gathering = self._parts.gathering(builder, received) if self._parts and not before else None
@@ -330,7 +337,7 @@ class _RankPlan:
         self, builder: RoleBuilder, compute: NetworkCompute, action: Action, *, exchanging: bool
     ) -> tuple[int, tuple[int, ...]]:
         """Returns the last task that computes, and those that the weight update waits for."""
-        shard, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
+        shard, near = self.own[action.stage], self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last, exchange = received[-1] if received else builder.tasks - 1, None
@@ -370,28 +377,22 @@ class _RankPlan:
         builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
 
     def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
-        stage_shard = self._own[action.stage]
+        stage_shard = self.own[action.stage]
         sizes = message_bytes(stage_shard.sends if cut == action.stage else stage_shard.receives, self._micro_batch)
-        return Transfer(
-            direction=direction,
-            phase=action.way,
-            cut=cut,
-            message_bytes=sizes,
-            axes=(self._axis,),
-        )
+        return Transfer(direction=direction, phase=action.way, cut=cut, message_bytes=sizes, axes=(self._axis,))
 
     def _setup(self) -> Setup:
         if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()
-        for index in self._own:
+        for index in self.own:
             buckets = self._buckets[index]
             for *key, times in issued_before_steady_state(buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 
     def _handshake(self) -> tuple[Transfer, ...]:
-        cuts = [cut for stage in self._own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]
+        cuts = [cut for stage in self.own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]
         return tuple(
             Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(self._axis,))
             for cut in cuts

@@ -8,12 +8,14 @@ block and reads whole it gathers once, whether an earlier stage has gathered it 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import Width, dtype_made, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
@@ -80,6 +82,15 @@ def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]
 
 def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, settings: PlanSettings) -> StageShard:
     """The part of a stage that a rank runs."""
+    return _shard_stage(Same(network), Same(stage), Same(sharded), settings)
+
+
+# A plan and its memory ask for the same.
+@functools.lru_cache(maxsize=64)
+def _shard_stage(
+    of: Same[ModelGraph], one: Same[Stage], ranks_part: Same[ShardedLayers], settings: PlanSettings
+) -> StageShard:
+    network, stage, sharded = of.thing, one.thing, ranks_part.thing
     start, flow = stage.layers.start, data_flow(network)
     widths = widths_of(network, settings.dtype, settings.device)
 

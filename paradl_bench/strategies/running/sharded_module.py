@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -114,7 +115,8 @@ class Sharding(NamedTuple):
             What the module's own code asks about a tensor's extents is answered of that shape.
         whole: what calls without a rule are given; None where they are given no parts.
         receive: what is done first to this rank's part of what an earlier stage of a pipeline made, given with the
-            layer's index and the output's number. forget: lets go of what only later stages would read.
+            layer's index and the output's number. forget: lets go of what operations share that do not run here: of
+            later stages, or outside of what runs again.
         randomness: of layers that draw other numbers on each rank, an axis each.
         own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
             the tensor's gradient is here; called with both tensors. None where this rank has other rows.
@@ -232,6 +234,16 @@ class Repeated(Protocol):
         """Whether any layers among these run a second time."""
 
 
+@contextlib.contextmanager
+def _forgetting(
+    made: Callable[[], contextlib.AbstractContextManager[Any]], forget: Callable[[], None] | None
+) -> Iterator[None]:
+    with made():
+        yield
+    if forget is not None:
+        forget()
+
+
 class Walk(TorchFunctionMode):
     """Counts operations, and runs those that have a rule by it.
 
@@ -247,7 +259,13 @@ class Walk(TorchFunctionMode):
     def again(self) -> contextlib.AbstractContextManager[Any]:
         """A walk that starts where this one is, to be entered where the same operations run again."""
         index = self.index
-        return entered_later(self._sharding.randomness, lambda: Walk(self._sharding, index))
+        return self._by_itself(lambda: Walk(self._sharding, index))
+
+    def _by_itself(
+        self, made: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> contextlib.AbstractContextManager[None]:
+        """A mode that is made later. It draws the numbers of now, and leaves nothing that later operations share."""
+        return entered_later(self._sharding.randomness, partial(_forgetting, made, self._sharding.forget))
 
     def computes_again(self, layers: range) -> bool:
         """Whatever is asked for: it runs all layers."""

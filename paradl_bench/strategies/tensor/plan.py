@@ -65,7 +65,7 @@ class TensorPlanner:
         if settings.of(SequenceOptions).on and strategy.axes[axis].degree > 1:
             # Of an empty network, what no network could make right.
             parts = self._parts(network, settings) if network.layers else SequenceParts(0, {})
-            refuse_sequence(strategy, strategy.axes[axis].degree, settings, parts)
+            refuse_sequence(strategy, strategy.axes[axis].degree, parts)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""

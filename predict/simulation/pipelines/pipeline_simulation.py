@@ -153,10 +153,11 @@ class StageLine:
         )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
+        names = [work.name_in_breakdowns for work in plan.works]
         self._phased = PhasedTasks(
             phase=np.concatenate([of_role.phase for of_role in coalesced]),
             computes=self._on_compute,
-            names=tuple(plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
+            names=tuple(map(names.__getitem__, self._segment_work.tolist())),
             stage=self._role,
         )
 

@@ -15,7 +15,6 @@ from paradl_bench.strategies.pipeline.recording import Calls, tensors_of, with_t
 from paradl_bench.strategies.pipeline.running.held_parameters import Registered, all_registered
 from paradl_bench.strategies.pipeline.stage_shards import StageShard
 from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.own_randomness import entered_later
 from paradl_bench.strategies.running.sharded_module import Sharding, Walk, control_flow_varies
 
 
@@ -74,7 +73,7 @@ class StageWalk(Walk):
         """A walk of the same stage from here on; what it makes is sent no second time."""
         made = functools.partial(StageWalk, self._sharding, self._all, self._shard, self._received, self._device)
         # It holds nothing that this walk has kept.
-        return entered_later(self._sharding.randomness, functools.partial(_anew, made, self.index, self.missing))
+        return self._by_itself(functools.partial(_anew, made, self.index, self.missing))
 
     def computes_again(self, layers: range) -> bool:
         """Whether the stage has layers among these that run a second time."""

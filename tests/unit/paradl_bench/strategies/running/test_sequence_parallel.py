@@ -103,7 +103,6 @@ def test_messages_are_parts_of_what_was_all_reduced() -> None:
     ("name", "strategy", "options", "reason"),
     [
         ("gpt2_tokens", "t3p2", {"batch": 4, "micro_batches": 2}, "does not split evenly over 3 ranks"),
-        ("gpt2_tokens", "t2", {"recompute": ("all",)}, "--recompute"),
         ("gpt2_tokens", "t3", {}, "does not split evenly over 3 ranks"),
         ("gpt2", "t2", {}, "no token ids"),
         ("gpt2_tokens", "t2", {"split": ("*attn*", "*mlp*")}, "have the head cut"),
@@ -123,14 +122,16 @@ def test_options_are_checked_before_there_is_a_network() -> None:
     planner_for(strategy).check(ModelGraph(name="", input_shape=(), layers=(), parameters=()), strategy, settings)
 
 
-def plan_of(name: str, **options: Any) -> Plan:
-    network, strategy = trace_network(load_model(f"transformer_networks:{name}")), parse_strategy("p2t2")
-    return planner_for(strategy).plan(network, strategy, plan_settings(batch=4, micro_batches=2, **options))
+def plan_of(name: str, text: str = "p2t2", **options: Any) -> Plan:
+    network, strategy = trace_network(load_model(f"transformer_networks:{name}")), parse_strategy(text)
+    return planner_for(strategy).plan(
+        network, strategy, plan_settings(batch=4, **({"micro_batches": 2} if "p" in text else {}), **options)
+    )
 
 
-def issued(plan: Plan, operation: str) -> list[int]:
-    """Bytes of all collectives of an operation in forward, on one rank of each role."""
-    works = [plan.works[at] for role in plan.roles for at in role.work[role.phase == Phase.FW]]
+def issued(plan: Plan, operation: str, phase: Phase = Phase.FW) -> list[int]:
+    """Bytes of all collectives of an operation in a phase, on one rank of each role."""
+    works = [plan.works[at] for role in plan.roles for at in role.work[role.phase == phase]]
     return sorted(work.message_bytes for work in works if isinstance(work, Collective) and work.operation == operation)
 
 
@@ -148,3 +149,20 @@ def test_each_stage_gathers_what_a_cut_parts() -> None:
     # One more for each of two micro-batches, on every role of one of two stages.
     assert issued(between, "all_gather") == sorted([*gathered, *gathered[:1] * len(between.roles)])
     assert issued(between, "reduce_scatter") == issued(before, "reduce_scatter")
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+def test_blocks_that_run_again_gather_and_scatter_again(operation: str) -> None:
+    kept, again = (plan_of("gpt2_tokens", "t2", sequence_parallel="on", recompute=of) for of in ((), ("all",)))
+    # On each role the head gathers and the embedding scatters once: they are in no block.
+    once = issued(kept, operation)[len(kept.roles) :]
+    assert once
+    assert issued(again, operation, Phase.BW) == sorted([*issued(kept, operation, Phase.BW), *once])
+    assert issued(again, operation) == issued(kept, operation)
+
+
+def test_a_layer_that_runs_again_without_its_leader_gathers() -> None:
+    alone = ("model.layers.1.mlp.up_proj",)
+    kept, again = (plan_of("llama_tokens", "t2", sequence_parallel="on", recompute=of) for of in ((), alone))
+    gathered = issued(kept, "all_gather", Phase.BW)
+    assert issued(again, "all_gather", Phase.BW) == sorted([*gathered, *gathered[: len(kept.roles)]])
