@@ -208,8 +208,9 @@ class StageModule(torch.nn.Module):
         """What forward returns, as tensors without memory."""
         if not self._ends:
             return tuple(self._value(value, shape) for value, shape in self.shard.sends.items())
-        leaves = tree_flatten(self._calls.outputs)[0]
-        return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
+        leaves, of_parts = tree_flatten(self._calls.outputs)[0], self._sharding.loss
+        needed = [leaf for number, leaf in enumerate(leaves) if number in self._calls.needed]
+        return tuple(map(of_parts.part, needed) if of_parts else needed)
 
     def _value(self, value: Crossing, crossing: CrossingShape) -> torch.Tensor:
         tensor = self._calls.operations[value.layer].tensors[value.output]
