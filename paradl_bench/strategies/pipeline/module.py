@@ -192,8 +192,13 @@ class StageModule(torch.nn.Module):
     def hide_from_exchange(self) -> None:
         """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
         stage_names = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
-        names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
-        hidden = [name for name in names if name.removeprefix("module.") not in stage_names]
+        # What is tied has several names, and is exchanged by any of them.
+        named = [
+            *self.named_parameters(remove_duplicate=False),
+            *self.named_buffers(remove_duplicate=False),
+        ]
+        own = {id(tensor) for name, tensor in named if name.removeprefix("module.") in stage_names}
+        hidden = [name for name, tensor in named if id(tensor) not in own]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             self, hidden
         )
