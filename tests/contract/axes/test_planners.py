@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 
@@ -51,6 +52,9 @@ NESTED = (
     "d2p2t3",
     "d2x2",
     "x4d2",
+    "p2x2",
+    "x2p2",
+    "d2p2x2",
     "d2e2",
     "e4d2",
 )
@@ -138,10 +142,12 @@ EXPERTS = expert_network()
 
 
 def network_of(strategy: Strategy) -> ModelGraph:
-    """One that the strategy can run: of tokens where ranks need their loss, of experts where they see their own."""
-    if any(axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes):
-        return EXPERTS
-    return TOKENS if any(axis.has(Trait.NEEDS_LOSS) for axis in strategy.axes) else NETWORK
+    """The first that the strategy can run."""
+    for network in (NETWORK, TOKENS, EXPERTS):
+        with contextlib.suppress(UserError):
+            planner_for(strategy).check(network, strategy, SETTINGS)
+            return network
+    raise AssertionError(f"no network here runs {strategy}")
 
 
 def line_network() -> ModelGraph:

@@ -215,7 +215,9 @@ OF_VOCABULARY = {
 }
 OF_VOCABULARY[4] += [f"p2t2 schedule={name} micro_batches=4 sequence_parallel=on" for name in ("1f1b", "zb")]
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
-OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring"]
+OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring", "p2x2", "p2x2 schedule=zb micro_batches=4"]
+OF_TOKENS[4] += ["x2p2 schedule=interleaved micro_batches=4 context_exchange=ring"]
+OF_TOKENS[4] += ["p2x2 schedule=1f1b micro_batches=4 context_exchange=all-to-all recompute=all"]
 for exchange in ("all-to-all", "ring"):
     OF_TOKENS[2] += [f"{case} context_exchange={exchange}" for case in OF_TOKENS[2][:4]]
     OF_TOKENS[4] += [f"{case} context_exchange={exchange}" for case in ("x4", "d2x2", "z3d2x2")]
