@@ -27,7 +27,6 @@ class Trait(Enum):
     CUTS_POSITIONS = "of a sharded layer ranks compute blocks of positions"
     SPLITS_OUTPUTS = "of a sharded layer ranks compute some outputs, which are gathered behind it"
     SPLITS_INPUTS = "of a sharded layer ranks read some inputs; what they make of them is summed"
-    NEEDS_LOSS = "ranks run the model from its input to the loss, and so in no stages"
     SENDS_AS_COMPUTED = "activations go from rank to rank in the dtype that they were computed in, as planned"
 
     # Members are single, and asked for in every loop over axes; Enum's own hash is a call of Python.

@@ -56,14 +56,8 @@ def check_nesting(strategy: Strategy) -> None:
     """The rule of which axes nest, over their traits: all do, but for several that shard the same layers.
 
     Raises:
-        UserError: several axes shard layers, or stages part what one has to run from input to loss.
+        UserError: several axes shard layers.
     """
-    whole = [axis.kind for axis in strategy.axes if axis.has(Trait.NEEDS_LOSS) and axis.degree > 1]
-    if whole and staging_axis(strategy) is not None:
-        raise UserError(
-            f"strategy {strategy}: {whole[0]} parallelism runs the model from its input to the loss on each rank, and"
-            " so in no stages of a pipeline; nest it with data"
-        )
     sharding = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
     if len(sharding) > 1:
         raise UserError(

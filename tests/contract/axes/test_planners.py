@@ -55,6 +55,9 @@ NESTED = (
     "p2x2",
     "x2p2",
     "d2p2x2",
+    "p2e2",
+    "e2p2",
+    "d2p2e2",
     "d2e2",
     "e4d2",
 )
@@ -131,8 +134,9 @@ def expert_network() -> ModelGraph:
 
     up = factory.relu("relu", product("up", words, 12, 16))
     head = factory.add("add", product("down", up, 16, 12), words)
-    weight = factory._parameter("head.weight", 20, 12)
-    logits = factory.call("head", "linear", (factory._read(head), weight), (8, 20), (head,))
+    # As much as all else: stages are cut in front of it, and not where rows are.
+    weight = factory._parameter("head.weight", 80, 12)
+    logits = factory.call("head", "linear", (factory._read(head), weight), (8, 80), (head,))
     given = factory._read(logits), TensorArgument((8,))
     factory.call("loss.cross_entropy", "cross_entropy", given, (), (logits,))
     return factory.network("experts")
