@@ -3,10 +3,10 @@
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
 with :scatter for a reduce-scatter in filter's backward, :sequence for parts of the sequence, :unsummed where their
 gradients of norms are not summed, which both comparisons have to find, :all-to-all and :ring for these exchanges of
-context parallelism, :again=MODULE[+MODULE]... for what is computed
-again (body.1-4 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by
-autocast, with or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32
-copies, and :reduced with gradients of shards reduced in fp32.
+context parallelism, :again=MODULE[+MODULE]... for what is computed again (body.1-4 for the run body.1:4), :clip for
+gradients that are scaled to half of their norm, and :bf16 to train by autocast, with or without a pipeline;
+:bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32 copies, and :reduced with gradients of
+shards reduced in fp32.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and

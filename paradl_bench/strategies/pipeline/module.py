@@ -94,9 +94,9 @@ class RankPipeline:
             group_along=group_along,
             apart=sharded.apart,
         )
-        for axes in exchange_axes(strategy) if self._reduce is None else ():
-            # Every rank makes it, whether its stages have such parameters or not.
-            group_along(axes)
+        for along in exchange_axes(strategy) if self._reduce is None else ():
+            # Every rank makes the group, whether its stages have such parameters or not.
+            group_along(along)
         exchanged = [exchanging(part) if self._reduce is None else part for part in parts]
         self._running = running = [
             TimedStage(

@@ -9,7 +9,8 @@ whose input needs no gradient, then runs all of it where the weights' turn comes
 micro-batch after the first are added to those before, where a layer's weights have theirs.
 
 Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
-backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
+backward, as torch's DistributedDataParallel does under ``no_sync`` until then. What fewer ranks hold alike has an
+exchange of its own (:mod:`~paradl_bench.strategies.exchange.stage_exchanges`). Its buffers are broadcast before the
 first forward alone, since every forward runs under ``no_sync``.
 
 An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).

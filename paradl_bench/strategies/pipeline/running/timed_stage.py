@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from paradl_bench.strategies.running.group_functions import Spans
 
@@ -59,7 +60,8 @@ class TimedStage(PipelineStage):
         """Backward, the last of which all exchanges are part of."""
         inner = self._exchanges[1:]
         for exchange in inner if last_backward else ():
-            exchange.reducer.prepare_for_backward([])
+            # As torch does for the outer one.
+            exchange.reducer.prepare_for_backward(list(_find_tensors(bwd_kwargs["stage_output"])))
         with _without_exchange(() if last_backward else inner):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
