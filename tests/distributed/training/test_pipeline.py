@@ -115,7 +115,13 @@ CONTEXT = {
 
 # Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else.
 EXPERTS = {
-    4: ["mixtral_tokens:e2p2:1f1b:2", "qwen_tokens:p2e2:zb:2:clip", "mixtral_tokens:p2e2:interleaved:2"],
+    4: [
+        "Sorted:p2e2:zb:2",
+        "Skewed:e2p2:gpipe:2:head",
+        "mixtral_tokens:e2p2:1f1b:2",
+        "qwen_tokens:p2e2:zb:2:clip",
+        "mixtral_tokens:p2e2:interleaved:2",
+    ],
     8: ["mixtral_tokens:d2p2e2:zb:2:clip", "mixtral_tokens:p2d2e2:interleaved:2", "qwen_tokens:e2d2p2:gpipe:2"],
 }
 
