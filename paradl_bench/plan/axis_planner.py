@@ -32,6 +32,7 @@ class ShardedLayers(NamedTuple):
             stands in ``shards`` where the output is first read so; a stage of a pipeline that receives it gathers anew.
         apart: parameters that ranks along the axis hold parts of, where they hold all others alike and exchange their
             gradients.
+        together: spans of layers that no cut into stages may part: between them a rank has as many rows as come to it.
     """
 
     shards: dict[int, LayerShard]
@@ -39,6 +40,7 @@ class ShardedLayers(NamedTuple):
     notes: tuple[str, ...] = ()
     gathers: Mapping[str, Communication] = {}
     apart: frozenset[str] = frozenset()
+    together: tuple[range, ...] = ()
 
 
 class ReplicaShards(NamedTuple):

@@ -2,10 +2,11 @@
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
 with :scatter for a reduce-scatter in filter's backward, :sequence for parts of the sequence, :unsummed where their
-gradients of norms are not summed, which both comparisons have to find, :again=MODULE[+MODULE]... for what is computed
-again (body.1-4 for the run body.1:4), :clip for gradients that are scaled to half of their norm, and :bf16 to train by
-autocast, with or without a pipeline; :bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32
-copies, and :reduced with gradients of shards reduced in fp32.
+gradients of norms are not summed, which both comparisons have to find, :all-to-all and :ring for these exchanges of
+context parallelism, :again=MODULE[+MODULE]... for what is computed again (body.1-4 for the run body.1:4), :clip for
+gradients that are scaled to half of their norm, and :bf16 to train by autocast, with or without a pipeline;
+:bf16-weights with parameters in bf16 too, of which the optimizer keeps fp32 copies, and :reduced with gradients of
+shards reduced in fp32.
 
 bf16 keeps 8 bits, so that serial training in it is off by some share of what fp64 gives. A strategy rounds at other
 places: partial sums before they are added up, micro-batches by themselves. It may be off by ``MOST_TIMES`` as much, and
@@ -59,7 +60,8 @@ SAMPLES = 2
 """Of a micro-batch."""
 MOST_TIMES, LEAST_TIMES = 2.0, 1e-3
 LOWERED = ("bf16", "bf16-weights")
-WORDS = ("scatter", "clip", "sequence", "unsummed", "reduced", *LOWERED)
+EXCHANGES = ("all-to-all", "ring")
+WORDS = (*EXCHANGES, "scatter", "clip", "sequence", "unsummed", "reduced", *LOWERED)
 STEPPED = LEARNING_RATE * sum((1, 1.9, 2.71))
 """How far three steps of SGD with momentum go along one gradient."""
 Gradients = dict[str, torch.Tensor]
@@ -81,6 +83,7 @@ class Case(NamedTuple):
     sequence: bool = False
     unsummed: bool = False
     reduced: bool = False
+    exchange: str = "gather"
 
     @property
     def replicas(self) -> int:
@@ -98,6 +101,7 @@ class Case(NamedTuple):
             recompute=self.again,
             clip_norm=1e6 if self.clipped else None,
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
+            context_exchange=self.exchange,
             sequence_parallel="on" if self.sequence else "off",
             reduce_dtype="fp32" if self.reduced else "own",
         )
@@ -130,7 +134,9 @@ def case_of(text: str) -> Case:
     lowered = next((word for word in stages if word in LOWERED), "")
     scatter, clipped = "scatter" in stages, "clip" in stages
     found = Case(name, parsed, schedule, int(count), cuts, scatter, lowered, again=again, clipped=clipped)
-    return found._replace(sequence="sequence" in stages, unsummed="unsummed" in stages, reduced="reduced" in stages)
+    exchange = next((word for word in stages if word in EXCHANGES), "gather")
+    found = found._replace(sequence="sequence" in stages, unsummed="unsummed" in stages, reduced="reduced" in stages)
+    return found._replace(exchange=exchange)
 
 
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:

@@ -266,16 +266,19 @@ class StrategyProof:
         samples, pipeline = self._place.own, self._built.pipeline
         if pipeline is not None:
             # Forward may work in place on its input, and the next step is to have the same.
-            return pipeline.step(inputs[samples].clone(), targets[samples]), None
+            return self._mean_loss(pipeline.step(inputs[samples].clone(), targets[samples])), None
         leaf = inputs[samples].detach().clone().requires_grad_(self._asks_input(inputs))
         steps = MicroSteps(self._built, self._loss, leaf, targets[samples], self._place.steps)
-        loss = steps.run(0, lambda: 0, [], lambda _: None)
-        if self._built.loss is not None:
-            loss = self._built.loss.mean(loss)
+        loss = self._mean_loss(steps.run(0, lambda: 0, [], lambda _: None))
         if self._averages:
             whole_ones = (parameter for name, parameter in self._module.named_parameters() if name not in self._parts)
             self._ranks.mean([parameter.grad for parameter in whole_ones if parameter.grad is not None])
         return loss, leaf.grad
+
+    def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor | None:
+        """The loss, where this rank knows its share of it."""
+        of_parts = self._built.loss
+        return loss if loss is None or of_parts is None else of_parts.mean(loss)
 
     def _held(
         self, step: int, parallel: torch.Tensor, exact: torch.Tensor | None, marks: torch.Tensor | None = None

@@ -330,7 +330,7 @@ class Trainer:
     def _losses(self, stamps: list[Stamps]) -> tuple[float, ...]:
         """By iteration; where ranks have shares of a loss, what these add up to."""
         losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
-        if self._loss_of_parts is None:
+        if self._loss_of_parts is None or not losses:
             return losses
         shares = torch.tensor(losses, dtype=torch.float64, device=self._context.device)
         return tuple(self._loss_of_parts.mean(shares).tolist())

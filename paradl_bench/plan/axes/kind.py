@@ -29,7 +29,6 @@ class Trait(Enum):
     SPLITS_INPUTS = "of a sharded layer ranks read some inputs; what they make of them is summed"
     CUTS_FEATURES = "of a sharded layer ranks compute some heads or features, of all its tokens"
     CUTS_TOKENS = "of a sharded layer ranks compute some tokens, of whatever part of it they hold"
-    NEEDS_LOSS = "ranks run the model from its input to the loss, and so in no stages"
     SENDS_AS_COMPUTED = "activations go from rank to rank in the dtype that they were computed in, as planned"
 
     # Members are single, and asked for in every loop over axes; Enum's own hash is a call of Python.

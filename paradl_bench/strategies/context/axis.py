@@ -12,15 +12,7 @@ AXIS = AxisKind(
     package=__package__,
     order=6,
     options=(ExchangeOptions, ContextOptions),
-    traits=frozenset(
-        {
-            Trait.REPLICATES,
-            Trait.SHARDS_LAYERS,
-            Trait.CUTS_TOKENS,
-            Trait.NEEDS_LOSS,
-            Trait.SENDS_AS_COMPUTED,
-        }
-    ),
+    traits=frozenset({Trait.REPLICATES, Trait.SHARDS_LAYERS, Trait.CUTS_TOKENS, Trait.SENDS_AS_COMPUTED}),
     operations=("all_gather", "reduce_scatter", "all_to_all"),
     cut_less="give fewer ranks along it",
 )

@@ -98,6 +98,12 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         own_tokens.mark(part, along)
         return part
 
+    def receive(index: int, output: int, tensor: torch.Tensor) -> torch.Tensor:
+        on_part = tokens.layers.get(index)
+        received_along = on_part.output if on_part else None
+        marked: torch.Tensor = tensor if received_along is None else own_tokens.mark(tensor, received_along)
+        return marked
+
     def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
         mark: tuple[int, int] | None = getattr(tensor, MARK, None)
         return (whole, 1.0) if mark is None else (own_tokens.part(whole, mark[0]), float(group.size))
@@ -107,6 +113,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         network,
         enter=enter,
         whole_shape=whole_shape_of_tokens,
+        receive=receive,
         randomness=(random,),
         own_part=own_part,
     )
@@ -193,6 +200,10 @@ class _LossOfTokens:
 
     def __init__(self, own_tokens: OwnTokens, output: Cut, counted: _Counted) -> None:
         self._own, self._output, self._counted = own_tokens, output, counted
+
+    def part(self, output: torch.Tensor) -> torch.Tensor:
+        """See above."""
+        return self._own.part(output, self._output.dim)
 
     def share(self, loss: Loss, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """See above; targets are (samples, tokens)."""

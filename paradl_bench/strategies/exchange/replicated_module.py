@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,15 +39,16 @@ def exchange_gradients(
     Args:
         network: with the parameters that this rank holds of it.
         over_nodes: what sends the buckets, where the exchange knows nodes.
-        model: the user's, which ``module`` runs. apart, of_apart: which of its parameters, as of
+        model: the user's, which ``module`` runs; what it has beside the network's is left as it is. None where it has
+            nothing beside. apart, of_apart: which of its parameters, as of
             :class:`~paradl_bench.strategies.exchange.gradients.GradientBuckets`; the others are left as they are.
 
     Raises:
         UserError: bucket limits that torch cannot be given.
     """
     buckets = GradientBuckets(network, settings, apart, of_apart=of_apart)
-    if model is not None and apart:
-        _leave_out(module, model, {tensor.name for tensor in buckets.held}, buffers=not of_apart)
+    if model is not None:
+        _leave_out(module, model, {tensor.name for tensor in (*buckets.held, *buckets.buffers)})
     exchanging = DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -62,14 +64,20 @@ def exchange_gradients(
     return exchanging
 
 
-def _leave_out(module: torch.nn.Module, model: torch.nn.Module, names: set[str], *, buffers: bool) -> None:
-    """Have DistributedDataParallel pass over all of the model's parameters but some, and over buffers unless sent."""
-    kept = {id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name in names}
-    given = module.named_parameters(remove_duplicate=False)
-    left_out = [name for name, parameter in given if id(parameter) not in kept]
-    left_out += [] if buffers else [name for name, _ in module.named_buffers(remove_duplicate=False)]
+def _leave_out(module: torch.nn.Module, model: torch.nn.Module, names: set[str]) -> None:
+    """Have DistributedDataParallel pass over all of the model's parameters and buffers but some.
+
+    What is tied has several names.
+    """
+    kept = {id(tensor) for name, tensor in _held_by(model) if name in names}
+    left_out = [name for name, tensor in _held_by(module) if id(tensor) not in kept]
     leave_out: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     leave_out(module, left_out)
+
+
+def _held_by(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _as_it_is(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -61,7 +61,6 @@ AXIS = AxisKind(
             Trait.DIVIDES_BATCH,
             Trait.REPLICATES,
             Trait.SHARDS_LAYERS,
-            Trait.NEEDS_LOSS,
             Trait.SENDS_AS_COMPUTED,
         }
     ),

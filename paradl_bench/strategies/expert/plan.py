@@ -16,6 +16,7 @@ Source: Lepikhin et al. 2021, "GShard"; Fedus et al. 2022, "Switch Transformers"
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
@@ -136,7 +137,20 @@ def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> Sha
         shards[index] = shard._replace(before_fw=before, after_bw=behind)
     weights = frozenset(product.weight for product in routes.products.values())
     held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in network.parameters)
-    return ShardedLayers(shards, msgspec.structs.replace(network, parameters=held), apart=weights)
+    together = tuple(_together(network, routes, messages))
+    return ShardedLayers(shards, msgspec.structs.replace(network, parameters=held), apart=weights, together=together)
+
+
+def _together(network: ModelGraph, routes: Routes, messages: _Messages) -> Iterator[range]:
+    """Spans over which rows of other ranks' tokens, or their numbers, are passed on."""
+    place = {network.layers[index].name: index for index in routes.routed}
+    for index in routes.routed:
+        yield from (range(place[name], index + 1) for name in network.layers[index].inputs if name in place)
+    for taken in (routes.returned, messages.gradients):
+        yield from (range(source, index + 1) for index, sources in taken.items() for source in sources)
+    first: dict[str, int] = {}
+    for index, product in routes.products.items():
+        yield range(first.setdefault(product.ends, index), index + 1)
 
 
 class _Messages:

@@ -68,8 +68,7 @@ def check_nesting(strategy: Strategy) -> None:
     that cuts tokens, and all others.
 
     Raises:
-        UserError: other axes both shard layers, or both do in stages; stages part what one has to run from input to
-            loss.
+        UserError: other axes both shard layers, or both do in stages.
     """
     sharding = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
     in_turn = Trait.CUTS_FEATURES, Trait.CUTS_TOKENS
@@ -81,17 +80,10 @@ def check_nesting(strategy: Strategy) -> None:
             " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features and tokens of the same"
             f" layers, as {pair}"
         )
-    staged = staging_axis(strategy) is not None
-    if len(sharding) > 1 and staged:
+    if len(sharding) > 1 and staging_axis(strategy) is not None:
         raise UserError(
             f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and in stages"
             f" of a pipeline one of them can; nest both with data, as d2{''.join(map(str, sharding))}"
-        )
-    whole = [axis.kind for axis in strategy.axes if axis.has(Trait.NEEDS_LOSS) and axis.degree > 1]
-    if whole and staged:
-        raise UserError(
-            f"strategy {strategy}: {whole[0]} parallelism runs the model from its input to the loss on each rank, and"
-            " so in no stages of a pipeline; nest it with data"
         )
 
 

@@ -225,7 +225,8 @@ def _exchanging(
         return module
     nodes = node_groups(strategy, settings)
     over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
-    module = exchange_gradients(module, network, settings, device, everyone, over_nodes, model=model, apart=apart)
+    whole = model if apart else None
+    module = exchange_gradients(module, network, settings, device, everyone, over_nodes, model=whole, apart=apart)
     if apart and axes_apart(strategy):
         some = mesh.group(axes_apart(strategy)).process_group
         module = exchange_gradients(module, network, settings, device, some, model=model, apart=apart, of_apart=True)

@@ -26,7 +26,7 @@ from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
-from paradl_bench.plan.mesh import degree_of, zero_stage
+from paradl_bench.plan.mesh import axes_apart, degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action
 from paradl_bench.plan.settings import PlanSettings
@@ -72,6 +72,7 @@ def pipelined_memory(
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
     uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
+    alone = frozenset() if axes_apart(strategy) else shards.distinct[0].apart
     for rank in range(ranks):
         of_rank = [stage for stage in stages if stage.index % ranks == rank]
         alike: list[list[StageShard]] = []
@@ -79,7 +80,7 @@ def pipelined_memory(
             rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
             if rank_shards not in alike:
                 alike.append(rank_shards)
-                parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks)
+                parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks, alone)
                 uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
@@ -94,8 +95,13 @@ def _parts(
     dtype: str,
     device: str,
     walks: _WalksOfStages,
+    alone: frozenset[str],
 ) -> dict[str, int]:
-    """What the ranks at one place of the pipeline hold that run alike shards of its stages."""
+    """What the ranks at one place of the pipeline hold that run alike shards of its stages.
+
+    Args:
+        alone: parameters that no other rank holds, whose gradients need no buckets.
+    """
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
     parted = parted_state(strategy, settings)
@@ -124,7 +130,7 @@ def _parts(
     state = optimizer_state(held, settings_of_update(strategy, settings), device, updated)
     exchanged = degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None and not framework.gradient_dtype
     return {
-        **fixed_parts(held, state, exchanged=exchanged),
+        **fixed_parts(held, state, exchanged=exchanged, alone=alone),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
         "input": (0 if rank else network.input_bytes(samples, given_dtype(dtype))) + network.target_bytes(samples),
         "communication": 0 if framework.drops_messages else count * sum(map(sum, received)),

@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.network.graph import ModelGraph
@@ -29,6 +28,7 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
+from paradl_bench.strategies.exchange.stage_exchanges import exchange_axes, exchanges_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls
@@ -68,7 +68,7 @@ class RankPipeline:
         calls = record_calls(module, network, samples_at_once(strategy, settings), widened=has_masters(settings.dtype))
         hold_weights(module, settings.dtype, in_shards=zero_stage(strategy) > 1)
         self.sharding = sharding = shard()
-        axes, replicating = group_axes(strategy, Trait.STAGES), group_axes(strategy, Trait.REPLICATES)
+        axes = group_axes(strategy, Trait.STAGES)
         # Stages tell each other their shapes in the first step, which has to be heard.
         group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
@@ -86,8 +86,18 @@ class RankPipeline:
         )
         parts = [made(stage_shard, sharding, calls, last=stage_shard.stage is everywhere[-1]) for stage_shard in shards]
         self.module = torch.nn.ModuleList(parts)
-        exchanging = group_along(replicating) if replicating and self._reduce is None else None
-        exchanged = [part if exchanging is None else _exchanging(part, settings, device, exchanging) for part in parts]
+        exchanging = functools.partial(
+            _exchanging,
+            strategy=strategy,
+            settings=settings,
+            device=device,
+            group_along=group_along,
+            apart=sharded.apart,
+        )
+        for along in exchange_axes(strategy) if self._reduce is None else ():
+            # Every rank makes the group, whether its stages have such parameters or not.
+            group_along(along)
+        exchanged = [exchanging(part) if self._reduce is None else part for part in parts]
         self._running = running = [
             TimedStage(
                 stage,
@@ -138,9 +148,22 @@ class RankPipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
 
-def _exchanging(part: StageModule, settings: PlanSettings, device: torch.device, replicas: Group) -> torch.nn.Module:
-    part.hide_from_exchange()
-    return exchange_gradients(part, part.shard.network, settings, device, replicas.process_group)
+def _exchanging(
+    part: StageModule,
+    strategy: Strategy,
+    settings: PlanSettings,
+    device: torch.device,
+    group_along: Callable[..., Group],
+    apart: frozenset[str],
+) -> torch.nn.Module:
+    """The stage with the exchanges of its own gradients, whatever else the rank holds."""
+    network, module = part.shard.network, cast(torch.nn.Module, part)
+    for axes, of_apart in exchanges_of(network, strategy, apart):
+        group = group_along(axes).process_group
+        module = exchange_gradients(
+            module, network, settings, device, group, model=part.module, apart=apart, of_apart=of_apart
+        )
+    return module
 
 
 class PipelineRunner:
@@ -189,15 +212,6 @@ class StageModule(torch.nn.Module):
         self._calls, self._walk, self._entered = calls, walk, entered
         self._ends, self._detachable, self._missing = last, detachable, missing
 
-    def hide_from_exchange(self) -> None:
-        """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
-        stage_names = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
-        names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
-        hidden = [name for name in names if name.removeprefix("module.") not in stage_names]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-            self, hidden
-        )
-
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """What forward takes, as tensors without memory."""
         if not self.stage.receives:
@@ -208,8 +222,9 @@ class StageModule(torch.nn.Module):
         """What forward returns, as tensors without memory."""
         if not self._ends:
             return tuple(self._value(value, shape) for value, shape in self.shard.sends.items())
-        leaves = tree_flatten(self._calls.outputs)[0]
-        return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
+        leaves, of_parts = tree_flatten(self._calls.outputs)[0], self._sharding.loss
+        needed = [leaf for number, leaf in enumerate(leaves) if number in self._calls.needed]
+        return tuple(map(of_parts.part, needed) if of_parts else needed)
 
     def _value(self, value: Crossing, crossing: CrossingShape) -> torch.Tensor:
         tensor = self._calls.operations[value.layer].tensors[value.output]

@@ -9,7 +9,8 @@ whose input needs no gradient, then runs all of it where the weights' turn comes
 micro-batch after the first are added to those before, where a layer's weights have theirs.
 
 Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
-backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
+backward, as torch's DistributedDataParallel does under ``no_sync`` until then. What fewer ranks hold alike has an
+exchange of its own (:mod:`~paradl_bench.strategies.exchange.stage_exchanges`). Its buffers are broadcast before the
 first forward alone, since every forward runs under ``no_sync``.
 
 An axis that shards layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shards`).
@@ -26,7 +27,6 @@ shapes they receive (PipelineStage's vote, torch 2.13).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -49,8 +49,9 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Before, BucketCopy, Phase, Plan, Role, RoleBuilder, Setup, Stream, Transfer, Work
-from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
+from paradl_bench.plan.tasks import Before, BucketCopy, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
+from paradl_bench.strategies.exchange.gradients import GradientBuckets
+from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
@@ -195,16 +196,13 @@ class _RankPlan:
         rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
         self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
-        self._exchange_axes = () if self._parts else group_axes(strategy, Trait.REPLICATES)
-        self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
+        networks = {} if self._parts else {index: shard.network for index, shard in self.own.items()}
+        self._exchanges = StageExchanges(networks, strategy, settings, sharded.apart)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
         self._count, self._micro_batch = micro_batches(settings, self._ranks), samples_at_once(strategy, settings)
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
-        self._buckets = {
-            index: GradientBuckets(shard.network, settings) for index, shard in self.own.items() if self._exchange_axes
-        }
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
@@ -215,7 +213,7 @@ class _RankPlan:
         stages, micro_batches = np.array(of_stages), np.array(of_micro_batches)
         is_forward, last = direction == _FORWARD, micro_batches == self._count - 1
         completes = direction == _COMPLETES
-        exchanging = completes & last & bool(self._exchange_axes)
+        exchanging = completes & last & bool(self._exchanges)
         adding = completes & (micro_batches > 0)
         # Nothing is before the first one, which gathers what replicas hold parts of; its backward is not like others.
         opening = (stages == self._rank) & (micro_batches == 0) & (is_forward | bool(self._parts))
@@ -239,9 +237,9 @@ class _RankPlan:
             name=name,
             multiplicity=multiplicity,
             **followed_by(tasks, update),
-            setup=self._setup(),
+            setup=self._exchanges.setup,
             handshake=self._handshake(),
-            exchanged_before=before,
+            exchanged_before=before + self._exchanges.setup_apart,
         )
 
     def _add_update(self, builder: RoleBuilder) -> Before:
@@ -340,31 +338,23 @@ class _RankPlan:
         shard, near = self.own[action.stage], self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
-        last, exchange = received[-1] if received else builder.tasks - 1, None
+        last = received[-1] if received else builder.tasks - 1
         part = _part_of_backward(compute, action)
         added = added_with(shard.network, part.layers) if action.completes and action.micro_batch else {}
-        if exchanging:
-            exchange = GradientExchange(
-                builder,
-                shard.network,
-                self._buckets[action.stage],
-                part.layers,
-                self._exchanging,
-                self._exchange_axes,
-            )
+        exchanges = self._exchanges.begin(builder, action.stage, part.layers) if exchanging else []
         for layer, computed in compute.add_backward(received, part=part):
             if layer in added:
                 computed = builder.add(added[layer], Phase.BW, Stream.COMPUTE, (computed,))
-            if exchange is not None:
+            for exchange in exchanges:
                 exchange.add_ready(layer, computed)
         if compute.backward_task >= 0:
             # The input's gradient is there when the last layer has communicated for it.
             last = compute.backward_task
-        done = exchange.add_finish(last) if exchange is not None else (last,)
+        done = tuple(task for exchange in exchanges for task in exchange.add_finish(last)) or (last,)
         computed = builder.tasks - 1
         if near.target is not None:
             self._send(builder, action, (last,))
-        return computed, tuple(done) if action.completes else ()
+        return computed, done if action.completes else ()
 
     def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
         if source is None:
@@ -380,16 +370,6 @@ class _RankPlan:
         stage_shard = self.own[action.stage]
         sizes = message_bytes(stage_shard.sends if cut == action.stage else stage_shard.receives, self._micro_batch)
         return Transfer(direction=direction, phase=action.way, cut=cut, message_bytes=sizes, axes=(self._axis,))
-
-    def _setup(self) -> Setup:
-        if not self._exchange_axes:
-            return ()
-        counts: Counter[tuple[str, str, int]] = Counter()
-        for index in self.own:
-            buckets = self._buckets[index]
-            for *key, times in issued_before_steady_state(buckets, buffers_in_second=False):
-                counts[tuple(key)] += times  # type: ignore[index]
-        return tuple((*key, times) for key, times in counts.items())
 
     def _handshake(self) -> tuple[Transfer, ...]:
         cuts = [cut for stage in self.own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]

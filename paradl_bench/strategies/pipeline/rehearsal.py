@@ -20,7 +20,7 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.module import StageModule
-from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
+from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, shaped, tensors_of
 from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
@@ -74,7 +74,8 @@ def _run(module: torch.nn.Module, network: ModelGraph, shard: StageShard, calls:
                 check(tensors_of((args, kwargs)), network.layers[index].name)
             return result
 
-    part = StageModule(module, shard, Sharding({}, network), calls, last=last, walk=Rehearsed)
+    sharding = Sharding({}, network, run_layer=lambda _, function: shaped(function))
+    part = StageModule(module, shard, sharding, calls, last=last, walk=Rehearsed)
     # What is recorded of the model's input, views of it included, is of another tensor.
     given = part.inputs() if stage.receives else (torch.empty_like(calls.inputs),)
     sent = part(*given)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.core.cache_keys import Same
+from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import Width, dtype_made, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
@@ -81,7 +82,11 @@ def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]
 
 
 def shard_stage(network: ModelGraph, stage: Stage, sharded: ShardedLayers, settings: PlanSettings) -> StageShard:
-    """The part of a stage that a rank runs."""
+    """The part of a stage that a rank runs.
+
+    Raises:
+        UserError: the stage begins where a rank has as many rows as come to it, and no stage can know how many.
+    """
     return _shard_stage(Same(network), Same(stage), Same(sharded), settings)
 
 
@@ -91,6 +96,13 @@ def _shard_stage(
     of: Same[ModelGraph], one: Same[Stage], ranks_part: Same[ShardedLayers], settings: PlanSettings
 ) -> StageShard:
     network, stage, sharded = of.thing, one.thing, ranks_part.thing
+    parted = next((span for span in sharded.together if stage.layers.start in span[1:]), None)
+    if parted is not None:
+        raise UserError(
+            f"{network.name} cannot be cut at {network.layers[stage.layers.start].name}: between"
+            f" {network.layers[parted.start].name} and {network.layers[parted.stop - 1].name} a rank has as many rows"
+            " as come to it, which the next stage can't know; give other --stages"
+        )
     start, flow = stage.layers.start, data_flow(network)
     widths = widths_of(network, settings.dtype, settings.device)
 

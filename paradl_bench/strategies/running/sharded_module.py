@@ -97,6 +97,9 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 class LossOfParts(Protocol):
     """The loss where each rank has a part of the model's output."""
 
+    def part(self, output: torch.Tensor) -> torch.Tensor:
+        """This rank's part of all of an output."""
+
     def share(self, loss: Loss, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """What this rank's part adds to the loss, times the number of ranks; ``targets`` are of all of the output."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 
@@ -53,6 +54,12 @@ NESTED = (
     "x4d2",
     "x2t2",
     "d2t2x2",
+    "p2x2",
+    "x2p2",
+    "d2p2x2",
+    "p2e2",
+    "e2p2",
+    "d2p2e2",
     "d2e2",
     "e4d2",
 )
@@ -129,8 +136,9 @@ def expert_network() -> ModelGraph:
 
     up = factory.relu("relu", product("up", words, 12, 16))
     head = factory.add("add", product("down", up, 16, 12), words)
-    weight = factory._parameter("head.weight", 20, 12)
-    logits = factory.call("head", "linear", (factory._read(head), weight), (8, 20), (head,))
+    # As much as all else: stages are cut in front of it, and not where rows are.
+    weight = factory._parameter("head.weight", 80, 12)
+    logits = factory.call("head", "linear", (factory._read(head), weight), (8, 80), (head,))
     given = factory._read(logits), TensorArgument((8,))
     factory.call("loss.cross_entropy", "cross_entropy", given, (), (logits,))
     return factory.network("experts")
@@ -140,10 +148,12 @@ EXPERTS = expert_network()
 
 
 def network_of(strategy: Strategy) -> ModelGraph:
-    """One that the strategy can run: of tokens where ranks need their loss, of experts where they see their own."""
-    if any(axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes):
-        return EXPERTS
-    return TOKENS if any(axis.has(Trait.NEEDS_LOSS) for axis in strategy.axes) else NETWORK
+    """The first that the strategy can run."""
+    for network in (NETWORK, TOKENS, EXPERTS):
+        with contextlib.suppress(UserError):
+            planner_for(strategy).check(network, strategy, SETTINGS)
+            return network
+    raise AssertionError(f"no network here runs {strategy}")
 
 
 def line_network() -> ModelGraph:

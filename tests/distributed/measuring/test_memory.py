@@ -216,7 +216,9 @@ OF_VOCABULARY = {
 OF_VOCABULARY[4] += [f"p2t2 schedule={name} micro_batches=4 sequence_parallel=on" for name in ("1f1b", "zb")]
 OF_TOKENS = {2: ["x2", "x2 dtype=bf16", "x2 accumulate=4", "x2 recompute=all"], 4: ["x4", "d2x2", "z3d2x2", "z1d2x2"]}
 OF_TOKENS[2] += [f"t2 sequence_parallel=on recompute={name}" for name in ("all", "all dtype=bf16", "blocks.0.k")]
-OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring"]
+OF_TOKENS[4] += ["x4 dtype=bf16 context_exchange=ring", "p2x2", "p2x2 schedule=zb micro_batches=4"]
+OF_TOKENS[4] += ["x2p2 schedule=interleaved micro_batches=4 context_exchange=ring"]
+OF_TOKENS[4] += ["p2x2 schedule=1f1b micro_batches=4 context_exchange=all-to-all recompute=all"]
 for exchange in ("all-to-all", "ring"):
     OF_TOKENS[2] += [f"{case} context_exchange={exchange}" for case in OF_TOKENS[2][:4]]
     OF_TOKENS[4] += [f"{case} context_exchange={exchange}" for case in ("x4", "d2x2", "z3d2x2")]
@@ -224,7 +226,7 @@ OF_TOKENS[4] += ["x2t2", "x2t2 dtype=bf16", "x2t2 recompute=all", "z3d1x2t2"]
 OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 context_exchange=all-to-all"]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
-    4: ["Spread e4", "Spread d2e2"],
+    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=zb micro_batches=4"],
 }
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""

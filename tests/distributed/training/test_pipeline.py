@@ -40,7 +40,13 @@ CASES = {
         for text, schedule in (("p4", "gpipe"), ("p4", "1f1b"), ("d2p2", "gpipe"), ("d2p2", "1f1b"))
     ]
     + ["Chain:p2d2:1f1b:3", "Residual:d2p2:interleaved:4", "Normed:d2p2:interleaved:2", "Branching:p4:1f1b:6"]
-    + ["Residual:p4:zb:6", "Chain:d2p2:zb:3", "Normed:p2d2:zb:4", "Branching:d2p2:zb:2"],
+    + [
+        "transformer_networks.gpt2_tokens:d2p2:interleaved:2",
+        "Residual:p4:zb:6",
+        "Chain:d2p2:zb:3",
+        "Normed:p2d2:zb:4",
+        "Branching:d2p2:zb:2",
+    ],
 }
 
 # What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
@@ -95,6 +101,30 @@ MORE_SEQUENCE = {
     ],
 }
 
+# Ranks of each stage hold parts of the tokens, and the last ones take the loss of their own targets: each exchange, a
+# cut through an attention, a tied table, parts with unlike numbers of targets, the mirrored order of a causal ring.
+CONTEXT = {
+    4: [
+        *("gpt2_tokens:p2x2:gpipe:2", "gpt2_tokens:x2p2:zb:2", "masked:p2x2:1f1b:2", "Tied:p2x2:1f1b:2:clip"),
+        *("llama_tokens:p2x2:1f1b:2:all-to-all", "bert_tokens:x2p2:interleaved:2:all-to-all"),
+        *("llama_tokens:p2x2:interleaved:2:ring", "gpt2_tokens:p2x2:zb:2:ring:clip"),
+        *("gpt2_tokens:p2x2:1f1b:2:transformer.h.0.attn.view#2", "gpt2_tokens:x2p2:1f1b:2:again=all"),
+    ],
+    8: ["gpt2_tokens:z1d2p2x2:1f1b:2:ring", "Tied:p2d2x2:zb:2:clip", "llama_tokens:x2z1d2p2:gpipe:2:all-to-all"],
+}
+
+# Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else.
+EXPERTS = {
+    4: [
+        "Sorted:p2e2:zb:2",
+        "Skewed:e2p2:gpipe:2:head",
+        "mixtral_tokens:e2p2:1f1b:2",
+        "qwen_tokens:p2e2:zb:2:clip",
+        "mixtral_tokens:p2e2:interleaved:2",
+    ],
+    8: ["mixtral_tokens:d2p2e2:zb:2:clip", "mixtral_tokens:p2d2e2:interleaved:2", "qwen_tokens:e2d2p2:gpipe:2"],
+}
+
 # Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.
 ZERO = {
     4: [
@@ -137,8 +167,9 @@ CLIPPED = {
     8: ["transformer_networks.Tied:d2p2t2:1f1b:2"],
 }
 
-# Tensor and pipeline parallelism by autocast: as far from fp64 as serial training in bf16, and sent as planned.
+# Parts of layers or of tokens in stages, by autocast: as far from fp64 as serial training in bf16, and sent as planned.
 LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3", "gpt2_tokens:p2t2:zb:2:sequence")
+LOWERED += ("gpt2_tokens:p2x2:1f1b:2:ring",)
 MORE_LOWERED = {
     2: (
         *("Own:t2:gpipe:1", "Split:t2:gpipe:1", "gpt2:t2:gpipe:1", "bert:t2:gpipe:1"),
@@ -224,6 +255,16 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_stages_that_hold_parts_of_the_sequence_are_serial(ranks: int) -> None:
     run(ranks, [f"transformer_networks.{case}:sequence" for case in SEQUENCE[ranks]])
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_stages_that_attend_to_tokens_of_other_ranks_are_serial(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}" for case in CONTEXT[ranks]])
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_stages_that_send_tokens_to_experts_are_serial(ranks: int) -> None:
+    run(ranks, [f"transformer_networks.{case}" for case in EXPERTS[ranks]])
 
 
 @pytest.mark.slow

@@ -68,6 +68,8 @@ OF_KINDS = (
     _decoder(6, "z3d2p2", schedule="1f1b", micro_batches=2, optimizer="adamw"),
     _decoder(6, "p2t2", schedule="zb", micro_batches=2, sequence_parallel="on"),
     _decoder(6, "p2t2", schedule="1f1b", micro_batches=2, sequence_parallel="on", recompute=ALL),
+    _decoder(6, "p2x2", schedule="zb", micro_batches=2, context_exchange="ring"),
+    _decoder(0, "p2e2", schedule="1f1b", micro_batches=2),
     _decoder(12, "z1d2x2", recompute=ALL),
     _decoder(23, "z3d1x2", bucket_cap_mb=0.001),
     _decoder(12, "x2t2", optimizer="adamw"),

@@ -99,7 +99,8 @@ class StageWalk(Walk):
 
     def _from_elsewhere(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._calls[index]
-        if index in self._untouched:
+        given = next(iter(tensors_of((args, kwargs))), None)
+        if index in self._untouched and given is not None and not given.is_meta:
             with torch._C.DisableTorchFunction():
                 return call.function(*args, **kwargs)
         if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):

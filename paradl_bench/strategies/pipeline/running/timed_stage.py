@@ -8,6 +8,7 @@ are used, for theirs. Its second part exchanges nothing between replicas, and it
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from paradl_bench.strategies.running.group_functions import Spans
 
@@ -47,6 +49,23 @@ class TimedStage(PipelineStage):
             # Gradients that autograd is asked for may lie in memory in any order, which those it accumulates do not.
             self.bwd_cache[bwd_chunk_id] = tuple(value if value is None else value.contiguous() for value in made)
 
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward, in which none of the stage's exchanges prepares for gradients; torch knows of the outer one."""
+        with _without_exchange(self._exchanges[1:]):
+            return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Backward, the last of which all exchanges are part of."""
+        inner = self._exchanges[1:]
+        for exchange in inner if last_backward else ():
+            # As torch does for the outer one.
+            outputs = list(_find_tensors(bwd_kwargs["stage_output"]))  # type: ignore[no-untyped-call]
+            exchange.reducer.prepare_for_backward(outputs)
+        with _without_exchange(() if last_backward else inner):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Backward of the parameters for one micro-batch, whose input's part has run; after the last one, exchange."""
         with self._spans.span("BW"):
@@ -64,14 +83,14 @@ class TimedStage(PipelineStage):
         torch's own second part asks autograd for gradients, which accumulates none: what hangs on that, as the exchange
         of DistributedDataParallel does, would never run.
         """
-        names = {id(parameter): name.removeprefix("module.") for name, parameter in self._own.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         places = {name: place for place, name in enumerate(self._arrival)}
         of_groups = _apart(groups)
-        exchanged = self.submod if isinstance(self.submod, DistributedDataParallel) and last_backward else None
-        if exchanged is not None:
-            used = [parameter for together in of_groups for parameter in together.parameters.values()]
+        exchanges = self._exchanges if last_backward else ()
+        used = [parameter for together in of_groups for parameter in together.parameters.values()]
+        for exchange in exchanges:
             # It looks for parameters behind these. What the stage has sent is detached by now; views lead to their own.
-            exchanged.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
+            exchange.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
 
         def place(parameter: torch.Tensor) -> int:
             return places[names[id(parameter)]]
@@ -82,16 +101,32 @@ class TimedStage(PipelineStage):
         for index, together in enumerate(of_groups):
             parameters, (nodes, gradients) = list(together.parameters.values()), together.let_go()
             keeps = bool(shared) and index <= shared[-1]
-            if exchanged is not None and len(parameters) > _USUAL:
+            if exchanges and len(parameters) > _USUAL:
                 _hand_on(sorted(parameters, key=place), nodes, gradients, keeps=keeps)
             else:
                 _differentiate(parameters, nodes, gradients, keeps=keeps)
 
+    @functools.cached_property
+    def _exchanges(self) -> tuple[DistributedDataParallel, ...]:
+        """From the outside in."""
+        exchanges, module = [], self.submod
+        while isinstance(module, DistributedDataParallel):
+            exchanges.append(module)
+            module = module.module
+        return tuple(exchanges)
+
     @property
-    def _own(self) -> torch.nn.Module:
-        exchanged = isinstance(self.submod, DistributedDataParallel)
-        module: Any = self.submod.module if exchanged else self.submod
-        return cast(torch.nn.Module, module)
+    def _model(self) -> torch.nn.Module:
+        own: Any = self._exchanges[-1].module if self._exchanges else self.submod
+        return cast(torch.nn.Module, own.module)
+
+
+@contextlib.contextmanager
+def _without_exchange(exchanges: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
+        for exchange in exchanges:
+            held.enter_context(exchange.no_sync())
+        yield
 
 
 @contextlib.contextmanager

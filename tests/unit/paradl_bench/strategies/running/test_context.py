@@ -21,7 +21,7 @@ from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.network.models.token_tasks import NextToken
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Compute
+from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, Transfer
 from paradl_bench.strategies.context import by_heads
 from paradl_bench.strategies.context import module as running
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -175,7 +175,7 @@ def test_a_permutation_that_moves_the_batch_is_followed() -> None:
 
 def test_degrees_and_nestings_that_do_not_run_are_refused() -> None:
     _, network = loaded("gpt2_tokens")
-    for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("p2x2", "in no stages")):
+    for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("t2x2", "both share")):
         strategy = parse_strategy(text)
         with pytest.raises(UserError, match=why):
             planner_for(strategy).plan(network, strategy, plan_settings(batch=2))
@@ -196,6 +196,25 @@ def test_attention_gathers_keys_and_values_and_computes_its_queries() -> None:
     assert attention.attributes["masked"]
     assert sum(isinstance(work, Compute) and work.shard == "x4" for work in plan.works) > 10
     assert len(plan.roles) == 1
+
+
+@pytest.mark.parametrize("exchange", ["gather", "all-to-all", "ring"])
+def test_stages_send_their_tokens_alone(exchange: str) -> None:
+    _, network = loaded("gpt2_tokens")
+
+    def sent(text: str) -> tuple[set[tuple[int, ...]], int]:
+        strategy = parse_strategy(text)
+        settings = plan_settings(batch=4, micro_batches=2, context_exchange=exchange)
+        plan = planner_for(strategy).plan(network, strategy, settings)
+        works = [plan.works[at] for role in plan.roles for at in role.work.tolist()]
+        attending = sum(isinstance(work, Collective | HaloExchange) and work.axes == (1,) for work in works)
+        forward = (work for work in works if isinstance(work, Transfer) and work.phase == "FW")
+        return {work.message_bytes for work in forward}, attending
+
+    whole, none = sent("p2")
+    parts, attending = sent("p2x2")
+    assert {tuple(size // 2 for size in sizes) for sizes in whole} == parts
+    assert none == 0 < attending
 
 
 def test_every_layer_of_the_sequence_is_cut_and_no_other() -> None:

@@ -207,13 +207,20 @@ def test_rows_come_back_before_what_reads_others(monkeypatch: pytest.MonkeyPatch
     assert proved("tried", "e2").verification.largest_difference < 1e-12
 
 
+class Unordered(transformer_networks.Sorted):
+    """Rows stay as experts made them, and are read as such."""
+
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return made.neg()
+
+
 @pytest.mark.parametrize(
     ("module", "strategy", "settings", "message"),
     [
         (transformer_networks.Sorted, "e8", {}, "8 ranks along e8, but p <= 4: 4 experts, layer _grouped_mm"),
         (transformer_networks.Sorted, "e2", {"batch": 3}, "batch 3 does not split evenly over 2 ranks"),
         (transformer_networks.Sorted, "d2e2", {"batch": 6}, "batch 6 does not split evenly over 4 ranks"),
-        (transformer_networks.Sorted, "p2e2", {}, "no stages of a pipeline"),
+        (Unordered, "p2e2", {"stages": ("neg",)}, "at neg: between _grouped_mm#3 and neg a rank has as many rows"),
         (transformer_networks.Sorted, "e2t2", {}, "expert and tensor both share layers"),
         (transformer_networks.Sorted, "z1d2e2", {}, "gives ranks parameters of their own; write d2e2"),
         (transformer_networks.Sorted, "e2", {"expert_imbalance": 2.5}, "--expert-imbalance 2.5 is more than the 2"),
