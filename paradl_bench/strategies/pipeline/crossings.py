@@ -4,8 +4,9 @@ What a later stage reads of an earlier one crosses every cut between them: a ski
 stages send to the next one alone. Every tensor crosses by itself: an operation may return several, and code may hold a
 tensor and a view of it.
 
-Constants (position ids, masks made from nothing) do not cross: each stage that reads them makes them again. Nor do the
-outputs of layers that do nothing, which are their inputs.
+Constants do not cross: each stage that reads them makes them again. They are made from nothing (position ids, masks),
+or from buffers that no layer changes (the frequencies of rotary embeddings), which all these stages hold. Nor do the
+outputs of layers that do nothing cross, which are their inputs.
 
 A network may be cut where
 
@@ -53,29 +54,41 @@ def untouched(network: ModelGraph) -> frozenset[int]:
 
 
 def constants(network: ModelGraph) -> frozenset[int]:
-    """Indices of the layers that are made from nothing, or from such layers alone, and hold nothing else later."""
+    """Indices of the layers that are made from nothing, from buffers that no layer changes, or from such layers alone,
+    and hold nothing else later.
+    """
     layers = list(enumerate(network.layers))
     written = [(i, {name for name, _ in layer.values_written}) for i, layer in layers]
     other: set[str] = set()
+    fixed = {buffer.name for buffer in network.buffers}
     while True:
-        indices = _made_from_nothing(network, other)
+        indices = _made_from_nothing(network, other, fixed)
         names = {network.layers[i].name for i in indices}
         # Whoever makes a constant again must not find in it what only another stage has written there.
         changed = names.intersection(name for i, values in written if i not in indices for name in values)
-        if not changed:
+        # Nor may a buffer be another stage's alone: what reads it beside constants may change it.
+        used = fixed.intersection(name for i, layer in layers if i not in indices for name in _held_by(layer))
+        if not changed and not used:
             return frozenset(indices)
         other |= changed
+        fixed -= used
 
 
-def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
+def _held_by(layer: Layer) -> tuple[str, ...]:
+    return (*layer.parameters, *layer.state)
+
+
+def _made_from_nothing(network: ModelGraph, other: set[str], fixed: set[str]) -> dict[int, None]:
     made_names: set[str] = set()
-    indices = []
+    indices: dict[int, None] = {}
     for i, layer in enumerate(network.layers):
-        reads_more = layer.parameters or layer.state or str(layer.attributes.get("function")) in _RANDOM
-        made_of = layer.inputs and not reads_more and layer.kind != "dropout" and made_names.issuperset(layer.inputs)
+        held = _held_by(layer)
+        reads_more = not fixed.issuperset(held) or (held and layer.attributes.get("in_place", False))
+        random = str(layer.attributes.get("function")) in _RANDOM or layer.kind == "dropout"
+        made_of = (layer.inputs or held) and not reads_more and not random and made_names.issuperset(layer.inputs)
         if layer.name not in other and (made_of or (layer.kind == "constant" and not layer.inputs)):
             made_names.add(layer.name)
-            indices.append(i)
+            indices[i] = None
     return indices
 
 
@@ -97,6 +110,27 @@ class DataFlow:
             self.last_read.update(dict.fromkeys(self.reads[i], i))
             for value in of(layer.values_written):
                 self._writers.setdefault(value, []).append(i)
+
+    def made_again_in(self, layers: range) -> frozenset[int]:
+        """The constants that a stage of these layers makes: all made from nothing, and others that it reads."""
+        wanted = [i for i in layers if i in self.made_again]
+        wanted += [value.layer for i in layers for value in self.reads[i]]
+        made: set[int] = set()
+        while wanted:
+            index = wanted.pop()
+            if index in self.made_again and index not in made:
+                made.add(index)
+                wanted += [value.layer for value in self.reads[index]]
+        return self._made_anywhere | made
+
+    @functools.cached_property
+    def _made_anywhere(self) -> frozenset[int]:
+        """Constants that no buffer is needed for."""
+        of_buffers: set[int] = set()
+        for i in sorted(self.made_again):
+            if _held_by(self.network.layers[i]) or any(value.layer in of_buffers for value in self.reads[i]):
+                of_buffers.add(i)
+        return self.made_again - of_buffers
 
     @functools.cached_property
     def crossing(self) -> list[tuple[Crossing, ...]]:
@@ -193,11 +227,14 @@ def users(network: ModelGraph, span: tuple[int, int]) -> str:
 
 
 def buffer_spans(network: ModelGraph) -> Mapping[str, tuple[int, int]]:
-    """First and last layer that use each buffer, or the buffers of each module."""
+    """First and last layer that use each buffer, or the buffers of each module, constants excepted."""
     spans: dict[str, tuple[int, int]] = {}
     buffers = {buffer.name for buffer in network.buffers}
     with_buffers = {name.rpartition(".")[0] for name in buffers}
+    made_again = data_flow(network).made_again
     for i, layer in enumerate(network.layers):
+        if i in made_again:
+            continue
         layer_buffers = buffers.intersection(layer.parameters)
         for name in (*layer_buffers, *layer.state, *_modules_of(layer, with_buffers)):
             spans[name] = (spans.get(name, (i, i))[0], i)
@@ -211,6 +248,11 @@ def users_of_parameters(network: ModelGraph) -> Mapping[str, tuple[int, ...]]:
         for name in dict.fromkeys(layer.parameters):
             users_by_name.setdefault(name, []).append(i)
     return {name: tuple(layers_using) for name, layers_using in users_by_name.items()}
+
+
+def buffers_of_constants(network: ModelGraph, made_again: Iterable[int]) -> frozenset[str]:
+    """Buffers that these constants are made from."""
+    return frozenset(name for i in made_again for name in _held_by(network.layers[i]))
 
 
 def _modules_of(layer: Layer, modules: set[str]) -> set[str]:

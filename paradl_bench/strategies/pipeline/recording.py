@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.grouped_matmul import KIND as GROUPED
 from paradl_bench.plan.compute import operations_of_forward
-from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
+from paradl_bench.strategies.pipeline.crossings import Crossing, untouched
 from paradl_bench.strategies.running.operations import function_name, is_operation, output_of
 from paradl_bench.strategies.running.sharded_module import control_flow_varies
 
@@ -45,15 +45,13 @@ class Calls(NamedTuple):
     """Forward of one micro-batch: its operations, the model's input, and its output; all on the meta device.
 
     Attributes:
-        constants: indices of the operations that every stage runs for itself.
-        untouched: of those that return what they are given, which is another tensor on each stage.
+        untouched: indices of the operations that return what they are given, which is another tensor on each stage.
         needed: which leaves of the output the loss reads.
     """
 
     operations: Sequence[RecordedCall]
     inputs: torch.Tensor
     outputs: Any
-    constants: frozenset[int]
     untouched: frozenset[int]
     needed: frozenset[int]
 
@@ -114,7 +112,6 @@ def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int,
         [call._replace(result=_detached(call.result), tensors=_detached(call.tensors)) for call in recorder.calls],
         inputs,
         _detached(outputs),
-        constants(network),
         untouched(network),
         _read_by_loss(network, recorder, tree_flatten(outputs)[0]),
     )

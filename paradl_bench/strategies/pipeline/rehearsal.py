@@ -49,8 +49,7 @@ def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, s
 def _run(module: torch.nn.Module, network: ModelGraph, shard: StageShard, calls: Calls, *, last: bool) -> None:
     stage = shard.stage
     foreign = {_memory(tensor): index for index, call in enumerate(calls.operations) for tensor in call.tensors}
-    for index in calls.constants:
-        # These are made on every stage.
+    for index in stage.made_again:
         for tensor in calls.operations[index].tensors:
             foreign.pop(_memory(tensor), None)
 

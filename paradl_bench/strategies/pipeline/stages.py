@@ -13,6 +13,7 @@ replicas, that comes first: means of replicas add up as gradients do.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import (
     Crossing,
     buffer_spans,
+    buffers_of_constants,
     data_flow,
     elements,
     refusals,
@@ -51,6 +53,7 @@ class Stage:
         made: per tensor that is sent, the layer that made what it holds, by index in the network.
         network: the stage's layers, parameters and buffers; what it receives is called ``input``.
         shared: parameters that other stages use too.
+        made_again: constants that the stage makes for itself, by index in the network.
     """
 
     index: int
@@ -60,6 +63,7 @@ class Stage:
     made: tuple[int, ...]
     network: ModelGraph
     shared: frozenset[str] = frozenset()
+    made_again: frozenset[int] = frozenset()
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -107,6 +111,7 @@ def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> t
     names = {layer.name: i for i, layer in enumerate(network.layers)}
     owners, flow = _owners(network, bounds), data_flow(network)
     crossed = flow.crossing
+    trained = [parameter.name for parameter in network.parameters]
     sends = [crossed[bounds[stage + 1]] if stage + 1 < count else () for stage in range(count)]
     return tuple(
         Stage(
@@ -116,7 +121,8 @@ def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> t
             sends=sends[stage],
             made=tuple(flow.made_by(value, bounds[stage + 1]) for value in sends[stage]),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
-            shared=frozenset(name for name, holders in owners.items() if stage in holders and len(holders) > 1),
+            shared=frozenset(name for name in trained if stage in owners[name] and len(owners[name]) > 1),
+            made_again=flow.made_again_in(range(bounds[stage], bounds[stage + 1])),
         )
         for stage in chosen
     )
@@ -151,9 +157,15 @@ def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, frozenset[i
     first = {name: frozenset({stage_of[span[0]]}) for name, span in buffer_spans(network).items()}
     using = {name: frozenset(stage_of[i] for i in layers) for name, layers in users_of_parameters(network).items()}
     last = frozenset({len(bounds) - 2})
+    holders: dict[str, set[int]] = {}
     owners = {parameter.name: using.get(parameter.name, last) for parameter in network.parameters}
     of_modules = {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
-    return owners | {name: first.get(name, of_module) for name, of_module in of_modules.items()}
+    of_buffers = {name: first.get(name, of_module) for name, of_module in of_modules.items()}
+    for stage, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        made_again = data_flow(network).made_again_in(range(start, stop))
+        for name in buffers_of_constants(network, made_again):
+            holders.setdefault(name, set()).add(stage)
+    return owners | of_buffers | {name: frozenset(stages) for name, stages in holders.items()}
 
 
 def _part(

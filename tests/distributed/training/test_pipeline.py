@@ -33,6 +33,7 @@ CASES = {
         for count in (2, 4)
     ]
     + [f"transformer_networks.Tied:p2:{schedule}:2" for schedule in ("1f1b", "interleaved", "zb")]
+    + [f"transformer_networks.llama_tokens:p2:{schedule}" for schedule in ("1f1b:4:again=all", "interleaved:4")]
     + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3"],
     4: [
         f"{name}:{text}:{schedule}:4"
@@ -41,7 +42,7 @@ CASES = {
     ]
     + ["Chain:p2d2:1f1b:3", "Residual:d2p2:interleaved:4", "Normed:d2p2:interleaved:2", "Branching:p4:1f1b:6"]
     + [
-        "transformer_networks.gpt2_tokens:d2p2:interleaved:2",
+        *("transformer_networks.gpt2_tokens:d2p2:interleaved:2", "transformer_networks.llama_tokens:p4:1f1b:4"),
         "Residual:p4:zb:6",
         "Chain:d2p2:zb:3",
         "Normed:p2d2:zb:4",

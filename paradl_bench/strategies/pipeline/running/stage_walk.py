@@ -36,8 +36,8 @@ def _anew(made: Callable[..., Walk], index: int, missing: Sequence[Registered]) 
 class StageWalk(Walk):
     """Runs the stage's operations; of others it returns what they would, or what was received from them.
 
-    Constants are made on every stage, on its own device: the model's code may ask for that of a tensor from elsewhere.
-    Forward runs to its end, so that whoever hooks modules sees every one of them left again.
+    Constants are made on every stage that reads them, on its own device: the model's code may ask for that of a tensor
+    from elsewhere. Forward runs to its end, so that whoever hooks modules sees every one of them left again.
 
     Attributes:
         first: what was received, by which tensor it was first: code may hold it under that name alone.
@@ -60,7 +60,7 @@ class StageWalk(Walk):
         self._all = calls
         self.kept: dict[Crossing, torch.Tensor] = dict(received)
         self.first = {calls.first(value): tensor for value, tensor in received.items()}
-        self._constants, self._untouched, self._device = calls.constants, calls.untouched, device
+        self._constants, self._untouched, self._device = stage.made_again, calls.untouched, device
         self._calls, self._received = calls.operations, received
         self._given = {value.layer for value in (*received, *self.first)}
         self._sends: dict[int, list[Crossing]] = {}
@@ -101,6 +101,7 @@ class StageWalk(Walk):
         call = self._calls[index]
         given = next(iter(tensors_of((args, kwargs))), None)
         if index in self._untouched and given is not None and not given.is_meta:
+            args, kwargs = self._on_own_device(args, kwargs)
             with torch._C.DisableTorchFunction():
                 return call.function(*args, **kwargs)
         if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -78,3 +78,42 @@ def test_gradients_of_a_stage_arrive_as_backward_makes_them() -> None:
     options = PipelineOptions(stages=("square#2",))
     first, _ = cut_into_stages(network, 2, PlanSettings(batch=2, axes=(options,)))
     assert gradient_order(first.network) == tuple(arrived)
+
+
+class Turned(nn.Module):
+    """Turns outputs of all layers but the last by angles made from a buffer; where ``counts``, forward changes it."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.register_buffer("frequencies", torch.ones(4))
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.frequencies.add_(1)
+        angles = torch.cos(self.frequencies * 2)
+        for layer in self.layers[:-1]:
+            x = layer(x) * angles
+        return self.layers[-1](x)
+
+
+def turned() -> nn.Module:
+    return Turned(counts=False)
+
+
+def counting() -> nn.Module:
+    return Turned(counts=True)
+
+
+def test_stages_that_read_constants_hold_their_buffers() -> None:
+    network = trace_network(load_model(f"{__name__}:turned", (4,)))
+    stages = cut_into_stages(network, 4, PlanSettings(batch=8))
+    assert [len(stage.network.buffers) for stage in stages] == [1, 1, 1, 0]
+    # What a layer made crosses, and no angles.
+    assert [len(stage.sends) for stage in stages] == [1, 1, 1, 0]
+
+
+def test_constants_of_a_buffer_that_changes_cross() -> None:
+    reasons = refusals(trace_network(load_model(f"{__name__}:counting", (4,)))).values()
+    assert any("crosses, and has no gradient" in reason for reason in reasons)
