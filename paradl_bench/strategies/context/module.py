@@ -85,7 +85,8 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
 
     def receive(index: int, output: int, tensor: torch.Tensor) -> torch.Tensor:
         on_part = tokens.layers.get(index)
-        marked: torch.Tensor = tensor if on_part is None else own_tokens.mark(tensor, on_part.output)
+        along = on_part.output if on_part else None
+        marked: torch.Tensor = tensor if along is None else own_tokens.mark(tensor, along)
         return marked
 
     def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:

@@ -223,7 +223,7 @@ for exchange in ("all-to-all", "ring"):
     OF_TOKENS[4] += [f"{case} context_exchange={exchange}" for case in ("x4", "d2x2", "z3d2x2")]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
-    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=zb micro_batches=4"],
+    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""

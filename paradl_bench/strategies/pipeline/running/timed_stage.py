@@ -52,7 +52,7 @@ class TimedStage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Forward, in which none of the stage's exchanges prepares for gradients; torch knows of the outer one."""
         with _without_exchange(self._exchanges[1:]):
-            return super().forward_maybe_with_nosync(*args, **kwargs)
+            return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -61,7 +61,8 @@ class TimedStage(PipelineStage):
         inner = self._exchanges[1:]
         for exchange in inner if last_backward else ():
             # As torch does for the outer one.
-            exchange.reducer.prepare_for_backward(list(_find_tensors(bwd_kwargs["stage_output"])))
+            sent = _find_tensors(bwd_kwargs["stage_output"])  # type: ignore[no-untyped-call]
+            exchange.reducer.prepare_for_backward(list(sent))
         with _without_exchange(() if last_backward else inner):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
