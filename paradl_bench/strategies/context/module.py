@@ -56,21 +56,8 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
     options, random = settings.of(ContextOptions), OwnRandomness(group)
     mirrored = options.by_ring and is_mirrored(network, tokens)
     own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
-    layers, masks, counted = network.layers, _Masks(own_tokens), _Counted()
-    rules = {}
-    for index, token_layer in tokens.layers.items():
-        run: Any = None
-        if token_layer.gathered and options.by_heads:
-            run = AttentionByHeads(layers[index], own_tokens, random)
-        elif token_layer.gathered and options.by_ring:
-            run = AttentionByRing(own_tokens, random)
-        elif token_layer.gathered:
-            run = _Attention(layers[index], own_tokens, random, masks)
-        elif token_layer.output is None:
-            run = _CrossEntropy(layers[index], group.size, counted)
-        else:
-            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
-        rules[index] = Rule(functions_of(layers[index]), run)
+    counted = _Counted()
+    rules = _rules(network, tokens, own_tokens, options, random, counted)
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -102,9 +89,36 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         randomness=random,
         own_part=own_part,
     )
-    (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
+    outputs = (at for at in tokens.layers if network.layers[at].name in network.outputs)
+    (output,) = (tokens.layers[at].output for at in outputs)
     assert output is not None
     return sharding._replace(loss=_LossOfTokens(own_tokens, output, counted))
+
+
+def _rules(
+    network: ModelGraph,
+    tokens: Tokens,
+    own_tokens: OwnTokens,
+    options: ContextOptions,
+    random: OwnRandomness,
+    counted: _Counted,
+) -> dict[int, Rule]:
+    layers, masks = network.layers, _Masks(own_tokens)
+    rules = {}
+    for index, token_layer in tokens.layers.items():
+        run: Any = None
+        if token_layer.gathered and options.by_heads:
+            run = AttentionByHeads(layers[index], own_tokens, random)
+        elif token_layer.gathered and options.by_ring:
+            run = AttentionByRing(own_tokens, random)
+        elif token_layer.gathered:
+            run = _Attention(layers[index], own_tokens, random, masks)
+        elif token_layer.output is None:
+            run = _CrossEntropy(layers[index], own_tokens.group.size, counted)
+        else:
+            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
+        rules[index] = Rule(functions_of(layers[index]), run)
+    return rules
 
 
 class _Masks:
