@@ -85,7 +85,7 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
     options, random = settings.of(ContextOptions), OwnRandomness(group)
     mirrored = options.by_ring and is_mirrored(network, tokens)
     own_tokens = (MirroredTokens if mirrored else OwnTokens)(group, tokens.length)
-    layers, counted = network.layers, _Counted()
+    counted = _Counted()
     along = Cut(-len(network.input_shape))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,8 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
 
     def receive(index: int, output: int, tensor: torch.Tensor) -> torch.Tensor:
         on_part = tokens.layers.get(index)
-        received_along = on_part.output if on_part else None
-        marked: torch.Tensor = tensor if received_along is None else own_tokens.mark(tensor, received_along)
+        held_along = on_part.output if on_part else None
+        marked: torch.Tensor = tensor if held_along is None else own_tokens.mark(tensor, held_along)
         return marked
 
     def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -117,7 +117,8 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
         randomness=(random,),
         own_part=own_part,
     )
-    (output,) = (on_part.output for index, on_part in tokens.layers.items() if layers[index].name in network.outputs)
+    outputs = (at for at in tokens.layers if network.layers[at].name in network.outputs)
+    (output,) = (tokens.layers[at].output for at in outputs)
     assert output is not None
     return sharding._replace(loss=_LossOfTokens(own_tokens, output, counted))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -74,8 +74,7 @@ class RankPipeline:
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
-        self._count = micro_batches(settings, group.size)
-        self._last = self.stages[-1].index + 1 == len(everywhere)
+        self._count, self._last = micro_batches(settings, group.size), self.stages[-1] is everywhere[-1]
         missing = hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
         self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded))
@@ -86,18 +85,9 @@ class RankPipeline:
         )
         parts = [made(stage_shard, sharding, calls, last=stage_shard.stage is everywhere[-1]) for stage_shard in shards]
         self.module = torch.nn.ModuleList(parts)
-        exchanging = functools.partial(
-            _exchanging,
-            strategy=strategy,
-            settings=settings,
-            device=device,
-            group_along=group_along,
-            apart=sharded.apart,
-        )
-        for along in exchange_axes(strategy) if self._reduce is None else ():
-            # Every rank makes the group, whether its stages have such parameters or not.
-            group_along(along)
-        exchanged = [exchanging(part) if self._reduce is None else part for part in parts]
+        # Every rank makes every group, whether its stages have such parameters or not.
+        groups = {along: group_along(along) for along in exchange_axes(strategy) if self._reduce is None}
+        exchanged = [_exchanging(part, strategy, settings, device, groups, sharded.apart) for part in parts]
         self._running = running = [
             TimedStage(
                 stage,
@@ -153,13 +143,13 @@ def _exchanging(
     strategy: Strategy,
     settings: PlanSettings,
     device: torch.device,
-    group_along: Callable[..., Group],
+    groups: Mapping[tuple[int, ...], Group],
     apart: frozenset[str],
 ) -> torch.nn.Module:
-    """The stage with the exchanges of its own gradients, whatever else the rank holds."""
+    """The stage with the exchanges of its own gradients along groups, whatever else the rank holds."""
     network, module = part.shard.network, cast(torch.nn.Module, part)
-    for axes, of_apart in exchanges_of(network, strategy, apart):
-        group = group_along(axes).process_group
+    for axes, of_apart in exchanges_of(network, strategy, apart) if groups else ():
+        group = groups[axes].process_group
         module = exchange_gradients(
             module, network, settings, device, group, model=part.module, apart=apart, of_apart=of_apart
         )

@@ -226,7 +226,7 @@ OF_TOKENS[4] += ["x2t2", "x2t2 dtype=bf16", "x2t2 recompute=all", "z3d1x2t2"]
 OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 context_exchange=all-to-all"]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
-    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=zb micro_batches=4"],
+    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""

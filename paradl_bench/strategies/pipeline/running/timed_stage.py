@@ -61,8 +61,8 @@ class TimedStage(PipelineStage):
         inner = self._exchanges[1:]
         for exchange in inner if last_backward else ():
             # As torch does for the outer one.
-            outputs = list(_find_tensors(bwd_kwargs["stage_output"]))  # type: ignore[no-untyped-call]
-            exchange.reducer.prepare_for_backward(outputs)
+            sent = _find_tensors(bwd_kwargs["stage_output"])  # type: ignore[no-untyped-call]
+            exchange.reducer.prepare_for_backward(list(sent))
         with _without_exchange(() if last_backward else inner):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
