@@ -310,6 +310,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("every time in layer_times is 0: layers take time")
 
     @property
+    def host_loads(self) -> tuple[tuple[str, HostLoad | None], ...]:
+        """What else hosts did during the measurements, each with its directory."""
+        return tuple((source.path, source.host_load) for source in self.sources)
+
+    @property
     def time_factor(self) -> float | None:
         """That of the device; None where it computes."""
         factor = self.devices[0].time_factor if self.devices else msgspec.UNSET

@@ -42,7 +42,9 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.tracing.tracing import trace_network
     from paradl_bench.network.models.catalog import load_model
 
-    network = trace_network(load_model(model, shape, device="meta"))
+    loaded = load_model(model, shape, device="meta")
+    network = trace_network(loaded)
+    loaded.say_guess()
     if output or as_json:
         write_output(output or "-", encode_pretty(network), force=force)
     if output != "-" and not as_json:

@@ -167,4 +167,4 @@ def _show(summary: ImportSummary, output: Path) -> None:
             tell(f"  and {count - _SHOWN} more: dropped.jsonl in {output}")
     for note in summary.notes:
         tell(f"note: {note}")
-    tell(f"wrote {output}")
+    tell(f"wrote {output}; next: calibrate fit {output} ... -o PROFILE")

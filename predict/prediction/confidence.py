@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from paradl_bench.core.units import counted
+from paradl_bench.records.hosts.host_load import ON_BUSY_HOST
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 
 _MOST_TOPICS = 5
@@ -84,6 +85,8 @@ def confidence_in(rows: Sequence[tuple[str, Predicted]], *, option: str = "--why
     parts = [f"{_shares(rows, 'measured')}{of} measured"]
     for source, words in (("published", "published by others"), ("data_sheet", "of data sheets")):
         parts += [f"{_shares(rows, source)} {words}"] if any(row.sources.get(source) for _, row in rows) else []
+    busy = any(note.startswith(ON_BUSY_HOST) for _, row in rows for note in row.notes)
+    parts += ["measurements on a busy host"] if busy else []
     beyond = topics(line for _, row in rows for line in row.extrapolated)
     parts += [f"extrapolated: {', '.join(beyond)}"] if beyond else []
     line = "; ".join(parts) + "."

@@ -18,6 +18,7 @@ from paradl_bench.importers.training_programs.launch import Launch
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.records.emulation import kind_of_emulation, simulated_messages
+from paradl_bench.records.hosts.host_load import busy_lines
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from predict.costs.cost_model import CostModel
@@ -303,15 +304,15 @@ class Predictor:
         return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
 
     def _measured(self) -> tuple[str, ...]:
-        """What the profile's measurements emulated, or had simulated, and compiled."""
+        """What the profile's measurements emulated, or had simulated, and compiled, and which a busy host slowed."""
         emulations = {
             ("not measured" if simulated_messages(environment.emulated) else "measured on an emulated cluster")
             + f": {kind_of_emulation(environment.emulated)}"
             for environment in self.costs.profile.environments
             if environment.emulated
         }
-        emulated = tuple(sorted(emulations))
-        return (*emulated, *_compiled_notes(self.costs.kernel_settings))
+        busy = busy_lines(self.costs.profile.host_loads)
+        return (*sorted(emulations), *busy, *_compiled_notes(self.costs.kernel_settings))
 
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings

@@ -13,6 +13,7 @@ from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
 from paradl_bench.records.emulation import words_of_emulation
+from paradl_bench.records.hosts.host_load import busy_lines, read_load
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.files import read_cluster
 from predict.prediction.interval import WORST_OVERLAP
@@ -112,6 +113,7 @@ def validate_runs(
         scaling_factors=scaling_factors(runs, pairs),
         serial_runs_wanted=serial_runs_wanted(runs, lambda run: predictors.predict(run, PREDICTOR)),
         not_applicable=_not_applicable(runs, predictors),
+        busy_hosts=tuple(busy_lines((*profile.host_loads, *((str(run.path), read_load(run.path)) for run in runs)))),
     )
 
 

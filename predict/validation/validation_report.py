@@ -256,6 +256,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         scaling_factors: of data parallel runs that have a serial run beside them. serial_runs_wanted: of the others, in
             lines, with the command that measures it.
         not_applicable: evaluators that have nothing to say on some strategies, in lines.
+        busy_hosts: in a line, which measurements of the profile and which runs a busy host slowed.
     """
 
     profile: str
@@ -271,3 +272,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     scaling_factors: tuple[ScalingFactor, ...] = ()
     serial_runs_wanted: tuple[str, ...] = ()
     not_applicable: tuple[str, ...] = ()
+    busy_hosts: tuple[str, ...] = ()

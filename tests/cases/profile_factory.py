@@ -10,7 +10,7 @@ import msgspec
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import InContext
-from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
+from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile, Source
 from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
@@ -19,6 +19,7 @@ from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.contexts.context import Context
+from paradl_bench.records.hosts.host_load import HostLoad
 from paradl_bench.records.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION
 from paradl_bench.records.measurement import Environment, Manifest, write_manifest
 from paradl_bench.records.roofline_record import Resource
@@ -248,6 +249,20 @@ ENVIRONMENT = Environment(
     versions={"torch": "2.13"},
     settings={"threads": "1"},
 )
+
+
+def source(path: str, load: HostLoad | None = None) -> Source:
+    """A measurement directory that a profile was fitted to, and what else its host did."""
+    return Source(
+        path=path,
+        kind="layers",
+        command_line=(),
+        created_utc="2026-01-01T00:00:00Z",
+        sha256="0" * 64,
+        environment=0,
+        complete=True,
+        host_load=load,
+    )
 
 
 def make_profile(chain: ModelGraph | None = None, **changes: object) -> Profile:

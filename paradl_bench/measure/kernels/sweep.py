@@ -72,7 +72,10 @@ def plan_sweep(request: KernelsRequest, device: torch.device, clock: Clock, cach
     source = None
     if request.models:
         shape = request.input_shape
-        networks = [trace_network(load_model(name, shape, device="meta")) for name in dict.fromkeys(request.models)]
+        models = [load_model(name, shape, device="meta") for name in dict.fromkeys(request.models)]
+        networks = list(map(trace_network, models))
+        for model in models:
+            model.say_guess()
         asked = Asked(request.kinds, request.dtypes, request.batches)
         source = kernels_of_models(networks, asked, seed=request.seed)
     budget_s = None if request.budget_s is None else request.budget_s * _SPARE

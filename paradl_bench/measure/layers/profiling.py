@@ -17,7 +17,7 @@ from typing import Any
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import progress, say
-from paradl_bench.core.units import counted
+from paradl_bench.core.units import counted, format_seconds
 from paradl_bench.measure.execution.compiled import Compiling, keep_records, set_up_compiler
 from paradl_bench.measure.execution.compiler import compiler_settings
 from paradl_bench.measure.execution.kernel_layout import set_modes
@@ -80,13 +80,18 @@ def measure_layers(
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
     plan = _block_plan(request, len(subjects))
-    if len(done) < len(plan):
+    left = {place for place in plan if (*subjects[place[1]].key, place[2], place[0]) not in done}
+    if context.rank == 0 and left:
+        seconds = format_seconds(sum(_block_s(request, subjects[index]) for _, index, _ in left))
+        blocks = counted(len(left), "block")
+        say(f"layers of {', '.join(request.models)}: {blocks}, whose iterations take about {seconds} in all")
+    if left:
         keep_records([subject.compiled for subject in subjects if subject.compiled], context, directory)
     with progress("layers", len(plan)) as bar, Compiling() as compiling:
         for block, index, count in plan:
             subject = subjects[index]
             bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
-            if (*subject.key, count, block) not in done:
+            if (block, index, count) in left:
                 about = _About(subject, active[count], request, block)
                 with compiling.nothing_more(subject.model.name):
                     _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
@@ -121,6 +126,12 @@ def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, i
         turn = block % len(counts)
         plan += [(block, index, count) for index in order for count in (*counts[turn:], *counts[:turn])]
     return plan
+
+
+def _block_s(request: LayersRequest, subject: Subject) -> float:
+    """About how long a block takes: its iterations, and operations alone, which together take about one more."""
+    of_a_pair = 3 if request.device == "cuda" else 2
+    return subject.iteration_s * (1 + of_a_pair * request.pairs + (1 if subject.operations else 0))
 
 
 _Records = dict[str, list[Any]]

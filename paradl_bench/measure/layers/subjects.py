@@ -43,6 +43,7 @@ class Subject:
         forward: to the loss; as it is probed, and as it is trained unless that is compiled.
         copies: None for a part of a model.
         compiled: what is trained in the place of forward, and stands for its functions where it is probed.
+        iteration_s: of the last iteration before the first block, on all ranks at once.
         layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
     """
 
@@ -59,6 +60,7 @@ class Subject:
     operations: list[IsolatedOperation] = field(default_factory=list)
     shard: str = ""
     position: int = 0
+    iteration_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -87,6 +89,8 @@ def make_subjects(
     """The model at every batch, then the shards that were asked for; each is made when it is its turn."""
     model = load_model(name, request.input_shape)
     network = network or trace_network(model)
+    if context.rank == 0:
+        model.say_guess()
     refuse_without_channels(name, model.input_shape, request.kernel_settings)
     refuse_changed_input(network)
     hold_weights(model.module.to(context.device), request.dtype)
@@ -106,13 +110,10 @@ def make_subjects(
                 return model.loss(run(inputs), targets)
 
         subject = Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
-        begin = clock.stamp()
         with GradientOrder(model.module) as order:
             _warm_up(subject, request.warmup)
-        end = clock.stamp()
-        clock.synchronise()
         subject.network = network = order.of(network)
-        sample_s = clock.seconds(begin, end) / (request.warmup * batch)
+        sample_s = subject.iteration_s / batch
         if request.kernel_settings.compile:
             subject.compiled = CompiledModel(name, network, batch, model.module, forward)
             subject.compiled.compile(clock.stamp, subject.update)
@@ -168,8 +169,13 @@ def _warm_up(subject: Subject, iterations: int) -> None:
     try:
         for _ in range(iterations):
             beat()
+            begin = subject.clock.stamp()
             subject.trained().backward()  # type: ignore[no-untyped-call]
             subject.update()
+            end = subject.clock.stamp()
+        subject.clock.synchronise()
+        # The first ones also allocate memory and choose kernels.
+        subject.iteration_s = subject.clock.seconds(begin, end)
     except (RuntimeError, ValueError) as error:
         shape = "x".join(map(str, subject.model.input_shape))
         where = f"model {subject.model.name!r} does not train with batch {subject.batch} of {shape}"

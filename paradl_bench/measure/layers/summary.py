@@ -13,6 +13,7 @@ import numpy as np
 from paradl_bench.core.statistics import Floats, bootstrap_interval, sorted_groups
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
+from paradl_bench.network.graph import read_network
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.records.training.verification import read_verified_shards
@@ -132,12 +133,22 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
 
     columns = ["model", "batch", "ranks on host", "FW", "BW", "WU", "iteration (IQR)", "layers", "between", "remainder"]
     console = open_console()
-    console.print(table(columns, map(_cells, measured), title="Layers against uninstrumented iterations (medians)"))
+    title = f"Layers against uninstrumented iterations (medians), {_inputs(directory)}"
+    console.print(table(columns, map(_cells, measured), title=title))
     for parts in read_verified_shards(directory):
         said = f"{parts.model} as {parts.shards}: {parts.verified.line()}"
         console.print(said, soft_wrap=True, markup=False)
     _print_costliest(console, directory)
     console.print(f"Raw samples are in {directory}; next: calibrate fit {directory} ... -o profile.json")
+
+
+def _inputs(directory: Path) -> str:
+    """The shape of a sample, of each model where they differ."""
+    networks = [read_network(path) for path in sorted(directory.glob("network*.json"))]
+    shapes = {network.name: "x".join(map(str, network.input_shape)) for network in networks}
+    if len(set(shapes.values())) == 1:
+        return f"input {next(iter(shapes.values()))}"
+    return "input " + ", ".join(f"{shape} ({name})" for name, shape in shapes.items())
 
 
 def _cells(closure: Closure) -> tuple[str, ...]:

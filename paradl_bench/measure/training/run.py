@@ -103,6 +103,8 @@ def measure_training(
     # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
     network = network or trace_network(model)
+    if context.rank == 0:
+        model.say_guess()
     request = _settled(request, model, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.working_directory import importing_from_working_directory
 from paradl_bench.network.models.configurations import names_configuration, read_configuration
 from paradl_bench.network.models.language_models import build_language_model
@@ -60,6 +61,11 @@ class LoadedModel:
                 " or set input_shape on the model"
             )
         return ""
+
+    def say_guess(self) -> None:
+        """Say which shape of a sample is taken where nobody gave one: the wrong one may cost minutes."""
+        if self.shape_is_guessed:
+            say(f"{self.name}: no --input-shape: {'x'.join(map(str, self.input_shape))} is taken")
 
     @property
     def input_dtype(self) -> str:

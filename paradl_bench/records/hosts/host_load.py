@@ -13,6 +13,9 @@ from paradl_bench.records.measurement import read_records
 LOAD_FILE = "load.jsonl"
 BUSY_SHARE = 0.05
 """Of the cores' time that other processes, a hypervisor or a limit take: from here on times are not of a quiet host."""
+ON_BUSY_HOST = "measured on a busy host"
+"""What every remark on such measurements begins with."""
+_MOST_NAMED = 5
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,9 +37,14 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     while_measuring: bool = True
 
     @property
+    def lost_share(self) -> float:
+        """Of the cores' time, what the largest taker took."""
+        return max(self.other_cores, self.stolen_cores, self.throttled_cores) / self.cores
+
+    @property
     def is_busy(self) -> bool:
         """Whether enough of the cores' time went elsewhere to show in what is measured."""
-        return max(self.other_cores, self.stolen_cores, self.throttled_cores) >= BUSY_SHARE * self.cores
+        return self.lost_share >= BUSY_SHARE
 
     @property
     def words(self) -> str:
@@ -48,6 +56,23 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (self.throttled_cores, f"a limit of the control group kept back {self.throttled_cores:.1f} {of}"),
         ]
         return ", ".join(text for cores, text in taken if cores >= least)
+
+
+def busy_lines(loads: Iterable[tuple[str, HostLoad | None]]) -> list[str]:
+    """A line that names the measurements taken on a busy host, the busiest first; none where there are none.
+
+    Args:
+        loads: of measurements, each with its name; None where nobody looked.
+    """
+    busy = sorted(
+        ((name, load) for name, load in loads if load is not None and load.is_busy), key=lambda of: -of[1].lost_share
+    )
+    if not busy:
+        return []
+    named = ", ".join(f"{name} ({load.words})" for name, load in busy[:_MOST_NAMED])
+    more = f" and {len(busy) - _MOST_NAMED} more" if len(busy) > _MOST_NAMED else ""
+    again = "them" if len(busy) > 1 else "it"
+    return [f"{ON_BUSY_HOST}: {named}{more}; measure {again} again on a quiet host"]
 
 
 def load_of(records: Iterable[HostLoad]) -> HostLoad | None:

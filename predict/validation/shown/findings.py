@@ -45,6 +45,7 @@ def findings(report: Report) -> list[str]:
         *_activity_line(report),
         *(_outlier_line("outside its interval", outlier) for outlier in report.outliers),
         *(_outlier_line("large error, though inside its interval", outlier) for outlier in report.far_off),
+        *report.busy_hosts,
         *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives differ from the plan (run.json lists them)" for run in unlike),
         *report.serial_runs_wanted,

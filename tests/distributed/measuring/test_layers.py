@@ -106,6 +106,8 @@ def _resume(workplace: Path, model: str, directory: Path) -> None:
     again = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out")
     assert again.returncode == 0, again.stderr
     assert "3 blocks measured before" in again.stderr
+    assert f"layers of {model}: 1 block, whose iterations take about " in again.stderr
+    assert "(medians), input 3x12x12" in again.stdout
     blocks = [(i.batch, i.block) for i in read(directory)[1]]
     assert sorted(blocks) == [(3, 0), (3, 1), (5, 0), (5, 1)]
     other = layers(workplace, model, *SETTINGS, "--isolated", "none", "-o", "out")
@@ -194,3 +196,22 @@ def test_wrong_input_is_one_line_and_exit_code_2(workplace: Path, arguments: tup
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (workplace / "x").exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("describe", "MODEL"),
+        ("layers", "MODEL", "--batch", "1", "--blocks", "2", "--iterations", "2", "--warmup", "1", "-o", "out"),
+        ("train", "MODEL", "--strategy", "serial", "--batch", "2", "--iterations", "5", "-o", "out"),
+        ("kernels", "--for", "MODEL", "--batch", "1", "--samples", "1", "--plan"),
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_a_forgotten_input_shape_is_said_once(workplace: Path, asked: tuple[str, ...]) -> None:
+    pool = "nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))"
+    (workplace / "pooled.py").write_text(f"from torch import nn\n\n\ndef network():\n    return {pool}\n")
+    done = run_in_process(workplace, *("pooled:network" if part == "MODEL" else part for part in asked))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines().count("pooled:network: no --input-shape: 3x224x224 is taken") == 1

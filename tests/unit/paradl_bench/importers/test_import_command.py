@@ -52,6 +52,13 @@ def test_the_command_writes_a_measurement_that_calibrate_fits(tmp_path: Path) ->
     assert profile.cluster.memory_bytes_per_rank == 80 * 1024**3
 
 
+def test_the_last_line_names_the_next_command(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    code, output = run("nccl-tests", str(DATA / "nccl-tests-2.17.log"), "-o", out)
+    assert code == 0
+    assert output.splitlines()[-1] == f"wrote {out}; next: calibrate fit {out} ... -o PROFILE"
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     assert run("nccl_tests", str(DATA / "rccl-tests.log"), "-o", out) == (

@@ -191,6 +191,17 @@ def test_what_a_model_of_ones_own_lacks_is_said(
     assert right in str(error.value)
 
 
+def test_a_shape_that_nobody_gave_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = own_module(tmp_path, monkeypatch, "own_models_guessed", OWN)
+    load_model(f"{name}:images", (1, 8, 8)).say_guess()
+    load_model("squeezenet1_1", device="meta").say_guess()
+    assert capsys.readouterr().err == ""
+    load_model(f"{name}:images").say_guess()
+    assert capsys.readouterr().err == f"{name}:images: no --input-shape: 3x224x224 is taken\n"
+
+
 def test_a_shape_that_was_given_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = own_module(tmp_path, monkeypatch, "own_models_given", OWN)
     with pytest.raises(UserError) as error:

@@ -18,7 +18,7 @@ from paradl_bench.ranks.directories import directory as directories
 from paradl_bench.ranks.directories import host_watch
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.ranks.directories.host_watch import HostWatch
-from paradl_bench.records.hosts.host_load import LOAD_FILE, HostLoad, load_of, read_load
+from paradl_bench.records.hosts.host_load import LOAD_FILE, HostLoad, busy_lines, load_of, read_load
 
 FIRST, RANK, GONE, FOREIGN = 100, 101, 102, 200
 
@@ -173,6 +173,24 @@ def test_a_fit_says_which_measurements_are_of_a_busy_host(tmp_path: Path) -> Non
     shown = CliRunner().invoke(group, ["show", str(tmp_path / "p.json")], env={"COLUMNS": "200"}).output
     assert " quiet " in shown
     assert " busy " in shown
+
+
+def test_busy_measurements_are_named_in_one_line_busiest_first() -> None:
+    def load(taken: float) -> HostLoad:
+        return HostLoad(seconds=9.0, cores=2, other_cores=taken)
+
+    unknown, quiet = ("imported", None), ("quiet", load(0.01))
+    assert busy_lines([unknown, quiet]) == []
+    assert busy_lines([quiet, ("a", load(1.2))]) == [
+        "measured on a busy host: a (other processes took 1.2 of 2 cores); measure it again on a quiet host"
+    ]
+    (line,) = busy_lines([*((str(taken), load(taken / 10)) for taken in range(3, 10)), unknown, quiet])
+    named, _, rest = line.partition("; ")
+    assert [part.split(" (")[0] for part in named.removeprefix("measured on a busy host: ").split("), ")] == list(
+        "98765"
+    )
+    assert named.endswith(" and 2 more")
+    assert rest == "measure them again on a quiet host"
 
 
 def test_loads_are_weighted_by_their_seconds() -> None:

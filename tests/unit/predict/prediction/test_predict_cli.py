@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from predict_caller import Caller
-from profile_factory import layer_times, make_network, make_profile, model_times, ring_fit
+from profile_factory import layer_times, make_network, make_profile, model_times, ring_fit, source
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.records.hosts.host_load import HostLoad
 
 
 @pytest.fixture
@@ -39,6 +40,16 @@ def test_every_remark_is_listed_for_those_who_ask(predict: Caller) -> None:
     assert [line for line in remarks if line not in told] == []
     assert f"--why lists {len(remarks)} remark" in told
     assert "extrapolated: all_reduce beyond 2 ranks (d8)" in told
+
+
+def test_measurements_of_a_busy_host_are_remarked(predict: Caller) -> None:
+    asked = ("--strategy", "d2", "--batch", "8", "--why")
+    for taken, is_told in ((0.02, False), (1.5, True)):
+        load = HostLoad(seconds=9.0, cores=2, other_cores=taken)
+        write_profile(predict.profile, make_profile(sources=(source("layers", load),)))
+        told = predict(*asked).out
+        assert ("measured on a busy host: layers (other processes took 1.5 of 2 cores)" in told) is is_told
+        assert ("% measured; measurements on a busy host" in told) is is_told
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -8,12 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from predicted_runs import CHAIN, PROFILE, predicted, run_like, validate
-from profile_factory import ENVIRONMENT, write_training_run
+from profile_factory import ENVIRONMENT, source, write_training_run
 
 from calibrate.profile.input_side import InputSide, LoaderRate
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.json_lines import append_lines
+from paradl_bench.core.terminal.printed import in_markdown
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
+from paradl_bench.records.hosts.host_load import LOAD_FILE, HostLoad
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.input_times import RunInput
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage, TrainingIterations
@@ -37,6 +40,26 @@ def test_a_real_run_is_not_validated_against_emulated_links(tmp_path: Path) -> N
         validate(tmp_path / "p.json", [run])
     (note,) = [line for line in validate(tmp_path / "p.json", [run], force=True).notes if "real links" in line]
     assert "compared by force" in note
+
+
+def test_measurements_and_runs_of_a_busy_host_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load = HostLoad(seconds=9.0, cores=2, other_cores=1.5)
+    write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, sources=(source("layers", load),)))
+    off, quiet = run_like(tmp_path / "off", "d2", 8, factor=3.0), run_like(tmp_path / "quiet", "d2", 8)
+    append_lines(off / LOAD_FILE, [msgspec.structs.replace(load, other_cores=1.2)])
+    append_lines(quiet / LOAD_FILE, [msgspec.structs.replace(load, other_cores=0.0)])
+    report = validate(tmp_path / "p.json", [off, quiet])
+    line = (
+        f"measured on a busy host: layers (other processes took 1.5 of 2 cores), {off} (other processes took 1.2 of 2"
+        " cores); measure them again on a quiet host"
+    )
+    print_report(report, tmp_path / "report.md", "table")
+    told = capfd.readouterr().out.splitlines()
+    (outlier,) = (place for place, said in enumerate(told) if said.startswith("outside its interval"))
+    assert told[outlier + 1] == line
+    assert in_markdown(line) in markdown(report)
+    write_profile(tmp_path / "p.json", PROFILE)
+    assert validate(tmp_path / "p.json", [quiet]).busy_hosts == ()
 
 
 def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
