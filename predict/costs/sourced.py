@@ -71,6 +71,8 @@ class Remark(NamedTuple):
 
 CONTENTION = "contention"
 """The effect of groups that communicate at once."""
+HOST_DISPATCH = "host dispatch"
+"""The effect of a host that dispatches kernels more slowly than its device runs them."""
 
 
 class Adjustment(NamedTuple):

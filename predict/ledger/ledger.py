@@ -99,6 +99,16 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     roles: tuple[RoleLedger, ...]
 
 
+def exposed_effect_s(role: RoleLedger, effect: str) -> float:
+    """Seconds of a role's iteration that an effect adds to its entries."""
+    return sum(
+        change.added_s * entry.exposed_s / entry.total_s
+        for entry in role.entries
+        for change in entry.adjustments
+        if change.effect == effect and entry.total_s
+    )
+
+
 def shown_role(roles: Iterable[RoleLedger]) -> RoleLedger:
     """The role that waits least: the others wait for it."""
     return min(roles, key=lambda role: role.waiting_s)

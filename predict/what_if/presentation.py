@@ -119,6 +119,8 @@ def _print_notes(rows: Sequence[WhatIf], *, why: bool) -> None:
     )
     if any(row.bound_by == "compute" for row in rows):
         lines.append("compute includes what a shared host, overlap and late ranks add; predict --explain shows each.")
+    if any(row.bound_by == "host dispatch" for row in rows):
+        lines.append("host dispatch: kernels wait so long for their host. Shorter kernels would wait longer.")
     if any(row.bound_by == "exposed communication" for row in rows):
         lines.append("exposed communication: communication that nothing hides.")
     for line in lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -13,16 +13,19 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from predict.costs.compute.host_dispatch import HOST_BOUND, dispatch_of
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.named_device import hardware_of_device
 from predict.costs.hardware.what_if_hardware import Hardware
+from predict.costs.sourced import HOST_DISPATCH
+from predict.ledger.ledger import exposed_effect_s, shown_role
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request, read_request
 from predict.prediction.stage_balance import with_balanced_stages
 from predict.what_if.quantities import DEVICE, Setting, doubled, hardware_of, number_of, parse_varied, settings_of
 from predict.workload import Configuration, Evaluator
 
-Bound = Literal["compute", "exposed communication", "idle", "input"]
+Bound = Literal["compute", "exposed communication", "idle", "input", "host dispatch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 
@@ -33,7 +36,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         varied: the value of each quantity that was varied; nothing for the prediction as measured, the base.
         layers_from: what the seconds of layers are taken from, as ``--layers`` says it.
         speedup_over_base: samples/s over those of the base, the same strategy as measured.
-        bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration.
+        bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration; the host where
+            it is compute whose kernels wait for the host.
         interval_s, epoch_s, memory_bytes, memory_interval_bytes, fits, sources, extrapolated, notes: as of any
             prediction.
     """
@@ -139,20 +143,30 @@ def what_if(
     return WhatIfs(rows=tuple(rows), left_out=tuple(left_out))
 
 
+class _Predicted(NamedTuple):
+    """A prediction, and seconds of its iteration that the device waits for its host."""
+
+    prediction: Prediction
+    host_s: float
+
+
 def _remembering(
     model: CostModel, evaluator: Evaluator, dataset_samples: int | None
-) -> Callable[[Setting, Configuration], Prediction]:
+) -> Callable[[Setting, Configuration], _Predicted]:
     """Predictions under a setting; the cost model of the hardware last asked for is kept."""
+    has_host = dispatch_of(model.profile, dtype=model.dtype) is not None
     known = model.hardware
     predictor = Predictor(model, evaluator, dataset_samples)
 
-    def predict(setting: Setting, point: Configuration) -> Prediction:
+    def predict(setting: Setting, point: Configuration) -> _Predicted:
         nonlocal known, predictor
         hardware = changed_hardware(model, setting)
         if hardware != known:
             known = hardware
             predictor = Predictor(model.on(hardware), evaluator, dataset_samples)
-        return predictor.predict(point)
+        prediction = predictor.predict(point)
+        role = shown_role(predictor.explain(point).roles) if has_host else None
+        return _Predicted(prediction, 0.0 if role is None else exposed_effect_s(role, HOST_DISPATCH))
 
     return predict
 
@@ -208,23 +222,34 @@ def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
     return Strategy(axes=(grown, *strategy.axes[1:]))
 
 
-def _row(setting: Setting, layers_from: str, prediction: Prediction, base: Prediction) -> WhatIf:
-    seconds = seconds_of(prediction)
+def _row(setting: Setting, layers_from: str, predicted: _Predicted, base: _Predicted) -> WhatIf:
+    prediction, seconds = predicted.prediction, seconds_of(predicted.prediction, predicted.host_s)
     return WhatIf(
         varied=setting,
         layers_from=layers_from,
-        speedup_over_base=prediction.time.samples_per_s / base.time.samples_per_s,
-        bound_by=max(seconds, key=lambda name: seconds[name]),
+        speedup_over_base=prediction.time.samples_per_s / base.prediction.time.samples_per_s,
+        bound_by=_bound_by(prediction, seconds),
         seconds_of=seconds,
         **prediction.fields_of(WhatIf),
     )
 
 
-def seconds_of(prediction: Prediction) -> dict[Bound, float]:
+def _bound_by(prediction: Prediction, seconds: Mapping[Bound, float]) -> Bound:
+    """The largest part; the host instead of compute whose kernels wait for it, as shorter ones would wait longer."""
+    largest = max(seconds, key=lambda name: seconds[name])
+    said = (*prediction.provenance.extrapolated, *prediction.provenance.notes)
+    waits = seconds["host dispatch"] > 0 and HOST_BOUND in said
+    return "host dispatch" if largest == "compute" and waits else largest
+
+
+def seconds_of(prediction: Prediction, host_s: float) -> dict[Bound, float]:
     """What the iteration of the slowest rank is made of, by :data:`BOUNDS`; adds up to the iteration.
 
     In a pipeline what a stage waits for before it computes is idle time, messages included; the exposed part there is
     that of the gradient exchange and of layers.
+
+    Args:
+        host_s: that the device waits for its host, which the breakdown counts as compute.
     """
     parts = prediction.time.breakdown_s
     idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0) + parts.get("h2d", 0.0)
@@ -232,4 +257,6 @@ def seconds_of(prediction: Prediction) -> dict[Bound, float]:
     if idle:
         counted = ("FW", "BW", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
         exposed = sum(seconds for name, seconds in parts.items() if name not in counted)
-    return dict(zip(BOUNDS, (prediction.iteration_s - exposed - idle - waiting, exposed, idle, waiting), strict=True))
+    computed = prediction.iteration_s - exposed - idle - waiting
+    host_s = min(host_s, computed)
+    return dict(zip(BOUNDS, (computed - host_s, exposed, idle, waiting, host_s), strict=True))

@@ -25,7 +25,7 @@ from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, ModelTime, Pr
 from paradl_bench.core.statistics import Z90, grouped
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Ints, Phase, Plan, Role
-from predict.costs.sourced import UNKNOWN_RELATIVE_SD, Floats, Remark, Source
+from predict.costs.sourced import HOST_DISPATCH, UNKNOWN_RELATIVE_SD, Adjustment, Cost, Floats, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 Bools = NDArray[np.bool_]
@@ -41,6 +41,7 @@ ALONE_RELATIVE_SD = 0.13
 twice on their GPUs, in a table of kernels and one by one in the network: the sums differ by 19% (root mean square of
 logarithms), so that one table is off by that over the square root of two. Clocks, caches and fusion are all in it."""
 HOST_BOUND = "host-bound: kernels wait for their dispatch; larger micro-batches or CUDA graphs would help"
+_SUBJECT = "dispatch"
 WORTH_SAYING = 0.05
 """Of what kernels take: every phase waits for its first dispatch, which binds nobody."""
 
@@ -131,8 +132,7 @@ def with_dispatch(
         remarks.append(Remark(HOST_BOUND, is_unmeasured))
     for work in overheads:
         between = parts[work].cost
-        cost = between._replace(
-            seconds=between.seconds + usual.mean_s(work),
+        cost = _waiting(between, usual.mean_s(work))._replace(
             source=_source(dispatch),
             method_sd_s=math.hypot(between.method_sd_s, (slow.mean_s(work) - fast.mean_s(work)) / (2 * Z90)),
             remarks=(*between.remarks, *remarks),
@@ -142,18 +142,33 @@ def with_dispatch(
     return with_waits
 
 
+def _waiting(between: Cost, waits_s: float) -> Cost:
+    """The time between operations with what it waits for the host, which a ledger shows as an effect."""
+    effect = (Adjustment(HOST_DISPATCH, waits_s),) if waits_s else ()
+    return between._replace(
+        seconds=between.seconds + waits_s,
+        adjustments=(*between.adjustments, *effect),
+        base_source=between.origin if between.seconds else None,
+    )
+
+
 def _source(dispatch: Dispatch) -> Source:
     if dispatch.timed:
         return Source.MEASURED
     return Source.REGRESSED if dispatch.runs else Source.STATED
 
 
+def said_of_dispatch(lines: Iterable[str]) -> str:
+    """Of a prediction's remarks, the one that says what a dispatch takes and who says so; empty for none."""
+    return next((line for line in lines if line.startswith(_SUBJECT)), "")
+
+
 def _where_from(dispatch: Dispatch) -> Remark:
     if dispatch.timed or dispatch.runs:
         how = "timed on its host" if dispatch.timed else "fitted to training runs"
-        return Remark(f"dispatch of an operation takes {format_seconds(dispatch.forward_s)} forward, {how}", False)
+        return Remark(f"{_SUBJECT} of an operation takes {format_seconds(dispatch.forward_s)} forward, {how}", False)
     text = (
-        f"dispatch on this host was not timed: {format_seconds(dispatch.forward_s)} an operation are assumed, and"
+        f"{_SUBJECT} on this host was not timed: {format_seconds(dispatch.forward_s)} an operation are assumed, and"
         " the interval covers zero to twice as much"
     )
     return Remark(text, True)

@@ -13,6 +13,7 @@ from predict.prediction.command_options import OutputOptions, point_options, ref
 
 if TYPE_CHECKING:
     from predict.prediction.prediction import Prediction
+    from predict.validation.diagnosis.diagnosis import Case, Diagnostician
     from predict.validation.diagnosis.findings import Diagnosis
 
 _BESIDE_A_RUN = (
@@ -117,7 +118,6 @@ def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
     from predict.validation.diagnosis.against_run import held_against
     from predict.validation.diagnosis.diagnosis import Diagnostician
     from predict.validation.diagnosis.of_run import options_of_run, read_run_to_diagnose
-    from predict.validation.diagnosis.remedies import with_remedies
     from predict.workload import evaluator_named
 
     run, costs, point, notes = read_run_to_diagnose(options["run"], options)
@@ -127,7 +127,7 @@ def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
     diagnosis = held_against(diagnostician.diagnose(case), case, run)
     if options["remedies"]:
         asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
-        diagnosis = with_remedies(diagnosis, diagnostician, case, asked)
+        diagnosis = _tried(diagnosis, diagnostician, case, asked)
     return [msgspec.structs.replace(diagnosis, notes=(*diagnosis.notes, *notes))]
 
 
@@ -139,7 +139,6 @@ def _of_points(options: dict[str, Any]) -> list[Diagnosis]:
     from predict.prediction.prediction import Predictor
     from predict.prediction.request import limit_memory, read_request
     from predict.validation.diagnosis.diagnosis import Diagnostician
-    from predict.validation.diagnosis.remedies import with_remedies
 
     request = read_request(options)
     limit_memory(request.costs, options["memory"])
@@ -154,13 +153,22 @@ def _of_points(options: dict[str, Any]) -> list[Diagnosis]:
             continue
         diagnosis = diagnostician.diagnose(case)
         if options["remedies"]:
-            diagnosis = with_remedies(diagnosis, diagnostician, case, {**options, **_of_point(case.prediction)})
+            diagnosis = _tried(diagnosis, diagnostician, case, {**options, **_of_point(case.prediction)})
         diagnoses.append(diagnosis)
     if not diagnoses:
         raise refused[0][1]
     for line in dict.fromkeys((*request.left_out, *left_out_lines(refused))):
         say(f"predict: left out: {line}")
     return diagnoses
+
+
+def _tried(diagnosis: Diagnosis, diagnostician: Diagnostician, case: Case, options: dict[str, Any]) -> Diagnosis:
+    """The diagnosis with remedies; a bar counts what is predicted for them."""
+    from paradl_bench.core.terminal.command_line import progress
+    from predict.validation.diagnosis.remedies import most_tries, with_remedies
+
+    with progress("remedies predicted", most_tries(case)) as bar:
+        return with_remedies(diagnosis, diagnostician, case, options, bar.advance)
 
 
 def _of_point(prediction: Prediction) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from predict.costs.compute.host_dispatch import said_of_dispatch
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.ledger.crowding import crowding
 from predict.ledger.ledger import Ledger
@@ -144,6 +145,9 @@ def _absent(limitation: Limitation, case: Case) -> Finding:
     if limitation.name == of.INPUT:
         text = "the input is unknown; measure it: paradl-bench io, then calibrate fit"
         return Finding(limitation=limitation, state="not measured", evidence=text)
+    if limitation.name == of.HOST_DISPATCH:
+        text = "no kernel is predicted to wait for its dispatch"
+        return Finding(limitation=limitation, state="does not apply", evidence=text)
     return Finding(limitation=limitation, state="does not apply", evidence=f"{case.prediction.strategy} has none")
 
 
@@ -188,8 +192,10 @@ def by_weight(findings: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _sources(name: str, case: Case) -> str:
-    spent = case.seconds[name]
-    return f"predicted: {format_seconds(spent.seconds)} of {format_seconds(case.prediction.iteration_s)} a rank"
+    spent, about = case.seconds[name], case.prediction.provenance
+    text = f"predicted: {format_seconds(spent.seconds)} of {format_seconds(case.prediction.iteration_s)} a rank"
+    said = said_of_dispatch((*about.extrapolated, *about.notes)) if name == of.HOST_DISPATCH else ""
+    return f"{text}; {said}" if said else text
 
 
 def _memory(limitation: Limitation, case: Case) -> Finding:

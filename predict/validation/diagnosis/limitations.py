@@ -2,6 +2,7 @@
 
 The table parts *limitations*, which a strategy has by itself, from *bottlenecks*, which come of the framework or the
 system. Its pipelines' idle time, contention of groups and input stand in the text alone (sections 3.3, 4.3 and 5.3).
+Host dispatch is no limitation of the paper.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ WEIGHT_UPDATE = "weight update"
 IMBALANCE = "workload imbalance"
 REDUNDANT_COMPUTE = "redundant computation"
 SPLIT_AND_CONCATENATE = "split and concatenation"
+HOST_DISPATCH = "host dispatch"
 RANKS = "number of ranks"
 INPUT = "input"
 
@@ -86,6 +88,7 @@ LIMITATIONS = (
     _limitation(IMBALANCE, "computation", "FB", "WU"),
     _bottleneck(REDUNDANT_COMPUTE, "computation", "framework", "FB", "WU"),
     _bottleneck(SPLIT_AND_CONCATENATE, "computation", "framework", "FB", measure=_RUN),
+    _bottleneck(HOST_DISPATCH, "computation", "framework", "FB"),
     _limitation(RANKS, "scaling", "IO", "FB", "GE", "WU"),
     _bottleneck(INPUT, "input", "system", "IO"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,16 +52,29 @@ class _Tried(NamedTuple):
     case: Case
 
 
-def with_remedies(diagnosis: Diagnosis, diagnostician: Diagnostician, case: Case, options: Options) -> Diagnosis:
+def most_tries(case: Case) -> int:
+    """Predictions that remedies of a case take at most."""
+    return 1 + len(list(_settings(case))) + len(_INPUTS) + _PREDICTIONS + _STRATEGIES
+
+
+def with_remedies(
+    diagnosis: Diagnosis,
+    diagnostician: Diagnostician,
+    case: Case,
+    options: Options,
+    advance: Callable[[], None] = lambda: None,
+) -> Diagnosis:
     """The diagnosis with a remedy for each limitation that is there or may be, where one was found.
 
     Args:
         options: of the command line, by the names of its parameters, as :func:`request_of` takes them.
+        advance: is called after each prediction.
     """
     wanted = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not wanted:
         return diagnosis
-    tried, refused = _tried(diagnostician, case, options)
+    names = {finding.limitation.name for finding in wanted}
+    tried, refused = _tried(diagnostician, case, options, names, advance)
     findings = tuple(
         msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
         for finding in diagnosis.findings
@@ -69,16 +82,22 @@ def with_remedies(diagnosis: Diagnosis, diagnostician: Diagnostician, case: Case
     return msgspec.structs.replace(diagnosis, findings=findings, notes=(*diagnosis.notes, *refused))
 
 
-def _tried(diagnostician: Diagnostician, case: Case, options: Options) -> tuple[list[_Tried], list[str]]:
-    """All alternatives, predicted; and why strategies could not be searched."""
+def _tried(
+    diagnostician: Diagnostician, case: Case, options: Options, wanted: Collection[str], advance: Callable[[], None]
+) -> tuple[list[_Tried], list[str]]:
+    """All alternatives against limitations, predicted; and why strategies could not be searched."""
     tried: list[_Tried] = []
-    for change in _settings(case):
+    # A host dispatches as many operations for twice as many samples.
+    larger = [{"batch": str(2 * case.prediction.batch)}] if of.HOST_DISPATCH in wanted else []
+    for change in (*larger, *_settings(case)):
         tried += _predicted(diagnostician, _in_words(change), {**options, **change})
+        advance()
     for change in _INPUTS if of.INPUT in case.seconds else ():
         changed = {**options, **change}
         tried += _predicted(_with_input(diagnostician, changed), _in_words(change), changed)
+        advance()
     try:
-        return [*tried, *_strategies(diagnostician, case, options)], []
+        return [*tried, *_strategies(diagnostician, case, options, advance)], []
     except UserError as error:
         return tried, [f"other strategies were not searched: {error}"]
 
@@ -124,7 +143,9 @@ def _in_words(change: Mapping[str, Any]) -> str:
     )
 
 
-def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> Iterator[_Tried]:
+def _strategies(
+    diagnostician: Diagnostician, case: Case, options: Options, advance: Callable[[], None]
+) -> Iterator[_Tried]:
     """The fastest strategies of as many ranks on the same mini-batch."""
     free = {**options, **UNSET}
     asked = {
@@ -135,10 +156,11 @@ def _strategies(diagnostician: Diagnostician, case: Case, options: Options) -> I
         "caps": ",".join(_CAPS_MB),
         "price": None,
     }
-    for row in search(asked, costs=diagnostician.predictor.costs).rows:
+    for row in search(asked, advance, diagnostician.predictor.costs).rows:
         prediction = row.prediction
         if prediction.strategy != case.prediction.strategy:
             yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", options_found(prediction, free))
+            advance()
 
 
 def options_found(prediction: Prediction, options: Options) -> dict[str, Any]:
@@ -153,31 +175,46 @@ def _best(finding: Finding, case: Case, tried: Iterable[_Tried]) -> tuple[Remedy
     helping = [other for other in tried if _helps(finding.limitation.name, case, other.case)]
     same = [other for other in helping if other.case.prediction.strategy == case.prediction.strategy]
     others = [other for other in helping if other not in same]
-    fastest = [min(some, key=lambda other: other.case.prediction.iteration_s) for some in (same, others) if some]
+    fastest = [min(some, key=lambda other: _like_s(case, other.case)) for some in (same, others) if some]
     return tuple(_remedy(case, other) for other in fastest)
 
 
+def _more_samples(case: Case, other: Case) -> float:
+    """The mini-batch of one over that of the other."""
+    return other.prediction.batch / case.prediction.batch
+
+
+def _like_s(case: Case, other: Case) -> float:
+    """Seconds of an iteration, for as many samples as those of the case."""
+    return other.prediction.iteration_s / _more_samples(case, other)
+
+
 def _remedy(case: Case, other: _Tried) -> Remedy:
-    prediction = other.case.prediction
+    prediction, more = other.case.prediction, _more_samples(case, other.case)
+    low, high = gain_band(other.case.timed, case.timed)
     return Remedy(
         change=other.change,
         command=command_of("predict", prediction, other.options),
         iteration_s=prediction.iteration_s,
-        gain=case.prediction.iteration_s / prediction.iteration_s - 1,
-        gain_interval=gain_band(other.case.timed, case.timed),
+        gain=case.prediction.iteration_s / _like_s(case, other.case) - 1,
+        gain_interval=((1 + low) * more - 1, (1 + high) * more - 1),
         memory_bytes=prediction.memory.memory_bytes,
     )
 
 
 def _helps(name: str, case: Case, other: Case) -> bool:
+    """Whether it takes less of a limitation; another mini-batch trains otherwise, and helps the host alone."""
+    more = _more_samples(case, other)
+    if more != 1 and name != of.HOST_DISPATCH:
+        return False
     if name == of.REDUNDANT_MEMORY:
         limit, peak = case.memory_limit_bytes, other.prediction.memory.memory_bytes
         return peak < case.prediction.memory.memory_bytes and (limit is None or peak <= limit)
-    if other.prediction.iteration_s >= case.prediction.iteration_s or other.prediction.memory.fits is False:
+    if _like_s(case, other) >= case.prediction.iteration_s or other.prediction.memory.fits is False:
         return False
     if name in (of.RANKS, of.CONGESTION, of.MEMORY_STALLS):
         return name == of.RANKS and other.prediction.strategy != case.prediction.strategy
     before, after = case.seconds.get(name), other.seconds.get(name)
     if before is None:
         return False
-    return after is None or after.seconds <= _LESS * before.seconds
+    return after is None or after.seconds / more <= _LESS * before.seconds

@@ -14,7 +14,7 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import HaloExchange
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
-from predict.costs.sourced import CONTENTION
+from predict.costs.sourced import CONTENTION, HOST_DISPATCH
 from predict.ledger.ledger import (
     BESIDE_COMMUNICATION,
     SLOW_RANK,
@@ -36,6 +36,7 @@ _WITHOUT_SECONDS = (of.INPUT, of.REDUNDANT_COMPUTE)
 _INPUT = tuple(phase.name for phase in INPUT_PHASES)
 _FROM_EFFECT = {
     CONTENTION: of.CONTENTION,
+    HOST_DISPATCH: of.HOST_DISPATCH,
     SLOWEST_RANK: of.IMBALANCE,
     SLOW_RANK: of.IMBALANCE,
     BESIDE_COMMUNICATION: "",

@@ -16,6 +16,7 @@ from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.compute.host_dispatch import ALONE_RELATIVE_SD, HOST_BOUND, UNMEASURED, dispatch_of
 from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.sourced import HOST_DISPATCH, Source
 
 KERNEL_S = 20e-6
 NETWORK = make_network()
@@ -67,6 +68,15 @@ def test_short_kernels_take_their_dispatch_and_the_last_kernel() -> None:
     # Backward is dispatched while the last kernel of forward runs.
     assert backward_s == pytest.approx(kernels(found, "BW") * 100e-6)
     assert HOST_BOUND in found.remarks.notes()
+
+
+def test_waits_for_the_host_are_an_effect_on_nothing() -> None:
+    found = price(of_gpu(dispatch(50e-6)))
+    for work in found.plan.of_kind(FrameworkOverhead):
+        cost = found.parts[work].cost
+        assert [change.effect for change in cost.adjustments] == [HOST_DISPATCH]
+        assert cost.base_s == 0
+        assert cost.origin == Source.REGRESSED
 
 
 def test_long_kernels_wait_for_the_first_dispatch_alone() -> None:

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from profile_factory import make_network, make_profile, model_times, noisy_profile, ring_fit, with_compute
+from profile_factory import layer_times, make_network, make_profile, model_times, noisy_profile, ring_fit, with_compute
 
-from calibrate.profile.profile import Profile
+from calibrate.profile.profile import Dispatch, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from predict.costs.cost_model import CostModel
+from predict.costs.sourced import HOST_DISPATCH
+from predict.ledger.ledger import exposed_effect_s
 from predict.prediction.prediction import Predictor
 from predict.prediction.request import Request
 from predict.what_if.quantities import Setting, parse_varied, settings_of
@@ -122,6 +124,29 @@ def test_seconds_add_up_and_the_largest_names_what_bounds() -> None:
             assert min(row.seconds_of.values()) >= -1e-12
             assert row.seconds_of[row.bound_by] == max(row.seconds_of.values())
     assert what_if(request(NOISY, point("p3", 18)), [{"bandwidth": 1}]).rows[0].bound_by == "idle"
+
+
+def on_gpu(dispatch_s: float, kernel_s: float, evaluator: str = "simulate") -> Request:
+    """One GPU, whose kernels were timed alone and take as long on any batch."""
+    times = layer_times(CHAIN, batches=(8, 16), seconds=lambda *_: kernel_s)
+    made = make_profile(layer_times=tuple(msgspec.structs.replace(time, mode="isolated") for time in times))
+    host = Dispatch(forward_s=dispatch_s, backward_s=dispatch_s, relative_sd=0.0, runs=("a run",))
+    gpu = msgspec.structs.replace(made.devices[0], kind="cuda", dispatch=host)
+    changed = msgspec.structs.replace(made, devices=(gpu,), model_times=(), shard_times=())
+    return request(changed, point("serial", 8), evaluator=evaluator)
+
+
+@pytest.mark.parametrize("evaluator", ["simulate", "csf", "dag"])
+@pytest.mark.parametrize(("dispatch_s", "bound"), [(9.0, "host dispatch"), (1.5, "host dispatch"), (1e-3, "compute")])
+def test_a_host_slower_than_kernels_bounds(dispatch_s: float, bound: str, evaluator: str) -> None:
+    """Kernels take 1 s, so that a host of 1.5 s bounds although they wait for less than they take."""
+    asked = on_gpu(dispatch_s, 1.0, evaluator)
+    base, _ = what_if(asked, [{"batch": 16}]).rows
+    assert base.bound_by == bound
+    assert (base.seconds_of["host dispatch"] > base.seconds_of["compute"]) == (dispatch_s == 9.0)
+    (role,) = Predictor(asked.costs, asked.evaluator).explain(asked.points[0]).roles
+    assert base.seconds_of["host dispatch"] == pytest.approx(exposed_effect_s(role, HOST_DISPATCH))
+    assert sum(base.seconds_of.values()) == pytest.approx(base.iteration_s)
 
 
 def test_input_can_bound() -> None:

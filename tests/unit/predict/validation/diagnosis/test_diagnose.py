@@ -22,7 +22,7 @@ from profile_factory import (
 )
 
 from calibrate.profile.input_side import InputSide, LoaderRate
-from calibrate.profile.profile import Profile
+from calibrate.profile.profile import Dispatch, Profile
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.network.graph import Layer
 from paradl_bench.records.cluster import Cluster, Level
@@ -95,7 +95,17 @@ def run_of(
     return str(directory)
 
 
+def host_bound(dispatch_s: float = 1e-2) -> Profile:
+    """A GPU whose host takes longer over an operation than its kernels, which were timed alone."""
+    made = profile()
+    host = Dispatch(forward_s=dispatch_s, backward_s=dispatch_s, relative_sd=0.01, runs=("a run",))
+    gpu = msgspec.structs.replace(made.devices[0], kind="cuda", dispatch=host)
+    alone = tuple(msgspec.structs.replace(time, mode="isolated") for time in made.layer_times)
+    return msgspec.structs.replace(made, devices=(gpu,), layer_times=alone, model_times=(), shard_times=())
+
+
 WORSE = {
+    "host dispatch": (host_bound(), ["--strategy", "d2", "--batch", "2"]),
     "gradient exchange": (profile(slow="all_reduce"), ["--strategy", "d2", "--batch", "8"]),
     "layer-wise communication": (profile(slow="all_gather"), ["--strategy", "f2", "--batch", "8"]),
     "halo exchange": (profile(slow="exchange"), ["--strategy", "s2", "--batch", "8"]),
@@ -258,6 +268,39 @@ def test_a_remedy_is_a_command_that_predicts_its_seconds(tmp_path: Path) -> None
     (prediction,) = json.loads(result.stdout)
     assert prediction["iteration_s"] == pytest.approx(remedy["iteration_s"])
     assert remedy["gain"] > 0.3
+
+
+def test_host_dispatch_takes_what_the_ledger_says_it_adds(tmp_path: Path) -> None:
+    made = host_bound()
+    findings = diagnosed(tmp_path, made, "--strategy", "serial", "--batch", "2", "--no-remedies")
+    path = tmp_path / "profile.json"
+    words = ["--from-profile", str(path), "--model", NETWORK.name, "--strategy", "serial", "--batch", "2"]
+    result = CliRunner().invoke(group, [*words, "--explain", "--json"])
+    assert result.exit_code == 0, result.output
+    (ledger,) = json.loads(result.stdout)
+    entries = ledger["roles"][0]["entries"]
+    added_s = sum(change["added_s"] for entry in entries for change in entry.get("adjustments", ()))
+    assert findings[0]["seconds_s"] == pytest.approx(added_s)
+    assert "fitted to training runs" in findings[0]["evidence"]
+
+
+def test_a_larger_batch_is_a_remedy_for_host_dispatch(tmp_path: Path) -> None:
+    """Other limitations, present too, keep the mini-batch."""
+    made = msgspec.structs.replace(host_bound(), communication=profile(slow="all_reduce").communication)
+    findings = diagnosed(tmp_path, made, "--strategy", "d2", "--batch", "2")
+    by_name = {finding["limitation"]["name"]: finding for finding in findings}
+    remedy = by_name["host dispatch"]["remedies"][0]
+    assert remedy["change"] == "--batch 4"
+    result = CliRunner().invoke(group, [*remedy["command"].split()[1:], "--json"])
+    assert result.exit_code == 0, result.output
+    (prediction,) = json.loads(result.stdout)
+    assert prediction["batch"] == 4
+    assert prediction["iteration_s"] == pytest.approx(remedy["iteration_s"])
+    low, high = remedy["gain_interval"]
+    assert low <= remedy["gain"] <= high
+    assert 0.5 < remedy["gain"] <= 1
+    others = by_name["gradient exchange"]["remedies"]
+    assert all("--batch 2" in other["command"] for other in others)
 
 
 def test_more_loading_workers_are_a_remedy_for_input(tmp_path: Path) -> None:
