@@ -41,7 +41,7 @@ class ToolRequest:
     def __post_init__(self) -> None:
         # One rank that a tool's own process drives only copies, which shows that its programs run.
         if self.ranks < 2 and not self.tool.alone:
-            raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks by {self.tool.name}")
+            raise UserError(f"--ranks {self.ranks}: a collective needs at least 2 ranks with {self.tool.name}")
         if self.concurrent > 1 and not self.tool.groups:
             raise UserError(
                 f"--contexts groups=K: {self.tool.name} can't run groups of ranks at once: {self.tool.no_groups}"

@@ -29,7 +29,7 @@ from paradl_bench.slurm import submission
         ({"strategies": "d8"}, "takes 4 nodes of 2 ranks: add 4 to --nodes"),
         ({"strategies": "data+filter"}, "write the degrees of both"),
         ({"strategies": "q7"}, "strategy 'q7' does not parse"),
-        ({"models": "resnet18,,vgg16"}, "'' is no name of a model"),
+        ({"models": "resnet18,,vgg16"}, "'' is not a model's name"),
         ({"models": "resnet18x"}, "unknown model 'resnet18x'"),
         ({"output": "/dev/null/out"}, "cannot make the folder /dev/null/out"),
         ({"output": "a folder"}, "sbatch cannot take ' '"),
@@ -241,7 +241,7 @@ def test_waiting_joins_a_chain_already_in_the_queue(tmp_path: Path, monkeypatch:
     done = plan(tmp_path, "--submit", "--wait")
     assert done.stderr.count("is in the queue already as ") == len(names)
     assert done.returncode == 3
-    assert "job report has left the queue and did not end well" in done.stderr
+    assert "job report has left the queue and failed" in done.stderr
     assert (tmp_path / "asked").read_text().count("asked") == 3
     assert not (tmp_path / "submitted").exists()
 

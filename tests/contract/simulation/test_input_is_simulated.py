@@ -245,7 +245,7 @@ def test_measured_input_is_read_for_all_ranks_of_a_host() -> None:
     assert any("a loader with 2 workers" in note for note in fed.provenance.notes)
     assert fed.memory.memory_bytes == free.memory.memory_bytes
     two = msgspec.structs.replace(LATE, input_side=(LOADED, msgspec.structs.replace(LOADED, source="photos")))
-    with pytest.raises(UserError, match="input of synthetic, photos: say which by --input"):
+    with pytest.raises(UserError, match=r"several inputs \(synthetic, photos\): say which by --input"):
         predicted("d4", 32, profile=two)
 
 
@@ -295,13 +295,13 @@ def test_without_workers_nothing_is_read_ahead() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "mxnet"}, "the profile holds no input of this model"),
+        ({"preset": "mxnet"}, "the profile holds no times of reading and copying this model's input"),
         ({"workers": 4}, "paradl-bench io PATH -o DIR"),
         ({"prefetch": 2}, "give --io-seconds and --h2d-seconds"),
         ({"preset": "keras", "io_s": 1.0}, "--preset keras: choices are naive, caffe-mpi"),
         ({"preset": "naive", "prefetch": 2, "io_s": 1.0}, "--prefetch 2: --preset naive fetches nothing ahead"),
         ({"workers": 0, "prefetch": 1, "io_s": 1.0}, "--prefetch 1: --io-workers 0 fetches nothing ahead"),
-        ({"source": "films"}, "--input films: the profile has no such input"),
+        ({"source": "films"}, "--input films: the profile does not hold this input"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:

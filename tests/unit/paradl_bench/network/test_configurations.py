@@ -214,7 +214,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         (broken, "truncated"),
         (large, "more than 1.00 MiB"),
         (listed, "Expected `object`, got `array`"),
-        (twice, "stands there twice"),
+        (twice, "occurs twice"),
         (folder, "it is a folder"),
         (tmp_path / "absent.json", "No such file"),
     ):

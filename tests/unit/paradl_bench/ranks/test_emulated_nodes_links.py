@@ -45,7 +45,7 @@ def test_no_nodes_are_emulated_where_none_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((None, None, "1Gbit/s", 4), "--link-bandwidth is of emulated nodes: give --nodes"),
+        ((None, None, "1Gbit/s", 4), "--link-bandwidth is for emulated nodes: give --nodes"),
         (("2", None, None, 4), "give the rate of each node's link as well, as --link-bandwidth 1Gbit/s"),
         (("3", None, "1Gbit/s", 4), "which 4 ranks do not fill equally: say with --ranks-per-node"),
         (("2", None, None, 1), "--nodes 2: the run has 1 rank, fewer than nodes: give --nodes 1, or more ranks"),

@@ -39,7 +39,7 @@ def test_a_lock_that_is_a_link_is_left_alone(tmp_path: Path, precious: Path, lin
     link(precious, output / LOCK_NAME)
     result = run_in_process(tmp_path, *LAYERS, "-o", "lk")
     assert (result.returncode, precious.read_bytes()) == (2, before), result.stderr
-    with pytest.raises(UserError, match=r"is a link|has a second name"):
+    with pytest.raises(UserError, match=r"is a link|has a second hard link"):
         lock_for_writing(output)
     refuse_locked(output)
     assert precious.read_bytes() == before
@@ -50,7 +50,7 @@ def test_a_directory_with_somebody_elses_lock_is_not_ours(tmp_path: Path) -> Non
     lock.write_text("a database's own\n")
     with pytest.raises(UserError, match="is not empty and holds no measurement"):
         refuse_unusable(tmp_path, "layers")
-    with pytest.raises(UserError, match="no lock of this program's"):
+    with pytest.raises(UserError, match="is not a lock of this program"):
         lock_for_writing(tmp_path)
     assert lock.read_text() == "a database's own\n"
 
@@ -70,7 +70,7 @@ def test_records_are_not_appended_through_links_nor_cut(tmp_path: Path, precious
     before = precious.read_bytes()
     link(precious, tmp_path / "rows.jsonl")
     for change in (lambda path: append_lines(path, [1]), cut_torn_line):
-        with pytest.raises(UserError, match=r"is a link|has a second name"):
+        with pytest.raises(UserError, match=r"is a link|has a second hard link"):
             change(tmp_path / "rows.jsonl")
     assert precious.read_bytes() == before
 
@@ -84,7 +84,7 @@ def test_a_document_replaces_a_link_not_its_target(tmp_path: Path, precious: Pat
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         append_lines(tmp_path / "rows.jsonl", [1])
 
 
@@ -106,7 +106,7 @@ def test_a_file_is_emptied_only_where_it_may_be_written(tmp_path: Path, precious
     os.close(open_own(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
     assert own.read_bytes() == b""
     os.link(precious, tmp_path / "run.log")
-    with pytest.raises(UserError, match="has a second name"):
+    with pytest.raises(UserError, match="has a second hard link"):
         open_own(tmp_path / "run.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     assert precious.stat().st_size
 

@@ -95,5 +95,5 @@ def test_a_cluster_survives_json_and_names_wrong_fields_by_path() -> None:
 def test_a_duplicate_yaml_key_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("name: a\nlevels:\n  - name: node\n    ranks: 2\n    ranks: 4\n")
-    with pytest.raises(UserError, match=r"line 5: 'ranks' stands twice in one mapping"):
+    with pytest.raises(UserError, match=r"line 5: 'ranks' occurs twice in one mapping"):
         read_cluster(path)

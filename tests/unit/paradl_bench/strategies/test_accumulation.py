@@ -204,7 +204,7 @@ def test_the_exchange_hides_behind_the_last_backward_alone() -> None:
 
 @pytest.mark.parametrize("evaluator", ["paradl", "osf", "csf", "dag"])
 def test_closed_forms_say_that_they_know_none(evaluator: str) -> None:
-    with pytest.raises(UserError, match=f"{evaluator} knows no --accumulate 2: take --evaluator simulate"):
+    with pytest.raises(UserError, match=f"{evaluator} cannot predict --accumulate 2: give --evaluator simulate"):
         predicted("d2", make_profile(), evaluator=evaluator, accumulate=2)
 
 

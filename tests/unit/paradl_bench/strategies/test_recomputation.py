@@ -215,7 +215,7 @@ def test_backward_takes_the_forward_of_what_is_computed_again_longer() -> None:
 
 @pytest.mark.parametrize("evaluator", ["paradl", "osf", "csf", "dag"])
 def test_closed_forms_say_that_they_know_none(evaluator: str) -> None:
-    with pytest.raises(UserError, match=f"{evaluator} knows no --recompute all: take --evaluator simulate"):
+    with pytest.raises(UserError, match=f"{evaluator} cannot predict --recompute all: give --evaluator simulate"):
         predicted(make_profile(BLOCKS), "d2", evaluator, recompute=("all",))
 
 

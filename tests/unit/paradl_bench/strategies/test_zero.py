@@ -298,7 +298,7 @@ def test_predictions_know_the_stages() -> None:
     # On streams of its own the second gather hides behind what is computed.
     assert two == pytest.approx(three)
     assert three < waiting["z2d2"] < waiting["z3d2"]
-    with pytest.raises(UserError, match="not of z3d2: take simulate"):
+    with pytest.raises(UserError, match="not for z3d2: give --evaluator simulate"):
         Predictor(model, evaluator_named("paradl")).predict(
             Configuration(strategy=parse_strategy("z3d2"), settings=PlanSettings(batch=8))
         )

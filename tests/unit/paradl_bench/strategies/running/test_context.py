@@ -175,7 +175,7 @@ def test_a_permutation_that_moves_the_batch_is_followed() -> None:
 
 def test_degrees_and_nestings_that_do_not_run_are_refused() -> None:
     _, network = loaded("gpt2_tokens")
-    for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("t2x2", "both share")):
+    for text, why in (("x3", "8 tokens does not split evenly over 3"), ("x16", "p <= 8"), ("f2x2", "both share")):
         strategy = parse_strategy(text)
         with pytest.raises(UserError, match=why):
             planner_for(strategy).plan(network, strategy, plan_settings(batch=2))
