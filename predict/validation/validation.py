@@ -94,9 +94,7 @@ def validate_runs(
     return Report(
         profile=str(profile_path),
         pairs=pairs,
-        strategies={
-            strategy: scores_by_evaluator([p for p in pairs if p.strategy == strategy]) for strategy in strategies
-        },
+        strategies={name: scores_by_evaluator([p for p in pairs if p.strategy == name]) for name in strategies},
         overall={name: overall_score(pairs_of(pairs, name)) for name in known},
         reruns=_reruns(runs, strategies),
         outliers=tuple(_outlier(pair) for pair in simulated if not pair.covered),
