@@ -303,6 +303,16 @@ def test_a_larger_batch_is_a_remedy_for_host_dispatch(tmp_path: Path) -> None:
     assert all("--batch 2" in other["command"] for other in others)
 
 
+def test_a_bar_shows_while_remedies_are_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(encode_pretty(profile(slow="all_reduce")))
+    words = ["diagnose", "--from-profile", str(path), "--model", NETWORK.name, "--strategy", "d2", "--batch", "8"]
+    for option, shows in (("--remedies", True), ("--no-remedies", False)):
+        result = CliRunner(env={"PARADL_PROGRESS": "1"}).invoke(group, [*words, option])
+        assert result.exit_code == 0, result.output
+        assert ("remedies predicted" in result.stderr) == shows
+
+
 def test_more_loading_workers_are_a_remedy_for_input(tmp_path: Path) -> None:
     """A worker takes 50 ms a sample, so that the default of one is waited for, and 8 are not."""
     rates = tuple(
