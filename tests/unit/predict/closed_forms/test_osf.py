@@ -237,13 +237,21 @@ def test_options_are_horovods_and_for_osf_and_simulate() -> None:
         ("paradl", {"fusion": "ada"}, "--fusion is for --evaluator osf and simulate; paradl does not use it"),
         ("csf", {"fusion_buffer": "1M"}, "--fusion-buffer is for --evaluator osf and simulate; csf does not use it"),
         ("dag", {"fusion_timeout": "1ms"}, "--fusion-timeout is for --evaluator osf and simulate; dag does not use it"),
-        ("simulate", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--bucket-cap-mb is for --fusion ddp; ada has no"),
+        (
+            "simulate",
+            {"bucket_cap_mb": 5.0, "fusion": "ada"},
+            "--bucket-cap-mb is for --fusion ddp; --fusion ada has no",
+        ),
         ("osf", {"fusion": "adda"}, "unknown --fusion 'adda': did you mean ada"),
-        ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "--fusion-buffer is for --fusion buffer; ada has none"),
+        ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "is for --fusion buffer; --fusion ada has no buffer"),
         ("osf", {"fusion_buffer": "much"}, "size 'much' is not a size"),
         ("osf", {"fusion_timeout": "0"}, "--fusion-timeout: '0' is no time"),
-        ("osf", {"bucket_cap_mb": 5.0}, "--bucket-cap-mb is for --fusion ddp where osf evaluates; none has no"),
-        ("osf", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "ada has no buckets of DDP"),
+        (
+            "osf",
+            {"bucket_cap_mb": 5.0},
+            "--bucket-cap-mb is for --fusion ddp with --evaluator osf; --fusion none has no",
+        ),
+        ("osf", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--fusion ada has no DDP buckets"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
             fusion_options(evaluator, options)

@@ -251,11 +251,13 @@ def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> No
     with pytest.raises(UserError, match=r"several inputs \(synthetic, photos\): say which by --input"):
         predicted(two, network, "d2", 16)
     assert predicted(two, network, "d2", 16, source="photos").time.breakdown_s
-    with pytest.raises(UserError, match="--input films: the profile has no such input"):
+    with pytest.raises(
+        UserError, match="--input films: the profile does not hold this input; it holds synthetic, photos"
+    ):
         predicted(two, network, "d2", 16, source="films")
     with pytest.raises(UserError, match="--preset keras: choices are naive, caffe-mpi"):
         predicted(two, network, "d2", 16, preset="keras")
-    with pytest.raises(UserError, match="not of f2: take simulate"):
+    with pytest.raises(UserError, match="not for f2: give --evaluator simulate"):
         predicted(two, network, "f2", 16)
 
 

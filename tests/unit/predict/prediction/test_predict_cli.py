@@ -228,7 +228,7 @@ def test_an_exchange_over_nodes_is_priced_at_their_levels(predict: Caller) -> No
         assert by_leader["breakdown_s"]["GE"] == pytest.approx(slower["breakdown_s"]["GE"])  # type: ignore[index]
     unbucketed = (*options[:4], *options[6:])
     (in_turn,) = predict(*unbucketed, "--exchange", "leader", "--evaluator", "osf").json()
-    assert "the closed form exchanges gradients flat instead of by leader" in str(in_turn["extrapolated"])
+    assert "the closed form assumes --exchange flat instead of --exchange leader" in str(in_turn["extrapolated"])
     for wrong, said in (
         (("--exchange", "ring"), "--exchange ring: give flat, leader, leaders:K (as leaders:2) or segmented"),
         (("--ranks-per-node", "2"), "--ranks-per-node is for --exchange leader"),
