@@ -143,7 +143,7 @@ def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:
     exchange = settings.of(ExchangeOptions).exchange
     if exchange == "flat":
         return ()
-    return (Remark(f"the closed form assumes a flat exchange of gradients instead of {exchange}", True),)
+    return (Remark(f"the closed form assumes --exchange flat instead of --exchange {exchange}", True),)
 
 
 def _used(form: ClosedForm, parts: int) -> Floats:

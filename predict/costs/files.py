@@ -55,7 +55,8 @@ def choose_network(
     if path is not None:
         if sequence is not None:
             raise UserError(
-                "--sequence goes not with --network, whose file says how many tokens a sample has: leave --sequence out"
+                "--sequence and --network exclude each other: the network file says how many tokens a sample has; leave"
+                " --sequence out"
             )
         network = read_network(path)
         if network.name != model:

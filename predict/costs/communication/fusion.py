@@ -31,10 +31,10 @@ def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | 
     if rule not in RULES:
         raise unknown_choice("--fusion", rule, RULES)
     if of_buffer and rule != "buffer":
-        raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has no buffer")
+        raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; --fusion {rule} has no buffer")
     if options.get("bucket_cap_mb") is not None and rule != "ddp":
-        where = "" if given else " where osf evaluates"
-        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; {rule} has no DDP buckets")
+        where = "" if given else " with --evaluator osf"
+        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; --fusion {rule} has no DDP buckets")
     default = Fusion()
     buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
     return Fusion(

@@ -28,7 +28,7 @@ def _copied(work: StateCopy, known: KnownCosts, context: WorkContext) -> Priced:
     of_input = _copy_of_input(profile)
     if of_input is not None:
         seconds = work.tensors * of_input.alpha_s + work.bytes * of_input.beta_s_per_byte
-        cost = _standing_in(Cost(seconds, Source.SCALED), f"the input's from {of_input.how} memory")
+        cost = _standing_in(Cost(seconds, Source.SCALED), f"the input's copies from {of_input.how} memory")
         modes = (("copies of the input", seconds * of_input.relative_sd),)
         return Priced(cost, context.occurrences, work, modes=modes)
     bucket = BucketCopy(direction="into", bytes=work.bytes, tensors=work.tensors)

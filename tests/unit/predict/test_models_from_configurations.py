@@ -40,7 +40,7 @@ def test_another_length_of_a_profiled_network_is_refused() -> None:
     length = network.input_shape[-1] + 1
     with pytest.raises(UserError, match=rf"--sequence {length}: profile p\.json holds {name} with samples of"):
         choose_network(profile, name, None, PROFILE, length)
-    with pytest.raises(UserError, match="--sequence: the file of --network says how many tokens"):
+    with pytest.raises(UserError, match="--sequence and --network exclude each other: the network file says how many"):
         choose_network(profile, name, Path("n.json"), PROFILE, length)
 
 

@@ -161,7 +161,7 @@ def test_a_profile_is_read_once(caller: Caller, profile: LoadedProfile) -> None:
         ({"output": "x.json"}, "unknown option 'output'"),
         ({"scaling": "sideways"}, "'weak', 'strong'"),
         ({"spread": "yes"}, "spread='yes': this is True or False"),
-        ({"spread": True}, "--spread is of an emulated run"),
+        ({"spread": True}, "--spread is for emulated runs"),
         ({"cluster": "no/such.yaml"}, "no/such.yaml"),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_is_wrong_is_said_in_a_line(profile: LoadedProfile, asked: dict[str
 def test_other_methods_refuse_as_their_commands_do(profile: LoadedProfile) -> None:
     with pytest.raises(UserError, match=r"--strategy: predict search tries all of them"):
         profile.search("chain", ranks=2, batch=8, strategy="d2")
-    with pytest.raises(UserError, match="--grid is for --vary: say what to vary"):
+    with pytest.raises(UserError, match="--grid needs --vary: say what to vary"):
         profile.what_if("chain", "d2", batch=8, grid=True)
     with pytest.raises(UserError, match="exclude each other"):
         profile.what_if("chain", "d2", batch=8, vary="bandwidth=2", replace="x=none")

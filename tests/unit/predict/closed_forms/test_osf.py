@@ -235,15 +235,23 @@ def test_options_are_horovods_and_for_osf_and_simulate() -> None:
     assert fusion_options("osf", {"fusion_timeout": "2ms"}) == Fusion(rule="buffer", timeout_s=2e-3)
     for evaluator, options, message in (
         ("paradl", {"fusion": "ada"}, "--fusion is for --evaluator osf and simulate; paradl does not use it"),
-        ("csf", {"fusion_buffer": "1M"}, "--fusion-buffer is for --evaluator osf and simulate; csf fuses no"),
-        ("dag", {"fusion_timeout": "1ms"}, "--fusion-timeout is for --evaluator osf and simulate; dag fuses no"),
-        ("simulate", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--bucket-cap-mb is for --fusion ddp; ada has no"),
+        ("csf", {"fusion_buffer": "1M"}, "--fusion-buffer is for --evaluator osf and simulate; csf does not use it"),
+        ("dag", {"fusion_timeout": "1ms"}, "--fusion-timeout is for --evaluator osf and simulate; dag does not use it"),
+        (
+            "simulate",
+            {"bucket_cap_mb": 5.0, "fusion": "ada"},
+            "--bucket-cap-mb is for --fusion ddp; --fusion ada has no",
+        ),
         ("osf", {"fusion": "adda"}, "unknown --fusion 'adda': did you mean ada"),
-        ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "--fusion-buffer is for --fusion buffer; ada has none"),
-        ("osf", {"fusion_buffer": "much"}, "size 'much' does not parse"),
+        ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "is for --fusion buffer; --fusion ada has no buffer"),
+        ("osf", {"fusion_buffer": "much"}, "size 'much' is not a size"),
         ("osf", {"fusion_timeout": "0"}, "--fusion-timeout: '0' is no time"),
-        ("osf", {"bucket_cap_mb": 5.0}, "--bucket-cap-mb is for --fusion ddp where osf evaluates; none has no"),
-        ("osf", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "ada has no buckets of DDP"),
+        (
+            "osf",
+            {"bucket_cap_mb": 5.0},
+            "--bucket-cap-mb is for --fusion ddp with --evaluator osf; --fusion none has no",
+        ),
+        ("osf", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--fusion ada has no DDP buckets"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
             fusion_options(evaluator, options)
@@ -262,7 +270,7 @@ def test_the_command_takes_them_and_refuses_other_strategies(tmp_path: Path) -> 
     assert "a buffer of 1.00 KiB, timeout 5.00 ms: 3 all-reduces of the gradients of 3 layers" in found["notes"]
     assert any("eq. 15" in note for note in found["notes"])
     refused = CliRunner().invoke(group, [*given_options, "--strategy", "f2", "--evaluator", "osf"])
-    assert "osf has closed forms of serial and data, not of f2" in str(refused.exception)
+    assert "osf has closed forms for serial and data parallelism, not for f2" in str(refused.exception)
 
 
 @given(layers=layer_lists, waits=st.lists(st.floats(0, 0.3), min_size=8, max_size=8), backward=st.floats(0, 20))

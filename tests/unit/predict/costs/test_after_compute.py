@@ -183,7 +183,7 @@ def test_each_collective_of_a_layer_takes_so_much_longer() -> None:
     count = sum(isinstance(work, Collective) for work in plan.communication())
     plain, late = predicted("f2"), predicted("f2", measured("all_gather"), measured("all_reduce"))
     assert late.iteration_s - plain.iteration_s == pytest.approx(count * ADDED_S, rel=1e-6)
-    assert any("what it adds to them was not measured" in line for line in plain.provenance.extrapolated)
+    assert any("wait for compute: the added time was not measured" in line for line in plain.provenance.extrapolated)
     assert not any("after-compute" in line for line in late.provenance.extrapolated)
     spread = predicted("f2", measured("all_gather", covariance=((1e-10, 0.0), (0.0, 0.0))), measured("all_reduce"))
     assert spread.time.interval_s[1] - spread.iteration_s > late.time.interval_s[1] - late.iteration_s

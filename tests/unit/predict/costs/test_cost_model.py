@@ -190,7 +190,7 @@ def test_a_backward_absent_from_the_iteration_takes_no_time() -> None:
 
 def test_single_sample_times_are_reported_with_unknown_spread() -> None:
     once = [msgspec.structs.replace(t, time=msgspec.structs.replace(t.time, samples=1)) for t in layer_times(CHAIN)]
-    assert "how far they vary is not known" in lines(cost(make_profile(layer_times=tuple(once))))
+    assert "their spread is not known" in lines(cost(make_profile(layer_times=tuple(once))))
     assert not lines(cost(make_profile()))
 
 

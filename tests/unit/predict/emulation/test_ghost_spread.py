@@ -159,7 +159,7 @@ def test_a_profile_without_spread_is_refused_with_its_measuring_command(samples:
     words = "ghost --from-profile p.json --model chain --strategy d2 --batch 16 --spread -o -"
     result = run_in_process(tmp_path, *words.split(), main=predict, program="predict")
     assert (result.returncode, result.stdout) == (2, "")
-    assert "holds no iterations of chain whose times spread" in result.stderr
+    assert "--spread draws from several measured iterations of chain, and the profile holds none" in result.stderr
     assert "paradl-bench layers chain --batch 8 -o DIR" in result.stderr
 
 
@@ -182,7 +182,7 @@ def test_drawn_sleeps_are_predicted_of_emulated_runs_alone(tmp_path: Path) -> No
     words = "--from-profile p.json --model chain --strategy d2 --batch 16 --spread"
     result = run_in_process(tmp_path, *words.split(), main=predict, program="predict")
     assert result.returncode == 2
-    assert "--spread is of an emulated run's sleeps: give it with --dilate K" in result.stderr
+    assert "--spread is for emulated runs: give it with --dilate K" in result.stderr
     assert run_in_process(tmp_path, *words.split(), "--dilate", "2", main=predict, program="predict").returncode == 0
 
 

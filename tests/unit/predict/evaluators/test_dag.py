@@ -248,14 +248,16 @@ def test_input_options_are_refused_without_a_matching_evaluator_or_input() -> No
     assert input_options("simulate", {"preset": None, "from_disk": False}) == InputOptions()
     network = make_network()
     two = profile_of(network, input_side=(LOADED, msgspec.structs.replace(LOADED, source="photos")))
-    with pytest.raises(UserError, match="input of synthetic, photos: say which by --input"):
+    with pytest.raises(UserError, match=r"several inputs \(synthetic, photos\): say which by --input"):
         predicted(two, network, "d2", 16)
     assert predicted(two, network, "d2", 16, source="photos").time.breakdown_s
-    with pytest.raises(UserError, match="--input films: the profile has no such input"):
+    with pytest.raises(
+        UserError, match="--input films: the profile does not hold this input; it holds synthetic, photos"
+    ):
         predicted(two, network, "d2", 16, source="films")
     with pytest.raises(UserError, match="--preset keras: choices are naive, caffe-mpi"):
         predicted(two, network, "d2", 16, preset="keras")
-    with pytest.raises(UserError, match="not of f2: take simulate"):
+    with pytest.raises(UserError, match="not for f2: give --evaluator simulate"):
         predicted(two, network, "f2", 16)
 
 
@@ -304,7 +306,7 @@ def test_an_imported_trace_is_predicted_with_its_input(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         (found,) = json.loads(result.output)
         assert found["iteration_s"] == pytest.approx(wanted, rel=0.01)
-        assert any("weight update: the profile holds layers alone" in line for line in found["extrapolated"])
+        assert any("weight update: the profile holds only layers" in line for line in found["extrapolated"])
     simulated = CliRunner().invoke(
         group, [option if option != "dag" else "simulate" for option in options[:-3]] + ["--json"]
     )

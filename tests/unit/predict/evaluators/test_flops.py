@@ -138,7 +138,7 @@ def test_a_network_without_flops_is_refused() -> None:
     layers = tuple(
         msgspec.structs.replace(layer, fw_flops=0, bw_input_flops=0, bw_weight_flops=0) for layer in NETWORK.layers
     )
-    with pytest.raises(UserError, match="chain was imported as times alone"):
+    with pytest.raises(UserError, match="needs the FLOPs of layers, and chain was imported as times only"):
         predict(known(msgspec.structs.replace(NETWORK, layers=layers)), "serial")
 
 

@@ -47,7 +47,7 @@ def test_words_for_a_form_exclude_each_other(predict: Caller) -> None:
     assert predict(*asked, "--format", "json", "--json").json()[0]["strategy"] == "serial"
     said = predict(*asked, "--format", "csv", "--json").err
     assert said == "predict: error: --json and --format csv exclude each other: give one\n"
-    assert "options go behind what-if, not before it" in predict.bare("--json", "what-if").err
+    assert "give options after the command what-if, not before it" in predict.bare("--json", "what-if").err
 
 
 def test_without_pyarrow_one_line_says_what_to_install(predict: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,8 +159,8 @@ def test_predict_writes_messages_that_a_run_reads(tmp_path: Path, rule: Rule) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--strategy", "d4"), "--fusion-out writes the messages of --fusion none, buffer, ada or mg-wfbp"),
-        (("--strategy", "d4", "--fusion", "ddp"), "--fusion-out writes the messages of --fusion none"),
+        (("--strategy", "d4"), "--fusion-out needs --fusion none, buffer, ada or mg-wfbp"),
+        (("--strategy", "d4", "--fusion", "ddp"), "--fusion-out needs --fusion none"),
         (("--strategy", "d2,d4", "--fusion", "ada"), "--fusion-out takes one strategy and batch, not 2"),
         (("--strategy", "serial", "--fusion", "ada"), "--fusion is for data parallelism alone"),
         (("--strategy", "f2", "--fusion", "ada"), "--fusion is for data parallelism alone"),
@@ -180,7 +180,9 @@ def test_messages_replace_no_file_and_take_no_output(tmp_path: Path) -> None:
     fused = ("--strategy", "d4", "--fusion", "ada", "--fusion-out")
     assert "exists; give --force" in str(predict(tmp_path, *fused, str(path)).exception)
     assert path.read_text() == "kept"
-    assert "--fusion-out -: give a file" in str(predict(tmp_path, *fused, "-").exception)
+    assert "--fusion-out -: standard output is taken by the predictions" in str(
+        predict(tmp_path, *fused, "-").exception
+    )
 
 
 def test_validation_takes_a_run_with_its_messages(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_options_beside_a_file_go_before_its_own(predict: Caller) -> None:
         (("--strategy", "d2", "--export", "megatrn"), "unknown program 'megatrn': did you mean megatron?"),
         (("--strategy", "d2", "--export", "deepspeed", "--export-to", "a.yaml"), "DeepSpeed reads json"),
         (("--strategy", "f2", "--export", "torchtitan"), "has no setting for filter parallelism"),
-        (("--strategy", "d2", "--export-to", "a"), "say for which program"),
+        (("--strategy", "d2", "--export-to", "a"), "--export-to needs --export PROGRAM"),
         (("--strategy", "@none.toml"), "none.toml"),
         (("--strategy", "@m.args", "--ranks", "2:8:x2"), "one number of ranks"),
     ],

@@ -90,7 +90,7 @@ def test_medians_that_miss_the_median_iteration_widen_the_interval() -> None:
 
 def test_a_closure_that_explains_nothing_is_refused() -> None:
     times = tuple(msgspec.structs.replace(time, remainder_relative=1.0) for time in model_times(CHAIN))
-    with pytest.raises(UserError, match="explain nothing of its iterations"):
+    with pytest.raises(UserError, match="explain nothing of its measured iterations"):
         predict(make_profile(model_times=times))
 
 

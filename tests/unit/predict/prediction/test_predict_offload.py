@@ -62,7 +62,7 @@ def test_copies_into_buckets_stand_for_it_on_a_cpu() -> None:
     profile = make_profile(layer_times=layer_times(CHAIN), communication=(ring_fit(),), copies=(bucket,))
     kept, moved = (predict(profile, offload=offload) for offload in ("none", "optimizer"))
     assert moved.iteration_s - kept.iteration_s == pytest.approx(2 * PARAMETERS * 1e-9, rel=1e-9)
-    text = "copies of the optimizer's state were not measured, copies into buckets are used instead"
+    text = "copies of the optimizer's state were not measured: the times of copies into buckets are used"
     assert any(text in line for line in moved.provenance.extrapolated)
 
 
@@ -70,7 +70,7 @@ def test_copies_of_the_input_stand_for_it_on_a_device() -> None:
     pinned = HostCopy(how="pinned", alpha_s=1e-6, beta_s_per_byte=4e-11, relative_sd=0.1, bytes_range=(1, 1 << 20))
     profile = profile_with(input_side=(InputSide(source="synthetic", copies=(pinned,)),))
     found = predict(profile, offload="optimizer")
-    assert any("the input's from pinned memory are used instead" in line for line in found.provenance.extrapolated)
+    assert any("times of the input's copies from pinned memory" in line for line in found.provenance.extrapolated)
 
 
 def test_a_device_whose_copies_nobody_measured_is_refused() -> None:
@@ -83,7 +83,7 @@ def test_a_device_whose_copies_nobody_measured_is_refused() -> None:
 
 @pytest.mark.parametrize("evaluator", ["paradl", "osf", "csf", "dag"])
 def test_closed_forms_refuse_it_in_one_line(evaluator: str) -> None:
-    with pytest.raises(UserError, match=f"^{evaluator} knows no --offload optimizer: take --evaluator simulate$"):
+    with pytest.raises(UserError, match=f"^{evaluator} cannot predict --offload optimizer: give --evaluator simulate$"):
         predict(profile_with(*STATE_COPIES), evaluator=evaluator, offload="optimizer")
 
 

@@ -39,7 +39,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ),
         (("--strategy", "dta", "--ranks", "4", "--batch", "8"), "'dta' does not parse: did you mean data? else write"),
         (("--strategy", "data+filter", "--ranks", "4", "--batch", "8"), "write the degrees of both, as d4f1"),
-        (("--strategy", "data", "--batch", "8"), "strategy 'data' is a kind: say how many ranks"),
+        (("--strategy", "data", "--batch", "8"), "strategy 'data' has no degree: give numbers of ranks"),
         (("--strategy", "d4", "--ranks", "2:8:x2", "--batch", "8"), "the degrees of d4 are fixed"),
         (("--strategy", "data", "--ranks", "8:2:x2", "--batch", "8"), "the last count is smaller"),
         (("--strategy", "serial", "--batch", "eight"), "'eight' is not a positive whole number"),

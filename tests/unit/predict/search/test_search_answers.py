@@ -133,11 +133,11 @@ def test_csv_has_a_row_each(profile: Path, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--ranks", "0", "--batch", "8"), "ranks"),
-        (("--ranks", "2", "--batch", "8", "--preset", "naive"), "the profile holds no input of this model to read"),
+        (("--ranks", "2", "--batch", "8", "--preset", "naive"), "the profile holds no times of reading and copying"),
         (("--ranks", "2", "--batch", "8", "--io-seconds", "1", "--preset", "x"), "--preset x: choices are naive,"),
         (("--ranks", "2", "--batch", "8,16"), "takes one mini-batch"),
         (("--ranks", "9223372036854775807", "--batch", "8"), "predict search takes at most 999999999, as strategies"),
-        (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
+        (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' is not a size"),
         (
             ("--ranks", "2", "--batch", "8", "--memory", "1KiB"),
             "fits in 1.00 KiB a rank: the smallest that was found needs",
@@ -217,6 +217,6 @@ def test_steps_lead_from_the_fastest_to_the_smallest() -> None:
 
 def test_possible_settings_outside_the_search_are_listed(profile: Path) -> None:
     said = asked(profile, "--ranks", "4", "--batch", "4096", "--predictions", "2", "--top", "1", "--why").output
-    assert "not searched: more than 512 micro-batches; gradients exchanged by leaders of nodes" in said
+    assert "not searched: more than 512 micro-batches; gradients exchanged by node leaders" in said
     (searched,) = found(profile, "--ranks", "1", "--batch", "8", "--predictions", "1")["searched"]
     assert searched["not_searched"] == []

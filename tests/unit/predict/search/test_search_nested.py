@@ -92,7 +92,7 @@ def test_stages_of_zero_nest_wherever_their_planner_lets_them() -> None:
     assert {"z1d4t2", "t2z2d4", "z3d2x4", "d2z3d4", "d4z2d2", "d2z3d2t2", "d2t2z3d2"} <= strategies
     # The copies of shards stand outside of them, and stage 1 has none.
     assert not {"z3d4d2", "z3d2d2t2", "d2z1d4"} & strategies
-    assert any(text.startswith("replicas of shards inside of these") for text in space.not_searched)
+    assert any(text.startswith("replicas inside of shards, or of ZeRO stage 1") for text in space.not_searched)
     experts = find_space(network_of(EXPERTS), PlanSettings(batch=4, blocking=True), 4, ())
     assert "d2e2" in {str(strategy) for strategy in experts.strategies}
     assert any("gives ranks parameters of their own" in text for text in experts.impossible.counts)

@@ -187,10 +187,13 @@ def test_cuts_by_the_profile_and_three_deep_in_one_call(predict: Caller) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--strategy", "d2", "--stages", "measured"), "--stages is for the stages of a pipeline"),
+        (("--strategy", "d2", "--stages", "measured"), "--stages is for pipelines, and none of the strategies has"),
         (("--strategy", "p2f7"), "7 ranks along f7, but p <= 6: fewest filters, layer conv3"),
         (("--strategy", "p2f2s2"), "filter and spatial both share layers out, and one of them can"),
-        (("--strategy", "p2s2", "--evaluator", "paradl"), "paradl has closed forms of"),
+        (
+            ("--strategy", "p2s2", "--evaluator", "paradl"),
+            "for pipelines alone, not for p2s2: give --evaluator simulate",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(predict: Caller, arguments: tuple[str, ...], message: str) -> None:

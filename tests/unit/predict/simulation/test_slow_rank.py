@@ -142,7 +142,7 @@ def test_it_is_for_simulate() -> None:
     assert slow_rank_option("simulate", None) is slow_rank_option("paradl", None) is None
     assert slow_rank_option("simulate", "1.5") == SlowRank(factor=1.5)
     assert slow_rank_option("simulate", "2@3") == SlowRank(factor=2.0, rank=3)
-    with pytest.raises(UserError, match="--slow-rank is for --evaluator simulate; paradl takes all ranks"):
+    with pytest.raises(UserError, match="--slow-rank is for --evaluator simulate; paradl assumes that all ranks"):
         slow_rank_option("paradl", "1.5")
 
 

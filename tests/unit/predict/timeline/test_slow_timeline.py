@@ -157,7 +157,7 @@ def test_ranks_with_larger_blocks_than_the_slow_keep_their_pace() -> None:
 
 @pytest.mark.parametrize("text", ["d2f2", "d2p2", "p2f2"])
 def test_nested_strategies_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match=rf"as d4, f4 or p4, not of {text}, whose groups meet rank 1 in different"):
+    with pytest.raises(UserError, match=rf"as d4, f4 or p4, not {text}, whose groups meet rank 1 in different"):
         shown(text, SlowRank(factor=2.0, rank=1))
     # A factor of 1 slows nobody.
     assert shown(text, SlowRank(factor=1.0, rank=1)).timeline.roles[0].rank is None

@@ -336,12 +336,12 @@ def test_the_summary_as_json(call: Call) -> None:
     ("arguments", "expected"),
     [
         (["--strategy", "d2", "--batch", "16", "--evaluator", "paradl"], "a timeline needs --evaluator simulate"),
-        (["--strategy", "d2,d4", "--batch", "16"], "one strategy and batch, not of 2 (d2 on batch 16, d4 on batch 16)"),
-        (["--strategy", "d2", "--batch", "16,32"], "one strategy and batch, not of 2"),
+        (["--strategy", "d2,d4", "--batch", "16"], "one strategy and batch, not 2 (d2 on batch 16, d4 on batch 16)"),
+        (["--strategy", "d2", "--batch", "16,32"], "one strategy and batch, not 2"),
         (["--strategy", "d2", "--batch", "16", "--json", "-o", "-"], "both write to standard output"),
-        (["--strategy", "d2", "--batch", "16", "--ranks-shown", "all"], "give -o FILE"),
+        (["--strategy", "d2", "--batch", "16", "--ranks-shown", "all"], "is for the trace: name its file by -o FILE"),
         (["--batch", "16"], "Missing option '--strategy'"),
-        (["--strategy", "d3", "--batch", "16"], "does not"),
+        (["--strategy", "d3", "--batch", "16"], "batch 16 cannot be divided over the 3 ranks of d3"),
     ],
 )
 def test_mistakes_are_one_line(call: Call, arguments: list[str], expected: str) -> None:

@@ -197,7 +197,8 @@ def test_a_run_without_turns_reports_no_activity_error(tmp_path: Path) -> None:
     append_lines(run / TRAINING_FILE, records)
     activity, report = validated(tmp_path, run)
     assert activity is None
-    assert any(note.startswith("no activity error, no begin and end") and str(run) in note for note in report.notes)
+    why = "no activity error, the run did not record begin and end"
+    assert any(note.startswith(why) and str(run) in note for note in report.notes)
     assert "## Activity" not in markdown(report)
 
 

@@ -108,7 +108,7 @@ def test_what_does_not_apply_is_said_once(tmp_path: Path) -> None:
     report = validate(tmp_path / "p.json", runs)
     closed, by_flops = report.not_applicable
     assert closed == "not applicable to f2, p2: csf, osf, dag"
-    assert by_flops.startswith("not applicable: flops needs the peak FLOP/s of a rank")
+    assert by_flops.startswith("not applicable: --evaluator flops needs the peak FLOP/s of a rank")
     assert {pair.evaluator for pair in report.pairs if pair.strategy == "p2"} == {"simulate", "paradl"}
 
 

@@ -198,4 +198,4 @@ def test_runs_that_memory_ended_stand_beside_their_predicted_memory(profile: Pat
 
 def test_collectives_unlike_the_plan_are_a_finding(profile: Path, tmp_path: Path) -> None:
     report = validate(profile, [run_like(tmp_path / "run", "d2", 8, issued_equals_plan=False)])
-    assert "its collectives are not those of the plan" in markdown(report)
+    assert "its collectives differ from the plan" in markdown(report)

@@ -81,7 +81,7 @@ def test_tf32_is_held_against_tf32() -> None:
             "h100-sxm",
             measured_on("AMD EPYC"),
             "fp32",
-            "--device h100-sxm: the profile is of AMD EPYC, and the catalogue",
+            "--device h100-sxm: the profile was measured on AMD EPYC, and predictions scale only from one GPU",
         ),
         ("v100-sxm2-32gb", A100, "bf16", "v100-sxm2-32gb has no peak in bf16"),
     ],

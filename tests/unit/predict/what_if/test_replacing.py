@@ -149,7 +149,7 @@ def test_the_drawing_has_a_line_for_each_network(predict: Caller) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--grid",), "--grid is for --vary: say what to vary"),
+        (("--grid",), "--grid needs --vary: say what to vary"),
         (("--replace", "fc2=none", "--vary", "batch=8"), "--replace and --vary exclude each other"),
         (("--replace", "fc2=none", "--grid"), "--grid is for --vary"),
         (("--replace", "fc2=none", "--plot", "x.txt"), "the name has to end in .png"),

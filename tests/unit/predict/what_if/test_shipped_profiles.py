@@ -142,9 +142,9 @@ def test_a_network_of_the_tool_is_as_traced_now(model: str) -> None:
 def test_published_profiles_take_networks_of_images() -> None:
     published = load_profile("h100-sxm")
     assert published.predict("resnet50", "d8", batch=256).iteration_s > 0
-    with pytest.raises(UserError, match="--sequence 8: resnet50 reads no tokens"):
+    with pytest.raises(UserError, match="--sequence 8: resnet50 does not read tokens"):
         choose_network(published.profile, "resnet50", None, Path("p"), 8)
-    with pytest.raises(UserError, match="or give --network FILE: paradl-bench describe resnet34 -o FILE"):
+    with pytest.raises(UserError, match="or give --network FILE from: paradl-bench describe resnet34 -o FILE"):
         choose_network(published.profile, "resnet34", None, Path("p"))
     with pytest.raises(UserError, match=r"unknown model 'resnet50'.*paradl-bench layers resnet50"):
         choose_network(make_profile(), "resnet50", None, Path("p"))

@@ -173,7 +173,7 @@ def test_runs_that_memory_ended_leave_nothing_to_explain(predict: Caller) -> Non
     assert Path("validated/report.json").exists()
     refused = predict.bare("report", *own, "-o", "page.html")
     assert refused.code == 2
-    assert "memory ended every run" in refused.err
+    assert "every run ran out of memory" in refused.err
     assert not Path("page.html").exists()
 
 
@@ -263,7 +263,7 @@ def test_bars_hold_every_task_within_what_a_page_may(micro_batches: int) -> None
 def test_what_a_report_cannot_be_is_refused_in_a_line(predict: Caller) -> None:
     own = ("--from-profile", str(predict.profile))
     for arguments, said in (
-        ((*CHAIN, "--strategy", "d2", "--evaluator", "paradl"), "predict report shows what simulate says"),
+        ((*CHAIN, "--strategy", "d2", "--evaluator", "paradl"), "predict report uses --evaluator simulate"),
         (("--model", "chain"), "Missing option '--batch'"),
         (CHAIN, "Missing option '--ranks'"),
         (("some-run", "--batch", "16"), "--batch: this is known from the runs; leave it out, or give --model too"),

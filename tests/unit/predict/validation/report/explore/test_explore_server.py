@@ -111,7 +111,7 @@ def test_a_search_on_changed_hardware_is_another(served: Served) -> None:
         (b"\xff", "bad request"),
         ({"search": SEARCH, "row": -1}, "bad request"),
         ({"search": SEARCH, "row": 99}, "row 99: the search has"),
-        ({"search": SEARCH | {"profile": 1}}, "profile 1: there are 1"),
+        ({"search": SEARCH | {"profile": 1}}, "profile 1: give a number below 1"),
         ({"search": SEARCH | {"model": "/etc/passwd"}}, "unknown model '/etc/passwd'"),
         ({"search": SEARCH | {"model": "config.json"}}, "unknown model 'config.json'"),
         ({"search": SEARCH | {"ranks": 0}}, "ranks: give a whole number from 1 to 1,048,576"),
