@@ -120,7 +120,7 @@ def test_samples_of_an_interrupted_block_do_not_count() -> None:
 
 def test_samples_that_lack_an_iteration_are_refused() -> None:
     short = place(LAYER, samples_s=(1.0, 2.0))
-    with pytest.raises(UserError, match="2 samples of 3 iterations"):
+    with pytest.raises(UserError, match="2 samples for 3 iterations; there has to be one for each"):
         layer_times([short], iterations_of([place(LAYER)]))
 
 
@@ -240,7 +240,7 @@ def test_an_iteration_of_no_time_is_refused(tmp_path: Path) -> None:
     record = measured.iterations[0].record
     none = tuple(0.0 for _ in record.fw_s)
     broken = msgspec.structs.replace(record, fw_s=none, bw_s=none, wu_s=none)
-    with pytest.raises(UserError, match="iterations of toy, batch 4, block 0: an iteration of 0 seconds"):
+    with pytest.raises(UserError, match="iterations of toy, batch 4, block 0: an iteration took 0 seconds"):
         model_times([Placed(0, broken)])
 
 

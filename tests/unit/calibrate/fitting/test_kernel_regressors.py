@@ -213,7 +213,7 @@ def test_estimates_beyond_swept_sizes_are_flagged_then_refused(fitted: Path) -> 
 
 def test_a_missing_broken_or_foreign_archive_is_one_line(fitted: Path, tmp_path: Path) -> None:
     path = tmp_path / "p.kernels.npz"
-    with pytest.raises(UserError, match="move it along with the profile"):
+    with pytest.raises(UserError, match="kernel regressors: keep it beside the profile"):
         read_arrays(path, "0" * 64)
     sha256 = write_arrays(path, {"0/x": np.arange(3)})
     np.testing.assert_array_equal(read_arrays(path, sha256)["0/x"], [0, 1, 2])
@@ -239,7 +239,7 @@ def test_a_profile_moves_with_its_archive_in_one_folder(fitted: Path, tmp_path: 
         (moved / path.name).write_bytes(path.read_bytes())
     assert estimate(read_profile(moved / "profile.json").kernel_models[0], linear(64, 64, 64)) is not None
     (moved / "profile.json").write_text(fitted.read_text().replace('"profile.kernels.npz"', '"../x.npz"'))
-    with pytest.raises(UserError, match="no name of a file beside it"):
+    with pytest.raises(UserError, match="has to be the plain name of a file beside the profile"):
         read_profile(moved / "profile.json")
 
 

@@ -68,4 +68,4 @@ def test_fewer_than_nine_kernels_give_no_estimate() -> None:
     records += [KernelSamples(shape=shape(3000), dtype="fp32", block=0, samples_s=(law_s(shape(3000)),))]
     fitted = fit_kernels(records)
     assert [model.model for model in fitted.models] == ["share"]
-    assert "9 shapes give one share of the roofline" in fitted.notes[-1]
+    assert "9 shapes are too few for a regressor; they give one share of the roofline" in fitted.notes[-1]

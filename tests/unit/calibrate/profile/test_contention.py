@@ -145,7 +145,7 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
     assert entries == ()
     assert "sweep larger sizes" in note
     together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
-    assert "nothing alike ran alone" in fitted(together)[1][0]
+    assert "no matching calls ran alone" in fitted(together)[1][0]
     assert "no fit of alpha and beta" in fitted(sweep(2.0), fits=())[1][0]
 
 

@@ -262,7 +262,7 @@ def test_what_is_no_usable_run_is_refused_or_said(runs: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="hold the same run"):
         read(runs, runs / "0-d2")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="is no training run and holds none"):
+    with pytest.raises(UserError, match="is not a training run and holds none"):
         read(tmp_path / "empty")
     (runs / "0-d2" / "network-chain128.json").unlink()
     with pytest.raises(UserError, match="paradl-bench describe chain128 --input-shape 64 -o"):

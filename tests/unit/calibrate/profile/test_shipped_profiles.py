@@ -94,7 +94,7 @@ def test_published_profiles_take_their_own_device_alone(tmp_path: Path) -> None:
     shipped, other = read_profile("h100-sxm"), own_sweep(tmp_path / "own", "NVIDIA L4")
     with pytest.raises(UserError, match="h100-sxm is of NVIDIA H100 80GB HBM3, and own was measured on NVIDIA L4"):
         merge_profiles((shipped, other), ["h100-sxm", "own"], command_line=(), force=False)
-    with pytest.raises(UserError, match="both of published measurements"):
+    with pytest.raises(UserError, match="h100-sxm and v100 both hold published measurements"):
         merge_profiles((shipped, read_profile("v100")), ["h100-sxm", "v100"], command_line=(), force=False)
 
 

@@ -313,11 +313,11 @@ def _reads(node: ast.Call) -> bool:
     ],
 )
 def test_a_key_that_stands_twice_is_refused_by_its_path(tmp_path: Path, text: str, where: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"{where} stands there twice")):
+    with pytest.raises(UserError, match=re.escape(f"{where} occurs twice")):
         decode_json(text.encode(), dict[str, Any], where="file")
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a":1}\n' + text + "\n")
-    with pytest.raises(UserError, match=re.escape(f"line 2: {where} stands there twice")):
+    with pytest.raises(UserError, match=re.escape(f"line 2: {where} occurs twice")):
         read_lines(path, dict[str, Any])
 
 

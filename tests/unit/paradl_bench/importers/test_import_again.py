@@ -58,7 +58,7 @@ def test_an_import_that_is_killed_at_any_write_is_repeated(arguments: list[str],
     # Another number of ranks, or another device, is another import.
     ranks = ["8" if word == "4" else word for word in arguments]
     for other in (ranks, [*arguments, "--device-name", "Example GPU"]):
-        assert "is there already" in str(CliRunner().invoke(group, other).exception)
+        assert "exists already; give an empty or new directory" in str(CliRunner().invoke(group, other).exception)
 
 
 class Row(msgspec.Struct):

@@ -63,7 +63,7 @@ def test_a_run_with_a_dead_rank_is_refused_unless_requested() -> None:
     log = LogFile(path="died.log", content=died.encode())
     held = read(log, ImportOptions())
     assert sizes(held, "all_reduce") == []
-    assert Counter(why.split("(")[0] for why in reasons(held).values())["its run failed "] == 6
+    assert Counter(why.split("(")[0] for why in reasons(held).values())["the run failed "] == 6
     assert sizes(held, "all_gather") == [256, 2048, 16384]
     kept = read(log, ImportOptions(keep=frozenset({"failed"})))
     assert sizes(kept, "all_reduce") == [1024, 4096, 16384, 65536, 1048576]
@@ -269,7 +269,7 @@ def test_rows_before_a_dead_rank_are_refused_unless_requested(name: str, file: s
     whole = importers()[name].read(LogFile(path=file, content=text.encode()), ImportOptions(ranks=4, level="node"))
     log = LogFile(path=file, content=f"{text}\n{words}\n".encode())
     held = importers()[name].read(log, ImportOptions(ranks=4, level="node"))
-    refused = [item for item in held.dropped if item.why.startswith(f"its run failed ({words[:40]}")]
+    refused = [item for item in held.dropped if item.why.startswith(f"the run failed ({words[:40]}")]
     # Tables before the last one were whole when the rank died.
     assert 0 < len(refused) <= whole.rows
     assert (held.rows, len(held.collectives)) == (whole.rows - len(refused), len(whole.collectives) - len(refused))

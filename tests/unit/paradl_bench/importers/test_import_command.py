@@ -79,7 +79,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     )
     assert not Path(out).exists()
     assert run("nccl-tests", *unlike, "-o", out, "--force")[0] == 0
-    assert "is there already" in run("nccl-tests", unlike[0], "-o", out)[1]
+    assert "exists already; give an empty or new directory" in run("nccl-tests", unlike[0], "-o", out)[1]
 
 
 @pytest.mark.parametrize(

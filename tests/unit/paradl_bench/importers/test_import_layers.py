@@ -132,7 +132,9 @@ def test_unlike_iterations_of_a_trace_are_left_out_and_counted(tmp_path: Path) -
     path.write_text(json.dumps(document))
     held = read_log("kineto", path, ImportOptions(batch=8))
     assert {len(r.samples_s) for r in held.layers} == {2}
-    assert any("1 of 3 iterations ran other operators than most" in note for note in held.notes)
+    assert any(
+        "1 of 3 iterations are left out, because they ran other operators than most" in note for note in held.notes
+    )
 
 
 def test_spans_are_united_and_shared() -> None:
@@ -205,7 +207,7 @@ def test_a_single_time_of_paradl_net_is_the_whole_models() -> None:
     held = read_log("paradl-net", DATA / "tiny-whole.net")
     assert sum(value for values in layer_ms(held).values() for value in values) == pytest.approx(3.1, abs=1e-5)
     assert layer_ms(held)["RELU", "FWBW"] == [0.0]
-    assert any("shared over layers by FLOPs: not measured" in note for note in held.notes)
+    assert any("split over layers by FLOPs: layers were not measured" in note for note in held.notes)
 
 
 def test_layers_of_a_paradl_net_can_be_split(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_incomplete_imported_layer_times_give_a_profile_that_says_so(tmp_path: P
     profile = fit_profile([out], command_line=("calibrate",), force=False)
     assert len(profile.layer_times) == 8
     assert any("is not whole: rows of layers were dropped, line 5 first" in note for note in profile.notes)
-    assert any("predict takes them as none" in note for note in profile.notes)
+    assert any("predict takes these as none" in note for note in profile.notes)
     assert profile.cluster.memory_bytes_per_rank is None
 
 
@@ -273,7 +275,10 @@ def test_predictions_of_a_network_that_is_not_whole_are_extrapolated(tmp_path: P
     ("words", "said"),
     [
         (["pipedream", "pipedream-toy.graph.txt", "--keep", "incomplete"], "8 layer times of pipedream-toy; no coll"),
-        (["kineto", "kineto-rank2.json", "--model", "m", "--level", "node"], "4 layer times of no network, so none is"),
+        (
+            ["kineto", "kineto-rank2.json", "--model", "m", "--level", "node"],
+            "4 layer times without a network file, so they predict nothing",
+        ),
         (["nccl-tests", "nccl-tests-2.17.log"], "no layer times; nccl all_"),
     ],
 )
@@ -341,7 +346,7 @@ def test_a_trace_has_what_a_run_read(tmp_path: Path) -> None:
     (record,) = held.batches
     assert record.samples_s[:4] == pytest.approx((0.025, 0.035, 0.045, 0.025))
     both = run(*line, "-", "--run", str(path), "--io-seconds", "1")
-    assert "both say what reading takes" in str(both.exception)
+    assert "both give the time of reading" in str(both.exception)
     other = write_training_run(tmp_path / "other", toy, batch=16, phases_s=rows, input=about)
     assert f"trained {toy.name} on 8 samples a rank" in str(run(*line, "-", "--run", str(other)).exception)
 

@@ -88,7 +88,7 @@ def test_a_file_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder, a path through a file, and a folder that is another's, whether or not a file may be replaced."""
-    with pytest.raises(UserError, match="is a folder; give the name of a file"):
+    with pytest.raises(UserError, match="is a folder; give a file name"):
         refuse_overwrite(str(tmp_path), force=True)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"cannot write .*/page\.html: .*/file is a file, not a folder"):

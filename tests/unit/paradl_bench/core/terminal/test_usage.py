@@ -133,7 +133,11 @@ IN = ("--from-profile", "profile.json", "--model", "chain")
         ),
         (predict, (*IN, "--strategy", "d0", "--batch", "64"), "have to be at least 1, not 0"),
         (predict, (*IN, "--strategy", "s2x0", "--batch", "64"), "have to be at least 1, not 2x0"),
-        (predict, (*IN, "--strategy", "d2"), "Missing option '--batch': write --batch N[,N...] (Global mini-batch;"),
+        (
+            predict,
+            (*IN, "--strategy", "d2"),
+            "Missing option '--batch': write --batch N[,N...] (Samples in the global mini-batch)",
+        ),
         (
             predict,
             (*IN, "--strategy", "d2", "--batch", "8", "--bucket-cap-mb", "x"),

@@ -88,7 +88,7 @@ def beside(block: int) -> ContextSamples:
     [
         ({"ranks": 1}, "at least 2 ranks"),
         ({"operations": ("all_reduce", "all_redcue")}, "did you mean all_reduce"),
-        ({"sizes": (1024, 1026)}, "1026 bytes are no whole number"),
+        ({"sizes": (1024, 1026)}, "1026 bytes are not a multiple of an fp32 element"),
     ],
 )
 def test_what_can_not_be_measured_is_refused(changes: dict[str, object], message: str) -> None:
@@ -232,12 +232,12 @@ def test_a_summary_is_printed_as_table_or_json(
         ([], "--ranks is missing"),
         (["--ranks", "2", "--backend", "nclc"], "'gloo', 'nccl'"),
         (["--ranks", "2", "--ops", "all_reduce,gather"], "choices are all_gather, all_reduce, all_to_all, broadcast"),
-        (["--ranks", "2", "--sizes", "1K:64X:2"], "size '64X' does not parse"),
+        (["--ranks", "2", "--sizes", "1K:64X:2"], "size '64X' is not a size: write a number with K, M, G"),
         (["--ranks", "2", "--sizes", "2M:1M:2"], "the last size is smaller than the first"),
         (["--ranks", "2", "--sizes", "1K:4K:1"], "factor"),
         (["--ranks", "2", "--backend", "nccl", "--device", "cpu"], "give --device cuda, or --backend gloo"),
-        (["--ranks", "2", "--device", "cuda", "--contexts", "with-compute"], "use --backend nccl"),
-        (["--ranks", "4097", "--backend", "nccl"], "4097 ranks need a GPU each"),
+        (["--ranks", "2", "--device", "cuda", "--contexts", "with-compute"], "give --backend nccl"),
+        (["--ranks", "4097", "--backend", "nccl"], "4097 ranks need one GPU each"),
     ],
 )
 def test_wrong_input_is_refused_before_any_rank_starts(

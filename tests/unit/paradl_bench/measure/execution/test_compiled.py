@@ -197,7 +197,7 @@ def test_nothing_is_timed_that_was_compiled_anew() -> None:
         doubled(torch.ones(2))
         with compiling.nothing_more("doubled"):
             doubled(torch.ones(2))
-        anew = pytest.raises(WorkError, match="doubled was compiled anew between timed iterations")
+        anew = pytest.raises(WorkError, match="doubled was compiled again between timed iterations")
         with anew, compiling.nothing_more("doubled"):
             doubled(torch.ones(3))
     with Compiling() as nothing:
@@ -299,7 +299,7 @@ def test_a_missing_compiler_is_said_before_anything_starts(monkeypatch: pytest.M
 
 def test_a_prediction_says_what_compiled_layers_are() -> None:
     assert _compiled_notes("channels_last") == ()
-    assert any("compiled by itself" in note for note in _compiled_notes("channels_last+compile"))
+    assert any("timed with each compiled alone" in note for note in _compiled_notes("channels_last+compile"))
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_undecodable_input_is_reported_even_if_nothing_else_is_there(tmp_path: P
         measure_input(request(str(tmp_path)), ALONE, CORES, tmp_path / "io", ())
     with pytest.raises(UserError, match="holds no image"):
         find_images(tmp_path / "io")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder; give a folder of images"):
         find_images(tmp_path / "absent")
 
 

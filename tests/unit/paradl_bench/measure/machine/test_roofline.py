@@ -274,7 +274,7 @@ def test_kernels_go_beyond_the_caches_and_fit_into_them() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ranks", "2"], "--ranks says how to measure: give --measure"),
+        (["--ranks", "2"], "--ranks needs --measure"),
         (["--measure"], "--measure needs -o DIR"),
         (["--measure", "--dtype", "tf32", "-o", "x"], "TensorFloat-32 is a mode of GPUs"),
         (["--measure", "--dtype", "fp64", "-o", "x"], "bf16, fp32, tf32"),

@@ -209,6 +209,8 @@ def request_on(module, strategy: str, batch: int) -> TrainingRequest:
 @pytest.mark.parametrize("module", [NormOfOneValue, Squeezed])
 @pytest.mark.parametrize("strategy", ["d2", "p2"])
 def test_a_model_that_fails_on_one_sample_is_refused(module, strategy: str) -> None:
-    with pytest.raises(UserError, match=f"does not train on a single sample.*{strategy} on batch 2 computes one"):
+    with pytest.raises(
+        UserError, match=f"does not train on a single sample.*{strategy} on batch 2 has one sample at a time"
+    ):
         check_limits(request_on(module, strategy, 2))
     check_limits(request_on(module, strategy, 4))
