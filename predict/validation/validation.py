@@ -70,13 +70,12 @@ def validate_runs(
         UserError: no usable run, a run of a model that the profile lacks, or of another environment without ``force``.
     """
     profile = profile or read_profile(profile_path)
-    cluster = read_cluster(cluster_path) if cluster_path else None
     paths = list(dict.fromkeys(paths))
     unfit = runs_that_did_not_fit(paths)
     without_times = {run.path for run in unfit if not has_iterations(run.path)}
     comparable = [path for path in paths if path not in without_times]
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
-    predictors = RunPredictors(profile, profile_path, cluster, layers_from)
+    predictors = RunPredictors(profile, profile_path, read_cluster(cluster_path) if cluster_path else None, layers_from)
     differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in predictors.differences(run)))
     if differences and not force:
         raise _of_another_environment(differences, profile_path)
