@@ -182,9 +182,7 @@ point_options = option_group(
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
-why_option = click.option(
-    "--why", is_flag=True, help="List all remarks: what was extrapolated, from which measurement, and how."
-)
+why_option = click.option("--why", is_flag=True, help="List all remarks: what was extrapolated, and how.")
 
 output_options = option_group(
     "Output",
@@ -192,7 +190,7 @@ output_options = option_group(
         "-o",
         "--output",
         metavar="FILE",
-        help="Write to a file, in the form that --format names; - for standard output.",
+        help="Write to a file; - for standard output.",
     ),
     table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),

@@ -141,7 +141,8 @@ def case_of(number: int) -> Case:
     split = bool(kinds & {"filter", "channel"}) and len(names & SPLIT) > 1 and rng.random() < 0.2
     if "pipeline" in kinds:
         stages = degree_of(parse_strategy(strategy), Trait.STAGES)
-        schedule = rng.choice(SCHEDULES if len(names & LAYERS) > 2 * stages else ("gpipe", "1f1b"))
+        layers = sum(step["do"] in LAYERS for step in every_step(steps))
+        schedule = rng.choice(SCHEDULES if layers >= 2 * stages else ("gpipe", "1f1b"))
         options |= {"schedule": schedule, "micro_batches": rng.choice([stages, stages, stages + 1, 2 * stages])}
         if rng.random() < 0.2 and schedule in ("gpipe", "1f1b"):
             cut = tuple(rng.random() for _ in range(stages - 1))

@@ -242,6 +242,9 @@ def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") ->
     try:
         value = msgspec.json.decode(content, type=of)
         check_keys(content, msgspec.json.decode(content), where)
+    except UserError:
+        # It names the place already.
+        raise
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {_wrong(content, of, error)}{remedy}") from None
     return value

@@ -313,7 +313,7 @@ def _reads(node: ast.Call) -> bool:
     ],
 )
 def test_a_key_that_stands_twice_is_refused_by_its_path(tmp_path: Path, text: str, where: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"{where} occurs twice")):
+    with pytest.raises(UserError, match="^" + re.escape(f"file: {where} occurs twice")):
         decode_json(text.encode(), dict[str, Any], where="file")
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a":1}\n' + text + "\n")
