@@ -198,9 +198,12 @@ MORE_IDIOMATIC = {
     + [f"pipeline_idioms.Query:p2:zb:2:{cut}" for cut in ("tanh", "q", "k", "v", "softmax", "fc")]
     + [f"pipeline_idioms.SeveralTensors:p2:interleaved:2:{cuts}" for cuts in ("chunk:unbind:e", "cat:split:d")],
     4: [
-        f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
-        for name in IDIOMS
-        for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
+        # Each of them under two of these in turn: drawn modules have all.
+        f"pipeline_idioms.{name}:{text}:4"
+        for name, texts in zip(
+            IDIOMS, itertools.cycle((("p4:gpipe", "p4:zb"), ("d2p2:1f1b", "p2f2:gpipe"))), strict=False
+        )
+        for text in texts
     ]
     + [f"pipeline_idioms.Regularised:{text}:4" for text in ("p4:gpipe", "p4:zb", "d2p2:1f1b", "d2p2:zb")],
 }
