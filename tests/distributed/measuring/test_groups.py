@@ -200,7 +200,7 @@ def test_groups_side_by_side_sweep_beside_all_reduces_over_all(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--ranks", "4", "--side-by-side", "3"), "do not part into several groups"),
+        (("--ranks", "4", "--side-by-side", "3"), "4 ranks cannot be divided into several such groups"),
         (("--ranks", "4", "--side-by-side", "4"), "from 2 to 2"),
         (("--ranks", "2", "--contexts", "groups=2", "--side-by-side", "2"), "give --contexts groups=K"),
     ],

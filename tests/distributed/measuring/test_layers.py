@@ -179,7 +179,7 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
         (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
         (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
         (("resnet18", "--batch", "2", "-o", "nets_of_layers_test.py"), "is a file"),
-        (("resnet18", "--batch", "2", "--shards", "d2", "-o", "x"), "none of its axes shares layers"),
+        (("resnet18", "--batch", "2", "--shards", "d2", "-o", "x"), "none of its axes splits layers"),
         (("nets_of_layers_test:Net", "--batch", "2", "--shards", "f8", "-o", "x"), "fewest filters, layer head"),
         (("resnet18", "--batch", "2", "--shards", "q2", "-o", "x"), "does not parse"),
         (("resnet18", "--batch", "2", "-o", "."), "holds no measurement"),

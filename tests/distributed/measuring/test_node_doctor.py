@@ -122,4 +122,4 @@ def test_comparing_nodes_takes_tasks_on_them(tmp_path: Path, monkeypatch: pytest
         assert (refused.returncode, message in refused.stderr) == (2, True)
     both = run_in_process(tmp_path, "doctor", "--launcher", "srun", "--measure", "-o", "out")
     assert both.returncode == 2
-    assert "--launcher compares nodes: give it without --measure" in both.stderr
+    assert "--launcher compares nodes, and --measure measures the ranks of one host: give only one" in both.stderr

@@ -219,7 +219,7 @@ def test_without_root_a_sweep_runs_on_one_level_with_notice(tmp_path: Path) -> N
     ("arguments", "message"),
     [
         ("collectives --nodes 2 --ranks 2", "--nodes 2: give the rate of each node's link as well"),
-        ("collectives --ranks-per-node 2 --ranks 2", "--ranks-per-node is of emulated nodes: give --nodes"),
+        ("collectives --ranks-per-node 2 --ranks 2", "--ranks-per-node is for emulated nodes: give --nodes"),
         (
             "collectives --nodes 3 --ranks-per-node 1 --contexts groups=2 --link-bandwidth 1Gbit/s",
             "--contexts groups=2: 3 ranks cannot form so many equal groups of 2 or more",

@@ -212,4 +212,4 @@ def test_options_of_input_need_one(workplace: Path, flag: str, value: str) -> No
     line = ("train", "small:Small", "--strategy", "serial", "--batch", "2", flag, value, "-o", "refused")
     result = run_in_process(workplace, *line)
     assert result.returncode == 2
-    assert f"{flag} is of samples that are read" in result.stderr
+    assert f"{flag} needs --input FOLDER or --input synthetic" in result.stderr

@@ -223,7 +223,7 @@ def test_a_missing_broken_or_foreign_archive_is_one_line(fitted: Path, tmp_path:
         odd.writestr("0/x.npy", zipfile.Path(path, "0/x.npy").read_bytes().replace(b" 'shape'", b"B'shape'"))
     for content in (b"", b"PK\x03\x04 torn", path.read_bytes()[:-30], (tmp_path / "odd.zip").read_bytes()):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="no archive of arrays"):
+        with pytest.raises(UserError, match="not an archive of arrays"):
             read_arrays(path, hashlib.sha256(content).hexdigest())
     (model,) = read_profile(fitted).kernel_models
     other = tmp_path / "other.npz"
