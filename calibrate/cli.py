@@ -137,7 +137,7 @@ def show(profile: Path, output: Path | None, plot: bool, everything: bool, name:
     if form == JSON:
         write_output("-", encode_pretty(explanation(shown)))
     else:
-        (print_profile if everything else print_overview)(shown, open_console())
+        (print_profile if everything else print_overview)(shown, open_console(), profile)
         if plot:
             from calibrate.report.terminal_plot import plots
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.profile.collectives.communication import CommunicationFit
@@ -26,8 +28,8 @@ _MOST = 3
 """Weaknesses, notes and the like that are shown; of rows of a table twice as many."""
 
 
-def print_overview(profile: Profile, console: Console) -> None:
-    """One screen for a person."""
+def print_overview(profile: Profile, console: Console, path: Path | str = "PROFILE") -> None:
+    """One screen for a person; ``path`` is where the commands on it find the profile."""
     for line in (*origin_lines(profile), _sources(profile)):
         console.print(line, highlight=False)
     models = grouped(model_sums(profile), lambda sums: (sums.model, sums.computed_in))
@@ -56,7 +58,7 @@ def print_overview(profile: Profile, console: Console) -> None:
         console.print(f"{weakness.kind}: {weakness.text}{size}", highlight=False)
         console.print(f"  {weakness.command}", highlight=False)
     more = f", and {counted(len(weak) - _MOST, 'more weak point')}" if len(weak) > _MOST else ""
-    console.print(f"All tables{more}: calibrate show --all", highlight=False)
+    console.print(f"All tables{more}: calibrate show {shlex.quote(str(path))} --all", highlight=False)
 
 
 def _sources(profile: Profile) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.fitting.collectives.outliers import SHOWN_OUTLIERS, outlier_words
@@ -49,8 +51,8 @@ def explanation(profile: Profile) -> dict[str, object]:
     }
 
 
-def print_profile(profile: Profile, console: Console) -> None:
-    """Explain all of a profile to a person."""
+def print_profile(profile: Profile, console: Console, path: Path | str = "PROFILE") -> None:
+    """Explain all of a profile to a person; ``path`` is where the commands find it."""
     _print_origin(profile, console)
     sums = model_sums(profile)
     if sums:
@@ -69,7 +71,7 @@ def print_profile(profile: Profile, console: Console) -> None:
     # Profiles of before do not hold the first among their notes.
     for note in dict.fromkeys((*unlike_parts(profile), *profile.notes)):
         console.print(f"note: {note}")
-    _print_weaknesses(weaknesses(profile), console)
+    _print_weaknesses(weaknesses(profile), console, path)
 
 
 def origin_lines(profile: Profile) -> Iterator[str]:
@@ -225,7 +227,7 @@ def _per_byte(seconds: float) -> str:
     return f"{1e-9 / seconds:.3g} GB/s" if seconds else "0 s"
 
 
-def _print_weaknesses(weak: tuple[Weakness, ...], console: Console) -> None:
+def _print_weaknesses(weak: tuple[Weakness, ...], console: Console, path: Path | str) -> None:
     if not weak:
         return
     rows = [
@@ -235,4 +237,5 @@ def _print_weaknesses(weak: tuple[Weakness, ...], console: Console) -> None:
     columns = ("", "what", "size", "command")
     console.print(table(columns, rows, title="Weak points of this profile, and what would help most"))
     if len(weak) > _SHOWN_WEAKNESSES:
-        console.print(f"{len(weak) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")
+        lesser = f"{len(weak) - _SHOWN_WEAKNESSES} lesser ones: calibrate show {shlex.quote(str(path))} --format json"
+        console.print(lesser, highlight=False)

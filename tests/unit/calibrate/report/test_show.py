@@ -23,7 +23,8 @@ from paradl_bench.cli import group
 from paradl_bench.core.units import format_seconds, parse_size, parse_size_sweep, spell_size
 from paradl_bench.plan.collectives.catalog import operations
 
-CASE = read_profile(Path(__file__).parents[3] / "data" / f"profile-v{SCHEMA_VERSION}.json")
+PROFILE = Path(__file__).parents[3] / "data" / f"profile-v{SCHEMA_VERSION}.json"
+CASE = read_profile(PROFILE)
 
 COMMITTED = Path(__file__).parents[4] / "results" / "cpu-2core" / "2026-11-21-ffbe79c" / "accuracy" / "profile.json"
 
@@ -49,6 +50,18 @@ def test_suggested_commands_are_taken_by_the_program() -> None:
             check(command)
             assert " -o " in command
             assert "," not in command.split(" -o ")[1]
+
+
+@pytest.mark.parametrize(("given", "further"), [((), ("--all",)), (("--all",), ("--format", "json"))])
+def test_what_is_left_out_is_shown_by_the_command_that_is_said(
+    given: tuple[str, ...], further: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "my profile.json"
+    path.write_bytes(PROFILE.read_bytes())
+    said = CliRunner().invoke(calibrate, ["show", str(path), *given]).output
+    words = shlex.split(" ".join(said.split()).rpartition("calibrate ")[2])
+    assert words == ["show", str(path), *further]
+    assert CliRunner().invoke(calibrate, words).exit_code == 0
 
 
 def test_suggested_commands_write_to_a_directory_each() -> None:
