@@ -350,9 +350,9 @@ def test_train_emulates_a_serial_run_and_resumes_it(place: Path) -> None:
     ("words", "said"),
     [
         ("--strategy d2 --emulate missing.json", "--emulate missing.json: there is no such file"),
-        ("--strategy d2 --dilate 2", "--dilate is for layers that sleep"),
-        ("--strategy d2 --slow-rank 2", "--slow-rank is for layers that sleep"),
-        ("--strategy d2 --spread", "--spread is for layers that sleep"),
+        ("--strategy d2 --dilate 2", "--dilate needs --emulate FILE"),
+        ("--strategy d2 --slow-rank 2", "--slow-rank needs --emulate FILE"),
+        ("--strategy d2 --spread", "--spread needs --emulate FILE"),
         ("--strategy d2 --emulate profile.json --seed 1", "--seed needs --spread, whose sleeps it draws"),
         ("--strategy d2 --emulate profile.json --spread --seed -1", "-1 is not in the range"),
         ("--strategy d2 --emulate profile.json --slow-rank 2@2", "--slow-rank 2@2: d2 has ranks 0 to 1"),

@@ -131,7 +131,7 @@ def test_under_torchrun_a_rank_watches_over_itself(workplace: Path) -> None:
     result = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1  # torchrun's own
     for rank in (0, 1):
-        assert re.search(rf"rank {rank} of 2 on \S+: no progress for 8 s; where its threads stand:", result.stderr)
+        assert re.search(rf"rank {rank} of 2 on \S+: no progress for 8 s; stacks of its threads:", result.stderr)
     assert "in misbehave" in result.stderr
     assert "(--hang-timeout); a rank that shows no stack is stopped or gone" in result.stderr
 

@@ -183,7 +183,7 @@ def test_made_images_are_gone_after_the_run(workplace: Path) -> None:
     [
         ({"model": "small:Tokens"}, "--input reads images, and small:Tokens reads token ids"),
         ({"model": "small:Oblong"}, "a sample of small:Oblong is 3x16x12"),
-        ({"source": "absent"}, "absent is no folder"),
+        ({"source": "absent"}, "absent is not a folder"),
         ({"source": "empty"}, "empty holds no image"),
         ({"source": "many"}, "images in 5 folders, and targets of this model have 4 classes"),
         ({"source": "broken"}, "no image, or of a format that Pillow does not read"),
