@@ -22,7 +22,7 @@ def row(**changes: object) -> Row:
     return Row(iteration_s=1.0, **{**fields, **found, **changes})  # type: ignore[arg-type]
 
 
-def test_every_limitation_of_cpu_runs_is_made_but_input_and_stalls() -> None:
+def test_every_limitation_of_a_cpu_is_made_but_two() -> None:
     names = {limitation.name for limitation in of.LIMITATIONS}
     # A CPU's kernels run in the thread that calls them: only a GPU waits for its host.
     assert {case.cause for case in CAUSES} == names - {of.INPUT, of.MEMORY_STALLS, of.HOST_DISPATCH} | {SLOWER_LAYERS}

@@ -53,9 +53,7 @@ def test_suggested_commands_are_taken_by_the_program() -> None:
 
 
 @pytest.mark.parametrize(("given", "further"), [((), ("--all",)), (("--all",), ("--format", "json"))])
-def test_what_is_left_out_is_shown_by_the_command_that_is_said(
-    given: tuple[str, ...], further: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_is_left_out_has_its_command(given: tuple[str, ...], further: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "my profile.json"
     path.write_bytes(PROFILE.read_bytes())
     said = CliRunner().invoke(calibrate, ["show", str(path), *given]).output
