@@ -109,8 +109,9 @@ def _bounds(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -
 def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> tuple[Stage, ...]:
     network, count = same.thing, len(bounds) - 1
     names = {layer.name: i for i, layer in enumerate(network.layers)}
-    owners, flow = _owners(network, bounds), data_flow(network)
-    crossed = flow.crossing
+    flow = data_flow(network)
+    made_again = [flow.made_again_in(range(*span)) for span in itertools.pairwise(bounds)]
+    owners, crossed = _owners(network, bounds, made_again), flow.crossing
     trained = [parameter.name for parameter in network.parameters]
     sends = [crossed[bounds[stage + 1]] if stage + 1 < count else () for stage in range(count)]
     return tuple(
@@ -122,7 +123,7 @@ def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> t
             made=tuple(flow.made_by(value, bounds[stage + 1]) for value in sends[stage]),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
             shared=frozenset(name for name in trained if stage in owners[name] and len(owners[name]) > 1),
-            made_again=flow.made_again_in(range(bounds[stage], bounds[stage + 1])),
+            made_again=made_again[stage],
         )
         for stage in chosen
     )
@@ -151,7 +152,9 @@ def first_layers(network: ModelGraph, stages: Sequence[Stage]) -> tuple[str, ...
     return tuple(network.layers[stage.layers.start].name for stage in stages[1:])
 
 
-def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, frozenset[int]]:
+def _owners(
+    network: ModelGraph, bounds: Sequence[int], made_again: Sequence[frozenset[int]]
+) -> dict[str, frozenset[int]]:
     """The stages that hold every parameter and buffer: those that use it; the last one what no layer uses."""
     stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
     first = {name: frozenset({stage_of[span[0]]}) for name, span in buffer_spans(network).items()}
@@ -161,9 +164,8 @@ def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, frozenset[i
     owners = {parameter.name: using.get(parameter.name, last) for parameter in network.parameters}
     of_modules = {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
     of_buffers = {name: first.get(name, of_module) for name, of_module in of_modules.items()}
-    for stage, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        made_again = data_flow(network).made_again_in(range(start, stop))
-        for name in buffers_of_constants(network, made_again):
+    for stage, constants in enumerate(made_again):
+        for name in buffers_of_constants(network, constants):
             holders.setdefault(name, set()).add(stage)
     return owners | of_buffers | {name: frozenset(stages) for name, stages in holders.items()}
 

@@ -11,8 +11,8 @@ import torch
 from paradl_bench.strategies.running.group_functions import Group
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: seeds of ranks lie far from each other and from those of other replicas. To the
-power of how many axes draw, those of one axis do so from those of the other."""
+"""2^64 over the golden ratio: seeds of ranks lie far from each other and from those of other replicas. An axis that
+draws inside of n others takes its power n + 1, so that seeds of two axes lie far from each other too."""
 _AXES_DRAWING: ContextVar[int] = ContextVar("_AXES_DRAWING", default=0)
 States = Mapping[int, torch.Tensor]
 """Where numbers are, by how many other axes they are drawn inside of."""
