@@ -284,7 +284,7 @@ def test_files_of_others_are_read(
             "compute all blocks again",
         ),
         ("a.args", "--micro-batch-size 1 --overlap-grad-reduce --recompute-granularity selective", "see --recompute"),
-        ("a.toml", "[training]\nseq_len = 64", "computes some again"),
+        ("a.toml", "[training]\nseq_len = 64", "recomputes some operations"),
         ("a.json", '{"train_batch_size": 8, "bf16": {"enabled": true}}', "parameters are bf16"),
         ("a.toml", '[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"', "gather once"),
         (
