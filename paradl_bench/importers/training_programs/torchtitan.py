@@ -162,7 +162,9 @@ def _recompute(settings: FileSettings) -> str:
     choices = {"full": "all", "none": "none", "selective": "", "memory_budget": "", "memory-budget": ""}
     meant = settings.choice(name, choices, "selective")
     if not meant:
-        settings.notes.append(f"predictions leave out that torchtitan recomputes some operations ({name}): see --recompute")
+        settings.notes.append(
+            f"predictions leave out that torchtitan recomputes some operations ({name}): see --recompute"
+        )
     return meant or "none"
 
 
