@@ -107,13 +107,13 @@ def test_a_directory_has_one_writer_until_its_process_ends(tmp_path: Path) -> No
     program = (
         "import os, sys, time; sys.path.insert(0, sys.argv[2]); from test_measurement_directory import open_it;"
         "from pathlib import Path; open_it(Path(sys.argv[1])); child = os.fork();"
-        "print(child, flush=True); time.sleep(60)"
+        "os.write(1, b'%d\\n' % child); time.sleep(60)"
     )
     paths = [str(tmp_path / "out"), str(Path(__file__).parent)]
     places = ";".join(["import sys", *(f"sys.path.append({path!r})" for path in sys.path)])
     with subprocess.Popen([sys.executable, "-c", f"{places};{program}", *paths], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
-        # Both print, the child a zero once it has let go of the lock.
+        # Both write a line, the child a zero once it has let go of the lock. Each is one call, so lines cannot mix.
         child = max(int(other.stdout.readline()) for _ in range(2))
         held = rf"out is being written by process {other.pid} on \S+: wait for it, or give another directory"
         for refused in (open_it, partial(refuse_unusable, kind="layers")):
