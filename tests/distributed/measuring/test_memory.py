@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -186,7 +187,7 @@ OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "
 OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
 CASES[4] += [f"z1d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b")]
-CASES[4] += [f"z3d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
+CASES[4] += [f"z3d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "interleaved", "zb")]
 OF_BLOCKS = {
     2: [
         *("t2", "t2 dtype=bf16", "t2 recompute=all", "p2 schedule=1f1b micro_batches=4 dtype=bf16"),
@@ -198,7 +199,6 @@ OF_BLOCKS = {
     4: [
         "p2t2 dtype=bf16",
         "d2t2 dtype=bf16-weights",
-        "d2t2 dtype=bf16",
         "d2p2 dtype=bf16",
         "d2z3d2",
         "z3d2t2",
@@ -221,7 +221,7 @@ OF_TOKENS[4] += ["x2p2 schedule=interleaved micro_batches=4 context_exchange=rin
 OF_TOKENS[4] += ["p2x2 schedule=1f1b micro_batches=4 context_exchange=all-to-all recompute=all"]
 for exchange in ("all-to-all", "ring"):
     OF_TOKENS[2] += [f"{case} context_exchange={exchange}" for case in OF_TOKENS[2][:4]]
-    OF_TOKENS[4] += [f"{case} context_exchange={exchange}" for case in ("x4", "d2x2", "z3d2x2")]
+OF_TOKENS[4] += ["x4 context_exchange=ring", "d2x2 context_exchange=all-to-all", "z3d2x2 context_exchange=ring"]
 OF_TOKENS[4] += ["x2t2", "x2t2 dtype=bf16", "x2t2 recompute=all", "z3d1x2t2"]
 OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 context_exchange=all-to-all"]
 OF_EXPERTS = {
@@ -232,13 +232,19 @@ TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "networks.py").write_text(NETWORKS)
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)
-    cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
+    # Two ranks run every case with both, four in turn.
+    of_images = (
+        itertools.product(("Residual", "Plain"), CASES[2])
+        if ranks == 2
+        else zip(itertools.cycle(("Residual", "Plain")), CASES[4])
+    )
+    cases = [f"{name} {case}" for name, case in of_images]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb") if ranks == 2]
     cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
@@ -247,7 +253,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     )
     cases += [f"Few {case}" for case in OF_TOKENS[ranks]] + OF_EXPERTS[ranks]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
-    launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
+    launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=840)
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == cases
     wrong = {
