@@ -155,13 +155,12 @@ CASES = {
     + [f"{name}:t2:gpipe" for name in (*FAMILIES, "gpt2_untied", "t5_untied")]
     + [f"{name}:t2:gpipe+sequence" for name in ("bert", "gpt2", "gpt2_untied", "llama")]
     + [f"{name}_untied:p2:{schedule}" for name in FAMILIES for schedule in ("gpipe", "1f1b", "interleaved")],
-    4: [f"{name}_untied:{text}:1f1b" for name in FAMILIES for text in ("p4", "d2p2")]
-    + [f"{name}:{text}:1f1b" for name in ("gpt2", "llama") for text in ("d2t2", "p2t2")]
-    + [f"{name}:t4:gpipe" for name in ("bert", "gpt2_untied", "t5")]
-    + [f"{name}:{text}:gpipe" for name in ("mixtral", "deepseek_v3") for text in ("e4", "d2e2")]
-    # Twelve tokens, which four ranks divide.
-    + [f"{name}:d2t2:gpipe+sequence" for name in ("bert", "gpt2", "llama")]
-    + ["longer_gpt2:t4:gpipe+sequence"],
+    4: [
+        *("bert_untied:p4:1f1b", "gpt2_untied:d2p2:1f1b", "t5_untied:p4:1f1b", "gpt2:p2t2:1f1b", "llama:d2t2:1f1b"),
+        *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
+        # Twelve tokens, which four ranks divide.
+        *("bert:d2t2:gpipe+sequence", "llama:d2t2:gpipe+sequence", "longer_gpt2:t4:gpipe+sequence"),
+    ],
 }
 
 

@@ -72,8 +72,11 @@ NESTED = {
 }
 MORE_NESTED = {
     4: [f"{name}:p2{axis}:gpipe:2" for name in NETWORKS for axis in ("f2", "c2", "s2")]
-    + [f"pipeline_idioms.{name}:{text}:1f1b:2" for name in IMAGES for text in ("p2s2", "s2p2", "p2s1x2")]
-    + [f"pipeline_idioms.{name}:p2c2:1f1b:2" for name in IDIOMS]
+    + [
+        f"pipeline_idioms.{name}:{text}:1f1b:2"
+        for name, text in zip(IMAGES, itertools.cycle(("p2s2", "s2p2", "p2s1x2")), strict=False)
+    ]
+    + [f"pipeline_idioms.{name}:p2c2:1f1b:2" for name in IDIOMS[::2]]
     + ["Rereading:p2f2:gpipe:2", "Rereading:p2s2:gpipe:2", "Chain:p2c2:interleaved:2", "Residual:p2s2:interleaved:2"]
     + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "late", "three", "two", "fc")]
     + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Split", "Own", "t5")]
@@ -97,8 +100,8 @@ SEQUENCE = {
 }
 MORE_SEQUENCE = {
     4: [
-        *(f"gpt2_tokens:p2t2:{schedule}:4" for schedule in ("1f1b", "interleaved", "zb")),
-        *("Tied:p2t2:zb:2", "Reading:p2t2:zb:2:norm", "gpt2_tokens:p2t2:1f1b:2:transformer.h.0.attn.view#2"),
+        *("gpt2_tokens:p2t2:interleaved:4", "Tied:p2t2:zb:2", "Reading:p2t2:zb:2:norm"),
+        "gpt2_tokens:p2t2:1f1b:2:transformer.h.0.attn.view#2",
     ],
 }
 
@@ -111,7 +114,7 @@ CONTEXT = {
         *("llama_tokens:p2x2:interleaved:2:ring", "gpt2_tokens:p2x2:zb:2:ring:clip"),
         *("gpt2_tokens:p2x2:1f1b:2:transformer.h.0.attn.view#2", "gpt2_tokens:x2p2:1f1b:2:again=all"),
     ],
-    8: ["gpt2_tokens:z1d2p2x2:1f1b:2:ring", "Tied:p2d2x2:zb:2:clip", "llama_tokens:x2z1d2p2:gpipe:2:all-to-all"],
+    8: ["gpt2_tokens:z1d2p2x2:1f1b:2:ring", "Tied:p2d2x2:zb:2:clip"],
 }
 
 # Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else.
@@ -123,7 +126,7 @@ EXPERTS = {
         "qwen_tokens:p2e2:zb:2:clip",
         "mixtral_tokens:p2e2:interleaved:2",
     ],
-    8: ["mixtral_tokens:d2p2e2:zb:2:clip", "mixtral_tokens:p2d2e2:interleaved:2", "qwen_tokens:e2d2p2:gpipe:2"],
+    8: ["mixtral_tokens:d2p2e2:zb:2:clip", "qwen_tokens:e2d2p2:gpipe:2"],
 }
 
 # Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.
@@ -198,12 +201,9 @@ MORE_IDIOMATIC = {
     + [f"pipeline_idioms.Query:p2:zb:2:{cut}" for cut in ("tanh", "q", "k", "v", "softmax", "fc")]
     + [f"pipeline_idioms.SeveralTensors:p2:interleaved:2:{cuts}" for cuts in ("chunk:unbind:e", "cat:split:d")],
     4: [
-        # Each of them under two of these in turn: drawn modules have all.
+        # Each of them under one of these in turn: drawn modules have all.
         f"pipeline_idioms.{name}:{text}:4"
-        for name, texts in zip(
-            IDIOMS, itertools.cycle((("p4:gpipe", "p4:zb"), ("d2p2:1f1b", "p2f2:gpipe"))), strict=False
-        )
-        for text in texts
+        for name, text in zip(IDIOMS, itertools.cycle(("p4:gpipe", "d2p2:1f1b", "p4:zb", "p2f2:gpipe")), strict=False)
     ]
     + [f"pipeline_idioms.Regularised:{text}:4" for text in ("p4:gpipe", "p4:zb", "d2p2:1f1b", "d2p2:zb")],
 }
@@ -351,7 +351,7 @@ def test_drawn_networks_in_stages_are_serial(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("ranks", "count", "schedules"), [(2, 40, 3), (4, 6, 1), (8, 3, 1)])
+@pytest.mark.parametrize(("ranks", "count", "schedules"), [(2, 20, 3), (4, 4, 1), (8, 2, 1)])
 def test_many_drawn_networks_in_stages_are_serial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: int, schedules: int
 ) -> None:
