@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.registry import discover, lookup
+from paradl_bench.core.registry import discover, named
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -145,4 +145,4 @@ def evaluators() -> dict[str, Evaluator]:
 
 def evaluator_named(name: str) -> Evaluator:
     """The evaluator of a name; a UserError, which names the choices, if there is none."""
-    return lookup(evaluators(), name, "evaluator")
+    return named("predict.evaluators", "EVALUATOR", Evaluator, name, "evaluator")

@@ -7,7 +7,6 @@ import io
 import math
 import struct
 import tokenize
-import zipfile
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -32,6 +31,8 @@ def archive_beside(profile: Path) -> Path:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
     """Write an archive atomically, bytes that depend on the arrays alone; returns its SHA-256."""
+    import zipfile
+
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(arrays):
@@ -63,6 +64,9 @@ def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
     Raises:
         UserError: missing, broken, or of another hash than the profile's.
     """
+    # Few profiles have regressors, and every prediction would wait for it.
+    import zipfile
+
     try:
         content = read_whole(path, most_bytes=_MOST_BYTES)
     except UserError as error:

@@ -7,7 +7,6 @@ Every command prints the message of a :class:`ParadlError` as a single line on s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 _LONGEST_LINE = 1000
 _MOST_CHOICES = 24
@@ -48,6 +47,9 @@ def shown(message: str) -> str:
 
 def unknown_choice(what: str, given: str, choices: Iterable[str]) -> UserError:
     """The error for a name that is not among ``choices``; ``what`` is the noun ("model", "strategy", "backend")."""
+    # Loaded where something is wrong: nothing else needs it.
+    from difflib import get_close_matches
+
     names = sorted(set(choices))
     near = get_close_matches(given, names, n=3, cutoff=0.6)
     further = len(names) - _MOST_CHOICES

@@ -75,3 +75,15 @@ def lookup(entries: dict[str, T], name: str, what: str) -> T:
         return entries[name]
     except KeyError:
         raise unknown_choice(what, name, entries) from None
+
+
+def named(package: str, attribute: str, of: type[T], name: str, what: str) -> T:
+    """The entry called ``name``, as of :func:`discover` and :func:`lookup`; the others are not imported where the
+    module of that name declares it.
+    """
+    own = f"{package}.{name}"
+    if name.isidentifier() and importlib.util.find_spec(own) is not None:
+        entry = getattr(importlib.import_module(own), attribute, None)
+        if isinstance(entry, of) and entry.name == name:
+            return entry
+    return lookup(discover(package, attribute, of), name, what)

@@ -29,6 +29,7 @@ from paradl_bench.core.bounds import (
     SignedBytes,
     check_elements,
 )
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.files.storage import read_json
 
 Attribute = AnyInt | AnyFloat | bool | str | tuple[AnyInt, ...] | None
@@ -38,6 +39,8 @@ _PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z
 
 TARGET_DTYPE = "int64"
 """Of targets, as of token ids."""
+_KEYS = Answers(4096)
+"""Of operations, by what they are spelt from, encoded: blocks repeat theirs. A tuple would not tell True from 1."""
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32", "dtype": "fp32"}
@@ -232,9 +235,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @functools.cached_property
     def operation(self) -> str:
         """Key of the operation: kind, attributes and shapes. Layers with equal keys run the same kernels."""
-        return operation_key(
-            self.kind, self.attributes, self.input_shapes, len(self.parameters), batchless_inputs=self.batchless_inputs
-        )
+        told = (self.kind, self.attributes, self.input_shapes, len(self.parameters))
+        encoded = msgspec.msgpack.encode((told, self.batchless_inputs))
+        return _KEYS.once(encoded, lambda: operation_key(*told, batchless_inputs=self.batchless_inputs))
 
 
 class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -315,8 +318,7 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def held_parameters(self) -> tuple[Tensor, ...]:
         """Trained and frozen parameters, in registration order."""
         place = {name: index for index, name in enumerate(self.registered)}
-        held = (*self.parameters, *self.frozen)
-        return tuple(sorted(held, key=lambda tensor: place.get(tensor.name, 0)))
+        return tuple(sorted((*self.parameters, *self.frozen), key=lambda tensor: place.get(tensor.name, 0)))
 
     @property
     def parameter_elements(self) -> int:
@@ -335,8 +337,7 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def target_bytes(self, batch: int) -> int:
         """Bytes of a mini-batch's targets: a class of each sample, or a token at each position of one sequence."""
-        targets = self.input_shape[-1] if self.input_dtype == TARGET_DTYPE else 1
-        return batch * targets * DTYPE_BYTES[TARGET_DTYPE]
+        return batch * (self.input_shape[-1] if self.input_dtype == TARGET_DTYPE else 1) * DTYPE_BYTES[TARGET_DTYPE]
 
     @property
     def fw_flops(self) -> int:
@@ -379,8 +380,7 @@ def operation_key(
         for index, shape in enumerate(input_shapes)
     )
     settings = " ".join(f"{name}={_attribute_text(attributes[name])}" for name in sorted(attributes))
-    weights = f" parameters={parameters}" if parameters else ""
-    return f"{kind}({shapes}; {settings}{weights})"
+    return f"{kind}({shapes}; {settings}{f' parameters={parameters}' if parameters else ''})"
 
 
 def _attribute_text(value: Attribute) -> str:

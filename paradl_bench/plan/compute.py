@@ -85,19 +85,19 @@ def _with_gradient(same: Same[ModelGraph], input_has_gradient: bool) -> tuple[bo
     has_gradient: dict[str, bool] = {INPUT: input_has_gradient}
     layers = {layer.name: layer for layer in network.layers}
     for layer in network.layers:
-        reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, has_gradient)
+        reads = not trained.isdisjoint(layer.parameters) or _reads_gradient(layer, layers, has_gradient)
         has_gradient[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
     return tuple(has_gradient[layer.name] for layer in network.layers)
 
 
 def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str, bool]) -> bool:
     """Whether a layer reads a tensor whose gradient is made, given for the layers before it."""
-    values = {name for name, _ in layer.values_read}
-    passing = {
-        name for name, output in layer.values_read if name not in layers or output not in layers[name].without_gradient
-    }
+    values = layer.values_read
+    for name, output in values:
+        if made.get(name, False) and (name not in layers or output not in layers[name].without_gradient):
+            return True
     # Operations that changed a part of what is read are among the inputs as well.
-    return any(made.get(name, False) for name in (*passing, *(name for name in layer.inputs if name not in values)))
+    return any(made.get(name, False) for name in {*layer.inputs} - {name for name, _ in values})
 
 
 def input_needs_gradient(network: ModelGraph) -> list[bool]:

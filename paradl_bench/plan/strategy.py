@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from difflib import get_close_matches
 from functools import cache
 
 import msgspec
@@ -178,6 +177,8 @@ def parse_strategy(text: str) -> Strategy:
 
 def _meant(text: str) -> str:
     """What is said of a kind's name, or of one that is mistyped."""
+    from difflib import get_close_matches
+
     near = get_close_matches(text.lower(), axis_kinds(), n=1)
     if near and near[0] == text.lower():
         return f"{text} is a kind, without its degree; "

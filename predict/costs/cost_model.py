@@ -29,7 +29,6 @@ from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.of_plan import paradl_memory_of_plan
-from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.calls import works_after_compute
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.compute.host_dispatch import with_dispatch
@@ -46,12 +45,13 @@ from predict.costs.kinds.catalog import costs_of, demand_of
 from predict.costs.kinds.kind_costs import KnownCosts, PricingContext
 from predict.costs.kinds.work_costs import (
     computing_parts_of,
-    counts_between,
     in_parts,
+    operations_between,
     parts_of,
     relative_spreads,
     shard_of,
     shares_of_layers,
+    updated_elements,
 )
 from predict.costs.memory_estimate import EstimatedMemory, Plans, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
@@ -102,7 +102,6 @@ class CostModel:
     plans: Plans = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
-    _serial: Plan = field(init=False)
     _known: KnownCosts = field(init=False)
     _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int, str], float] = field(init=False, default_factory=dict)
@@ -118,9 +117,6 @@ class CostModel:
             self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer, layers_from=self.layers_from
         )
         self.plans = Plans(self.network, self.dtype, self.device_kind)
-        # A plan's works do not depend on the batch.
-        settings = PlanSettings(batch=1, optimizer=self.optimizer)
-        self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
         self._place_on_hardware()
 
@@ -142,18 +138,21 @@ class CostModel:
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
         self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         self._sums, self._by_flops = {}, None
-        serial = self._serial
-        times: list[int] = np.bincount(serial.roles[0].work, minlength=len(serial.works)).tolist()
         self._known = KnownCosts(
             profile=self.profile,
             model_name=self.network.name,
             layers=self._layers,
             model=self._model,
             communication=self.communication,
-            operations=counts_between(serial, times),
-            updated_elements=sum(work.elements for work in serial.of_kind(WeightUpdate).values()),
+            operations=operations_between(self.network),
+            updated_elements=updated_elements(self.network),
             proportional=self.proportional,
         )
+
+    @property
+    def _serial(self) -> Plan:
+        """What one rank does by itself, planned where that is asked for; works do not depend on the batch."""
+        return self.plans.plan(Strategy(), PlanSettings(batch=1, optimizer=self.optimizer))
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
@@ -239,10 +238,11 @@ class CostModel:
     @property
     def operations(self) -> dict[tuple[str, PhaseName], int]:
         """How often one rank's iteration runs each operation and phase of the whole network."""
-        (role,) = self._serial.roles
+        serial = self._serial
+        (role,) = serial.roles
         occurrences: Counter[tuple[str, PhaseName]] = Counter()
-        counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
-        for index, work in self._serial.of_kind(Compute).items():
+        counts = np.bincount(role.work, minlength=len(serial.works)).tolist()
+        for index, work in serial.of_kind(Compute).items():
             occurrences[work.operation, work.phase] += counts[index]
         return occurrences
 
@@ -312,7 +312,8 @@ class CostModel:
 
     def _sum_up(self, place: PricingContext) -> PricedSums:
         groups: dict[str, list[tuple[Work, Priced]]] = {name: [] for name in SUMS}
-        for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
+        serial = self._serial
+        for work, part in zip(serial.works, self._on_device(serial, place), strict=True):
             name = f"{work.way} between" if isinstance(work, FrameworkOverhead) else work.way
             groups[name].append((work, part))
         spread = self._spread(place)

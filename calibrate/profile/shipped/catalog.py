@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from paradl_bench.core.errors import unknown_choice
@@ -15,7 +14,7 @@ _FOLDER = "data"
 @cache
 def shipped_profiles() -> dict[str, Path]:
     """Files of the profiles that come with the tool, by name."""
-    folder = Path(str(files(__package__))) / _FOLDER
+    folder = Path(__file__).parent / _FOLDER
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 

@@ -6,7 +6,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 
 import msgspec
 
@@ -57,6 +56,8 @@ def places(document: object) -> Iterator[tuple[str, object]]:
 
 def validation_text(error: Exception, of: object) -> str:
     """A message of msgspec's on reading a type, with what was meant where a field or a word is none of its."""
+    from difflib import get_close_matches
+
     text = str(error)
     if unknown := _UNKNOWN_FIELD.search(text):
         struct = _struct_in(_type_at(of, unknown.group(2) or ""))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import click
 
 _NUMBERS = (
@@ -63,6 +61,8 @@ def _of_option(error: click.exceptions.NoSuchOption, text: str) -> str:
 
 def _of_command(error: click.exceptions.NoSuchCommand, text: str) -> str:
     """What is no command, the one that was meant, or all there are."""
+    from difflib import get_close_matches
+
     group = error.ctx.command if error.ctx is not None else None
     if "Did you mean" in text or not isinstance(group, click.Group) or error.ctx is None:
         return text

@@ -7,7 +7,6 @@ of transformers.
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from paradl_bench.network.models.configurations import Configuration, read_configuration
@@ -15,7 +14,7 @@ from paradl_bench.network.models.configurations import Configuration, read_confi
 UNTIED = "-untied"
 """Ends the name of a model whose output layer has weights of its own, not those of the token embedding."""
 
-_FOLDER = Path(str(files("paradl_bench.network.models"))) / "sizes"
+_FOLDER = Path(__file__).parent / "sizes"
 _TIED_FAMILIES = frozenset({"bert", "gpt2", "t5"})
 """Those that share the token embedding's weights where a configuration does not say."""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from importlib.resources import files
 from pathlib import Path
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import decode_json, read_whole
 from paradl_bench.network.graph import ModelGraph
 
-FOLDER = Path(str(files("paradl_bench.network.models"))) / "networks"
+FOLDER = Path(__file__).parent / "networks"
 _ENDING = ".json.gz"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
+
+import msgspec
 
 from paradl_bench.plan.works.work import Communication
 
@@ -117,6 +120,10 @@ class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
     cut: int
     message_bytes: tuple[int, ...]
     to: int = -1
+
+    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Transfer:
+        """Across the cut there."""
+        return msgspec.structs.replace(self, cut=self.cut + stages)
 
     @property
     def label(self) -> str:

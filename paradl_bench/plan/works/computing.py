@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
+
+import msgspec
 
 from paradl_bench.plan.works.work import Sort, Work
 
@@ -21,6 +24,10 @@ class Compute(Work, frozen=True, kw_only=True, tag="compute"):
     operation: str
     phase: ComputePhase
     shard: str = ""
+
+    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Compute:
+        """Of the layer there."""
+        return msgspec.structs.replace(self, layer=layers[self.layer])
 
     @property
     def way(self) -> Literal["FW", "BW"]:

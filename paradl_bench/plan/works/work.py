@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar
 
@@ -45,6 +46,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def way(self) -> str:
         """``FW``, ``BW`` or ``WU``: to which part of computing it belongs; empty for what does not compute."""
         return ""
+
+    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Work:
+        """The same of a stage that is so many further on; ``layers`` has names there by those here."""
+        return self
 
     @property
     def details(self) -> dict[str, str | int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -64,7 +63,7 @@ class DeviceSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @cache
 def device_sheets() -> dict[str, DeviceSheet]:
     """Every sheet by its name, in order."""
-    folder = Path(str(files(__package__))) / _FOLDER
+    folder = Path(__file__).parent / _FOLDER
     sheets = [read_json(path, DeviceSheet) for path in sorted(folder.glob("*.json"))]
     return {sheet.name: sheet for sheet in sheets}
 

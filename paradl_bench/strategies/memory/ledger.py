@@ -34,9 +34,9 @@ class Ledger:
 
     def mark(self, more: int = 0, gradients: int = 0) -> None:
         """Note the moment, with bytes beside activations, and of parameters' gradients, that are held in it alone."""
-        held = self.activations + more, self.gradients + gradients
-        if sum(held) > sum(self.peak):
-            self.peak = held
+        activations, of_parameters = self.activations + more, self.gradients + gradients
+        if activations + of_parameters > self.peak[0] + self.peak[1]:
+            self.peak = activations, of_parameters
 
 
 def hold(storage: Storage) -> Storage:

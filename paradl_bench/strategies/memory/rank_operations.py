@@ -79,6 +79,7 @@ class RankOperations:
             with_memory_of(run.shards.get(i) or LayerShard(layer), layer, network.layers[i])
             for i, layer in enumerate(self._layers)
         ]
+        self._cut = [self._has_part(i) for i in range(len(self._layers))]
         self._index = {layer.name: i for i, layer in enumerate(self._layers)}
         self._differentiated = layers_with_gradient(network, input_has_gradient=run.input_has_gradient)
         self._input_has_gradient = run.input_has_gradient
@@ -186,14 +187,16 @@ class RankOperations:
 
     def _is_cut(self, i: int) -> bool:
         """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""
-        if i < 0:
-            return False
+        return i >= 0 and self._cut[i]
+
+    def _has_part(self, i: int) -> bool:
         shard, layer = self._shards[i], self._layers[i]
         if shard.held is not None:
             return True
+        if not shard.shard or shard.after_fw:
+            return False
         part = shard.layer.output_elements < layer.output_elements
-        of_part = not layer.output_shape and shard.layer.input_elements < layer.input_elements
-        return bool(shard.shard) and not shard.after_fw and (part or of_part)
+        return part or (not layer.output_shape and shard.layer.input_elements < layer.input_elements)
 
     def _reads_whole(self, i: int, source: int) -> bool:
         """Whether the rank's part of a layer reads all of what another makes: what is outside of blocks reads all."""

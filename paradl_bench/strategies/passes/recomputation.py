@@ -209,7 +209,7 @@ class _Modules:
         ]
         # The loss is no module of the model's.
         self._forward = operations_of_forward(network)
-        paths = (_paths(layer.name) for layer in network.layers[: self._forward])
+        paths = [_paths(layer.name) for layer in network.layers[: self._forward]]
         all_paths = tuple(dict.fromkeys(path for layer_paths in paths for path in layer_paths))
         # A path may be a function's, or a buffer's: modules hold something.
         within = (*(layer.name for layer in network.layers), *(parameter.name for parameter in network.parameters))
@@ -218,8 +218,8 @@ class _Modules:
         }
         self._paths = {path: None for path in all_paths if path in holding}
         parts: dict[str, list[int]] = {path: [] for path in all_paths}
-        for i, layer in enumerate(network.layers[: self._forward]):
-            for path in _paths(layer.name):
+        for i, layer_paths in enumerate(paths):
+            for path in layer_paths:
                 parts[path].append(i)
         self._inside = parts
 

@@ -175,8 +175,15 @@ def data_flow(network: ModelGraph) -> DataFlow:
     return _flow(Same(network))
 
 
-def refusals(network: ModelGraph) -> dict[int, str]:
-    """Cuts inside the model that are not allowed, and why."""
+def refusals(network: ModelGraph) -> Mapping[int, str]:
+    """Cuts inside the model that are not allowed, and why; found once."""
+    return _refusals(Same(network))
+
+
+# The cuts themselves ask, and how many stages there can be.
+@functools.lru_cache(maxsize=16)
+def _refusals(same: Same[ModelGraph]) -> dict[int, str]:
+    network = same.thing
     flow = data_flow(network)
     layers, passed_back = network.layers, frozenset(backward_layers(network, layers_with_gradient(network)))
     reads_input = flow.last_read.get(Crossing(_INPUT), 0)
@@ -257,6 +264,8 @@ def buffers_of_constants(network: ModelGraph, made_again: Iterable[int]) -> froz
 
 def _modules_of(layer: Layer, modules: set[str]) -> set[str]:
     """Those of the modules that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
+    if not modules:
+        return set()
     name = layer.name.partition("#")[0]
     parts = name.split(".")
     return {".".join(parts[:i]) for i in range(1, len(parts) + 1)} & modules

@@ -82,8 +82,10 @@ class EvenCuts:
         stop = np.minimum(self._stop, known[-1] + 1)
         ends = np.flatnonzero(stop > known[0])
         stop = stop[ends]
-        # A stage heavier than what one cut comes to is in no better one.
-        lightest = self._above[ends] - self._bound(ends, known[0], stop) - _ROUNDING * self._above[-1]
+        # A stage heavier than what one cut comes to is in no better one, nor are stages before it that are.
+        bound = self._bound(ends, known[0], stop)
+        stop = np.minimum(stop, np.searchsorted(np.minimum.accumulate(self._largest[::-1])[::-1], bound, side="right"))
+        lightest = self._above[ends] - bound - _ROUNDING * self._above[-1]
         start = np.clip(np.searchsorted(self._above, lightest), known[0], stop - 1)
         widths = stop - start
         part = np.cumsum(widths) // _AT_ONCE

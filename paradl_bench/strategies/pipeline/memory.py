@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import samples_at_once
-from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
+from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.mesh import axes_apart, degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action
@@ -52,11 +52,8 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.framework_memory import FrameworkMemory
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
-from paradl_bench.strategies.pipeline.stage_shards import StageShard, message_bytes, shard_stage
+from paradl_bench.strategies.pipeline.stage_shards import StageShard, likeness, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
-
-_NOBODYS = frozenset({"", INPUT, NEXT_FORWARD})
-"""What stands in the place of names of layers."""
 
 
 def pipelined_memory(
@@ -173,10 +170,9 @@ class _WalksOfStages:
         drops = self._framework.drops_messages
         received_bytes = block_bytes + (sum(message_bytes(shard.receives, self._micro_batch)) if drops else 0)
         sent = message_bytes(shard.sends, self._micro_batch)
-        run = self._run_of(shard)
-        key = _likeness(shard, run), received_bytes, sent
+        key = likeness(shard), received_bytes, sent
         if key not in self._known:
-            walk = functools.partial(_walk, shard.network, run)
+            walk = functools.partial(_walk, shard.network, self._run_of(shard))
             self._known[key] = Walks(walk, received_bytes, sent, into_buffers=not self._framework.drops_messages)
         return self._known[key]
 
@@ -200,49 +196,6 @@ class _WalksOfStages:
 
 def _walk(network: ModelGraph, run: RankRun, ledger: Ledger) -> PartedLiveness:
     return PartedLiveness(ledger, network, run)
-
-
-def _likeness(shard: StageShard, run: RankRun) -> bytes:
-    """All that a walk over a stage reads. Names do no more than tell things apart, and are numbered as they come."""
-    network = shard.network
-    numbers: dict[str, int] = {}
-
-    def number(name: str) -> int | str:
-        return name if name in _NOBODYS else numbers.setdefault(name, len(numbers))
-
-    def numbered(names: Sequence[str]) -> list[int | str]:
-        return list(map(number, names))
-
-    def of_layer(layer: Layer | None) -> dict[str, object] | None:
-        if layer is None:
-            return None
-        named = {"inputs": layer.inputs, "parameters": layer.parameters, "state": layer.state}
-        single = {"name": layer.name, "held_until": layer.held_until}
-        # Shards have those of the whole network.
-        values = {"reads": layer.reads} | ({} if layer.writes is None else {"writes": layer.writes})
-        return (
-            msgspec.structs.asdict(layer)
-            | {"other_dtype": layer.dtype}
-            | {field: numbered(names) for field, names in named.items()}
-            | {field: number(name) for field, name in single.items()}
-            | {field: [(number(name), output) for name, output in tensors] for field, tensors in values.items()}
-        )
-
-    def of_shard(layer_shard: LayerShard) -> dict[str, object]:
-        return layer_shard._asdict() | {"layer": of_layer(layer_shard.layer), "held": of_layer(layer_shard.held)}
-
-    return msgspec.msgpack.encode(
-        (
-            [of_layer(layer) for layer in network.layers],
-            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.parameters],
-            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.buffers],
-            [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
-            (network.input_shape, network.input_dtype, network.frozen),
-            [(index, of_shard(layer_shard)) for index, layer_shard in sorted(run.shards.items())],
-            (run.widths, run.outputs, run.kept_outputs, run.input_has_gradient),
-            [(part.start, part.stop) for part in run.recomputed],
-        )
-    )
 
 
 def _run(

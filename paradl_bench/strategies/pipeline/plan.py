@@ -49,14 +49,24 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Before, BucketCopy, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Before, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets
 from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
-from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, repeat
-from paradl_bench.strategies.pipeline.stage_shards import hold_parameters, message_bytes, parts_of_rank, shard_stage
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
+from paradl_bench.strategies.pipeline.stage_shards import (
+    DIRECTIONS_OF_MESSAGES,
+    StageShard,
+    add_sums_of_shared,
+    hold_parameters,
+    layers_by_name,
+    likeness,
+    message_bytes,
+    parts_of_rank,
+    shard_stage,
+)
 from paradl_bench.strategies.pipeline.stages import (
     Stage,
     check_shared,
@@ -68,7 +78,6 @@ from paradl_bench.strategies.pipeline.stages import (
 )
 
 _VOTE_BYTES = 4
-_DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
 _FORWARD, _COMPLETES = 0, 2
 _DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
@@ -125,8 +134,11 @@ class PipelinePlanner:
         works: dict[Work, int] = {}
         roles: dict[tuple[int, int], Role] = {}
         known: list[tuple[object, Role]] = []
+        models: dict[object, _RankPlan] = {}
         for (rank, shard), alike in Counter(places).items():
-            planned = _RankPlan(network, stages, strategy, settings, rank, shards.distinct[shard], shared, works)
+            planned = _RankPlan(
+                network, stages, strategy, settings, rank, shards.distinct[shard], shared, works, models
+            )
             name = f"stage {rank}, part {shard}" if len(shards.distinct) > 1 else f"stage {rank}"
             # Ranks hold unlike parts in few stages: those of a vocabulary that does not part evenly.
             role = next((role for own, role in known if own == planned.own), None) or planned.role(name, 1)
@@ -175,7 +187,11 @@ class _Forward(NamedTuple):
 
 
 class _RankPlan:
-    """Builds the role of the ranks at one place of the pipeline that run alike shards of its stages."""
+    """Builds the role of the ranks at one place of the pipeline that run alike shards of its stages.
+
+    Args:
+        models: by all that decides tasks but names and numbers of layers and cuts, the first plan of a rank; added to.
+    """
 
     def __init__(
         self,
@@ -187,6 +203,7 @@ class _RankPlan:
         sharded: ShardedLayers,
         shared: Mapping[str, tuple[int, ...]],
         works: dict[Work, int],
+        models: dict[object, _RankPlan],
     ) -> None:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
@@ -203,6 +220,14 @@ class _RankPlan:
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
+        self._known: dict[tuple[str, int, bool, bool, bool], ActionTasks] = {}
+        decisive = tuple(self._decisive(index, shard) for index, shard in self.own.items())
+        self._model = self if self._parts else models.setdefault(decisive, self)
+
+    def _decisive(self, index: int, shard: StageShard) -> tuple[object, ...]:
+        apart = tuple(parameter.name in self._sharded.apart for parameter in shard.network.parameters)
+        sizes = (message_bytes(cut, self._micro_batch) for cut in (shard.receives, shard.sends))
+        return likeness(shard), *sizes, index == 0, index == self._last_stage, apart
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
@@ -215,8 +240,10 @@ class _RankPlan:
         completes = direction == _COMPLETES
         exchanging = completes & last & bool(self._exchanges)
         adding = completes & (micro_batches > 0)
-        # Nothing is before the first one, which gathers what replicas hold parts of; its backward is not like others.
-        opening = (stages == self._rank) & (micro_batches == 0) & (is_forward | bool(self._parts))
+        # Nothing is before the first one, which waits for nothing where the network begins, and gathers what replicas
+        # hold parts of; its backward is not like others then.
+        begins = (stages == 0) & is_forward
+        opening = (stages == self._rank) & (micro_batches == 0) & (begins | bool(self._parts))
         kinds = 16 * stages + 8 * ~opening + 4 * adding + direction + exchanging
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
         # Works are numbered in the order in which a rank comes to them.
@@ -246,7 +273,8 @@ class _RankPlan:
         """The weight update of the rank's stages, which replicas may share out; returns what is issued before."""
         rank_shards, strategy, settings = list(self.own.values()), self._strategy, self._settings
         held = hold_parameters(rank_shards[0].network, [shard.stage for shard in rank_shards], self._sharded)
-        after = add_clipping(builder, held, strategy, settings, self._add_sums_of_shared(builder, held))
+        added = add_sums_of_shared(builder, held, sent_to_places(self._shared, self._rank), self._rank, self._axis)
+        after = add_clipping(builder, held, strategy, settings, added)
         summed = sums_before(self._network, strategy, settings)
         for planner in updating_planners(strategy):
             before = planner.add_update(builder, held, strategy, settings, after)
@@ -255,32 +283,22 @@ class _RankPlan:
         add_weight_update(builder, weight_update(held, settings), settings, after)
         return summed
 
-    def _add_sums_of_shared(self, builder: RoleBuilder, held: ModelGraph) -> tuple[int, ...]:
-        """Append the exchange of gradients of parameters that other ranks' stages use too; returns its last task."""
-        sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
-        partners = sent_to_places(self._shared, self._rank)
-        for place, names in partners.items():
-            works = {
-                direction: Transfer(
-                    direction=direction,
-                    phase="BW",
-                    cut=self._rank if direction == "send" else place,
-                    to=place if direction == "send" else self._rank,
-                    message_bytes=tuple(sizes[name] for name in names),
-                    axes=(self._axis,),
-                )
-                for direction in _DIRECTIONS_OF_MESSAGES
-            }
-            builder.add(works["send"], Phase.BW, Stream.COMMUNICATION)
-            # Nothing else is computed meanwhile.
-            builder.add(works["receive"], Phase.BW, Stream.COMPUTE)
-        added: tuple[int, ...] = ()
-        for names in partners.values():
-            work = BucketCopy(direction="add", bytes=sum(sizes[name] for name in names), tensors=len(names))
-            added = (builder.add(work, Phase.BW, Stream.COMPUTE, added or tuple(range(builder.tasks))),)
-        return added
-
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
+        """Those of an action, or of any other that differs in its micro-batch alone."""
+        kind = action.direction, action.stage, action.micro_batch > 0, exchanging, first
+        if kind not in self._known:
+            build = self._build_tasks if self._model is self else self._tasks_of_model
+            self._known[kind] = build(action, exchanging=exchanging, first=first)
+        return self._known[kind]
+
+    def _tasks_of_model(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
+        """Those of a rank that does the same for other layers and cuts."""
+        number = list(self._model.own)[list(self.own).index(action.stage)]
+        tasks = self._model._tasks(action._replace(stage=number), exchanging=exchanging, first=first)
+        own, other = self.own[action.stage], self._model.own[number]
+        return moved(tasks, self._works, layers_by_name(other, own), action.stage - number)
+
+    def _build_tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
         forward = self._forward_of(action, first=first)
         if action.direction == "FW":
             return ActionTasks.of_builder(forward.builder, 0, forward.computed)
@@ -376,5 +394,5 @@ class _RankPlan:
         return tuple(
             Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(self._axis,))
             for cut in cuts
-            for direction in _DIRECTIONS_OF_MESSAGES
+            for direction in DIRECTIONS_OF_MESSAGES
         )

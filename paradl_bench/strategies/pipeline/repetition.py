@@ -7,14 +7,14 @@ of the action before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Ints, RoleBuilder
+from paradl_bench.plan.tasks import Ints, RoleBuilder, Work
 
 BEFORE = -1
 """What stands, in a builder of one action, for the task that ends what the action before has computed."""
@@ -115,6 +115,19 @@ def followed_by(tasks: Repeated, builder: RoleBuilder) -> dict[str, Ints]:
         "dependencies": np.concatenate([tasks.dependencies, tasks.done, blocking]),
         "action": np.append(tasks.action, np.full(builder.tasks, -1, np.int32)),
     }
+
+
+def moved(tasks: ActionTasks, works: dict[Work, int], layers: Mapping[str, str], stages: int) -> ActionTasks:
+    """The same tasks on another stage, whose works are added where they are new, in the order in which they come.
+
+    Args:
+        works: by number; a plan's. layers: names there, by those here. stages: how many stages further on it is.
+    """
+    numbers, first = np.unique(tasks.work, return_index=True)
+    known, number_there = list(works), np.zeros(len(works), np.int32)
+    for number in numbers[np.argsort(first)].tolist():
+        number_there[number] = works.setdefault(known[number].on_other_stage(layers, stages), len(works))
+    return replace(tasks, work=number_there[tasks.work])
 
 
 _TASK = ("phase", "stream", "work")

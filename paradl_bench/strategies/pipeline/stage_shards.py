@@ -11,24 +11,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import Width, dtype_made, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Communication
+from paradl_bench.plan.tasks import BucketCopy, Communication, Phase, RoleBuilder, Stream, Transfer
 from paradl_bench.strategies.passes.input_presets import preset_named
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
+
+DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
+_NOBODYS = frozenset({"", INPUT, NEXT_FORWARD})
+"""What stands in the place of names of layers."""
 
 
 class CrossingShape(NamedTuple):
@@ -205,6 +209,37 @@ def hold_parameters(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
     return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
 
 
+def add_sums_of_shared(
+    builder: RoleBuilder, held: ModelGraph, partners: Mapping[int, tuple[str, ...]], rank: int, axis: int
+) -> tuple[int, ...]:
+    """Append the exchange of gradients of parameters that other ranks' stages use too; returns its last task.
+
+    Args:
+        held: what the rank holds. partners: as of :func:`~paradl_bench.strategies.pipeline.stages.sent_to_places`.
+    """
+    sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
+    for place, names in partners.items():
+        works = {
+            direction: Transfer(
+                direction=direction,
+                phase="BW",
+                cut=rank if direction == "send" else place,
+                to=place if direction == "send" else rank,
+                message_bytes=tuple(sizes[name] for name in names),
+                axes=(axis,),
+            )
+            for direction in DIRECTIONS_OF_MESSAGES
+        }
+        builder.add(works["send"], Phase.BW, Stream.COMMUNICATION)
+        # Nothing else is computed meanwhile.
+        builder.add(works["receive"], Phase.BW, Stream.COMPUTE)
+    added: tuple[int, ...] = ()
+    for names in partners.values():
+        work = BucketCopy(direction="add", bytes=sum(sizes[name] for name in names), tensors=len(names))
+        added = (builder.add(work, Phase.BW, Stream.COMPUTE, added or tuple(range(builder.tasks))),)
+    return added
+
+
 def network_of_rank(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:
     """A rank's stages, one behind the other, with the parameters that it holds of them, in its shapes."""
     layers = tuple(layer for stage in stages for layer in stage.network.layers)
@@ -255,3 +290,62 @@ def _gathered_again(network: ModelGraph, stage: Stage, sharded: ShardedLayers) -
             gathers[index] = tuple(sharded.gathers[name] for name in network.layers[index].inputs if name in again)
             missing -= again
     return gathers
+
+
+def layers_by_name(shard: StageShard, other: StageShard) -> dict[str, str]:
+    """Names of the layers of another stage that is alike, by those of the layers in their place."""
+    pairs = zip(shard.network.layers, other.network.layers, strict=True)
+    run = ((shard.shards[index].layer, other.shards[index].layer) for index in shard.shards)
+    return {layer.name: like.name for layer, like in (*pairs, *run)}
+
+
+_NAME, _HELD_UNTIL, _DTYPE, _INPUTS, _PARAMETERS, _STATE, _READS, _WRITES = map(
+    Layer.__struct_fields__.index,
+    ("name", "held_until", "other_dtype", "inputs", "parameters", "state", "reads", "writes"),
+)
+
+
+def likeness(shard: StageShard) -> bytes:
+    """All of a stage's part but names, which do no more than tell things apart, and are numbered as they come."""
+    return _likeness(Same(shard))
+
+
+# A plan and its memory ask for the same.
+@functools.lru_cache(maxsize=64)
+def _likeness(same: Same[StageShard]) -> bytes:
+    shard, network, stage = same.thing, same.thing.network, same.thing.stage
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> int | str:
+        return name if name in _NOBODYS else numbers.setdefault(name, len(numbers))
+
+    def numbered(names: Sequence[str]) -> list[int | str]:
+        return list(map(number, names))
+
+    def of_layer(layer: Layer | None) -> list[object] | None:
+        if layer is None:
+            return None
+        told: list[object] = list(msgspec.structs.astuple(layer))
+        told[_NAME], told[_HELD_UNTIL], told[_DTYPE] = number(layer.name), number(layer.held_until), layer.dtype
+        told[_INPUTS], told[_PARAMETERS] = numbered(layer.inputs), numbered(layer.parameters)
+        told[_STATE] = numbered(layer.state)
+        # Shards have those of the whole network.
+        told[_READS] = [(number(name), output) for name, output in layer.reads]
+        told[_WRITES] = layer.writes and [(number(name), output) for name, output in layer.writes]
+        return told
+
+    def of_shard(layer_shard: LayerShard) -> dict[str, object]:
+        return layer_shard._asdict() | {"layer": of_layer(layer_shard.layer), "held": of_layer(layer_shard.held)}
+
+    return msgspec.msgpack.encode(
+        (
+            [of_layer(layer) for layer in network.layers],
+            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.parameters],
+            [(number(tensor.name), tensor.shape, tensor.dtype) for tensor in network.buffers],
+            [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
+            (network.input_shape, network.input_dtype, network.frozen, operations_of_forward(network)),
+            [(index, of_shard(layer_shard)) for index, layer_shard in sorted(shard.shards.items())],
+            (shard.widths, stage.outputs, bool(stage.receives), bool(stage.sends)),
+            [(part.start, part.stop) for part in shard.recomputed],
+        )
+    )

@@ -268,20 +268,24 @@ class _Finder:
     def _join(self, walks: Iterable[_Walk]) -> list[list[_Walk]]:
         """Walks that agree, those with layers in common together; a linear layer is cut in one way only."""
         parts: dict[int, Part] = {}
-        blocks: list[list[_Walk]] = []
-        for walk in walks:
+        blocks: dict[int, list[_Walk]] = {}
+        block_of: dict[int, int] = {}
+        for number, walk in enumerate(walks):
             wanted = walk.parts | {walk.row: walk.end}
             clash = next((index for index, part in wanted.items() if parts.get(index, part) != part), None)
-            shared = [block for block in blocks if any(walk.layers & other.layers for other in block)]
+            met = sorted({block_of[index] for index in walk.layers if index in block_of})
+            shared = [blocks[block] for block in met]
             if clash is None:
                 clash = next((i for block in shared for other in block for i in _differing(walk, other)), None)
             if clash is not None:
                 self._whole[walk.row] = f"it is in no pair: {self._layers[clash].name} is in another one"
                 continue
             parts |= wanted
-            blocks = [block for block in blocks if block not in shared]
-            blocks.append([walk, *(other for block in shared for other in block)])
-        return blocks
+            for block in met:
+                del blocks[block]
+            blocks[number] = [walk, *(other for block in shared for other in block)]
+            block_of |= dict.fromkeys((index for other in blocks[number] for index in other.layers), number)
+        return list(blocks.values())
 
     def _against(self, block: list[_Walk]) -> str | None:
         """Why a block cannot run on parts; None where it can."""

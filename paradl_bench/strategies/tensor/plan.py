@@ -55,6 +55,8 @@ class TensorPlanner:
         self._latest: Latest[Pairs] = Latest()
         self._shards: Latest[ShardedLayers] = Latest()
         self._sequence: Latest[SequenceParts] = Latest()
+        self._of_pieces: Latest[dict[tuple[int, int], LayerShard]] = Latest()
+        self._of_tokens: Latest[dict[int, LayerShard]] = Latest()
 
     def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -97,31 +99,27 @@ class TensorPlanner:
         return self._shards.get(network, key, lambda: self._shard(network, place, settings))
 
     def _shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
-        parts, label = place.axis.degree, shard_label(place.axis, settings)
-        pairs = self._pairs(network, settings)
-        differentiated = input_needs_gradient(network)
-        widths = widths_of(network, settings.dtype, settings.device)
-        sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
+        pairs, label = self._pairs(network, settings), shard_label(place.axis, settings)
         sequence = self._parts(network, settings) if settings.of(SequenceOptions).on else None
+        sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
         messages = Messages(place, sequence, sizes) if sequence else None
-        shards = {}
-        for index, piece in pairs.pieces.items():
-            layer, width = network.layers[index], widths[index].runs
-            leads = piece.part == "column" and piece.leader == index and differentiated[index]
-            shards[index] = LayerShard(
-                shard_layer(layer, piece, cut(piece.atoms, parts)[place.position]),
-                label,
-                after_fw=_of_output(layer, piece, place, width),
-                after_bw=(_of_gradient(layer, place, width),) if leads else (),
-                leader=piece.leader if piece.leader != index else None,
-            )
-            if sequence and messages:
-                shards[index] = with_messages(index, layer, shards[index], sequence, messages, width)
+        # Ranks that differ do so in few layers: those of a vocabulary that does not part evenly.
+        alike = place._replace(position=0), settings
+        known = self._of_pieces.get(network, alike, dict)
+        wanted = {
+            (index, cut(piece.atoms, place.axis.degree)[place.position].extent): piece
+            for index, piece in pairs.pieces.items()
+        }
+        anew = {key: piece for key, piece in wanted.items() if key not in known}
+        known |= _shards_of_pieces(network, anew, place, settings, sequence, messages)
+        shards = {key[0]: known[key] for key in wanted}
         if sequence and messages:
-            shards |= shards_of_tokens(network, pairs, sequence, messages, label)
-        held = parameter_ranges(network, pairs, parts, place.position)
-        known = {tensor.name: tensor.shape for tensor in network.parameters}
-        shapes = {name: held_shape(known[name], dim, ranges) for name, (dim, ranges) in held.items()}
+            shards |= self._of_tokens.get(
+                network, alike, lambda: shards_of_tokens(network, pairs, sequence, messages, label)
+            )
+        held = parameter_ranges(network, pairs, place.axis.degree, place.position)
+        shapes_known = {tensor.name: tensor.shape for tensor in network.parameters}
+        shapes = {name: held_shape(shapes_known[name], dim, ranges) for name, (dim, ranges) in held.items()}
         of_rank = with_parameter_shapes(network, shapes)
         if sequence and (order := arriving_summed(network, sequence.summed)) != network.gradient_order:
             of_rank = msgspec.structs.replace(of_rank, gradient_order=order)
@@ -137,6 +135,34 @@ class TensorPlanner:
 
 
 PLANNER = TensorPlanner()
+
+
+def _shards_of_pieces(
+    network: ModelGraph,
+    pieces: dict[tuple[int, int], Piece],
+    place: AxisPlace,
+    settings: PlanSettings,
+    sequence: SequenceParts | None,
+    messages: Messages | None,
+) -> dict[tuple[int, int], LayerShard]:
+    """What ranks run of the layers of pieces, by index and by how much of the piece's block they have."""
+    differentiated = input_needs_gradient(network)
+    widths, label = widths_of(network, settings.dtype, settings.device), shard_label(place.axis, settings)
+    shards = {}
+    for (index, extent), piece in pieces.items():
+        layer, width = network.layers[index], widths[index].runs
+        leads = piece.part == "column" and piece.leader == index and differentiated[index]
+        shard = LayerShard(
+            shard_layer(layer, piece, Interval(0, extent)),
+            label,
+            after_fw=_of_output(layer, piece, place, width),
+            after_bw=(_of_gradient(layer, place, width),) if leads else (),
+            leader=piece.leader if piece.leader != index else None,
+        )
+        if sequence and messages:
+            shard = with_messages(index, layer, shard, sequence, messages, width)
+        shards[index, extent] = shard
+    return shards
 
 
 def _of_output(layer: Layer, piece: Piece, place: AxisPlace, width: int) -> tuple[Collective, ...]:

@@ -34,6 +34,16 @@ def _demand(work: Compute, context: DemandContext) -> Demand:
     return Demand(*roofline.demand(roofline.layers[work.operation], work.phase, context.local_batch))
 
 
+def _decisive(work: Compute) -> tuple[str, str, str]:
+    """All but the layer: blocks repeat their operations."""
+    return work.operation, work.phase, work.shard
+
+
 COSTS = KindCosts(
-    kind=Compute, price=_price, alone_on_host=_alone_on_host, spread_of_event=_spread_of_event, demand=_demand
+    kind=Compute,
+    price=_price,
+    alone_on_host=_alone_on_host,
+    spread_of_event=_spread_of_event,
+    decisive=_decisive,
+    demand=_demand,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -77,6 +77,7 @@ class KindCosts(Generic[W]):
         price: seconds, source and spread.
         alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's sd.
         spread_of_event: standard deviation of one event over its median; 0 where it was not measured.
+        decisive: what of a work decides the two of these beside its context; works with equal answers are priced once.
         demand: FLOPs and bytes that a roofline scales it by on another device; None for what stays as it is.
     """
 
@@ -84,6 +85,7 @@ class KindCosts(Generic[W]):
     price: Callable[[W, KnownCosts, WorkContext], Priced]
     alone_on_host: Callable[[W, KnownCosts, PricingContext], tuple[float, float]] = lambda *_: (1.0, 0.0)
     spread_of_event: Callable[[W, KnownCosts, PricingContext], float] = lambda *_: 0.0
+    decisive: Callable[[W], Hashable] = lambda work: work
     demand: Callable[[W, DemandContext], Demand | None] = lambda *_: None
 
     @property

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient, weight_update
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from predict.costs.communication.calls import calls_of
-from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM
+from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM, Call
 from predict.costs.kinds.catalog import costs_of
 from predict.costs.kinds.kind_costs import KnownCosts, PlanContext, PricingContext, WorkContext
 from predict.costs.sourced import Floats
@@ -27,10 +30,14 @@ def parts_of(known: KnownCosts, plan: Plan, place: PricingContext, *, as_swept: 
     context, counts = _context(known, plan, place)
     alone = as_swept or not plan.of_kind(Communication)
     calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if alone else calls_of(plan)
-    return [
-        costs_of(work).price(work, known, WorkContext(context, count, call))
-        for work, count, call in zip(plan.works, counts, calls, strict=True)
-    ]
+    priced = Answers()
+
+    def part(work: Work, count: int, call: Call) -> Priced:
+        costs = costs_of(work)
+        key = costs.decisive(work), count, call
+        return priced.once(key, lambda: costs.price(work, known, WorkContext(context, count, call)))
+
+    return list(map(part, plan.works, counts, calls))
 
 
 def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> dict[int, Priced]:
@@ -45,7 +52,13 @@ def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> 
 
 def relative_spreads(known: KnownCosts, works: Sequence[Work], total_s: Floats, place: PricingContext) -> Floats:
     """Per work, the deviation of one event over its median; where not measured, the mean by ``total_s``."""
-    spreads = np.array([costs_of(work).spread_of_event(work, known, place) for work in works], float)
+    found = Answers()
+
+    def spread(work: Work) -> float:
+        costs = costs_of(work)
+        return found.once(costs.decisive(work), lambda: costs.spread_of_event(work, known, place))
+
+    spreads = np.array(list(map(spread, works)), float)
     weights = total_s * (spreads > 0)
     usual = float(weights @ spreads / weights.sum()) if weights.sum() else 1.0
     return np.where(spreads > 0, spreads, usual)
@@ -92,6 +105,18 @@ def shard_of(plan: Plan) -> str:
 def counts_between(plan: Plan, counts: Sequence[int]) -> Mapping[str, int]:
     """How many operations each phase has time between."""
     return {work.phase: counts[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
+
+
+def operations_between(network: ModelGraph) -> Mapping[str, int]:
+    """The same of a rank that runs the whole network once, without a plan of it."""
+    backward = backward_layers(network, layers_with_gradient(network))
+    counts = {"FW": len(network.layers), "BW": len(backward)}
+    return {phase: count for phase, count in counts.items() if count}
+
+
+def updated_elements(network: ModelGraph) -> int:
+    """Elements of the parameters that the weight update of the whole network changes."""
+    return weight_update(network, PlanSettings(batch=1)).elements
 
 
 def shares_of_layers(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:

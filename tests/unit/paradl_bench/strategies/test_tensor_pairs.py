@@ -17,12 +17,14 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.network.partition import Interval
+from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, find_pairs
+from paradl_bench.strategies.tensor.plan import TensorPlanner
 
 ELEMENT_BYTES = 4
 
@@ -240,3 +242,13 @@ def test_uneven_parts_of_every_layer_add_up() -> None:
     assert [of["fc1.weight"] for of in shapes] == [(5, 3), (5, 2), (5, 2)]
     assert [of["fc0.bias"] for of in shapes] == [(3,), (2,), (2,)]
     assert {of["fc1.bias"] for of in shapes} == {(5,)}
+
+
+def test_layers_that_ranks_cut_alike_are_cut_once() -> None:
+    network, strategy = chain(6, 4, 7, 5), parse_strategy("t2")
+    shares = planner_for(strategy).shards(network, strategy, PlanSettings(batch=2))
+    first, second = (shares.distinct[index].shards for index in shares.positions)
+    alone = TensorPlanner().shard(network, AxisPlace(strategy.axes[0], 0, 1, 2), PlanSettings(batch=2))
+    assert second == alone.shards
+    same = {network.layers[index].name for index, shard in second.items() if shard is first[index]}
+    assert same == {"fc0", "relu0", "fc1"}

@@ -24,6 +24,7 @@ from profile_factory import (
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.models.traced_networks import traced_network
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import Compute, WeightUpdate
@@ -33,6 +34,7 @@ from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.kinds.work_costs import counts_between, operations_between, updated_elements
 from predict.costs.sourced import Cost, Source
 
 CHAIN = make_network()
@@ -61,6 +63,17 @@ def price(profile: Profile, strategy: str, batch: int) -> PricedPlan:
 
 def lines(found: Cost) -> str:
     return " | ".join(remark.text for remark in found.remarks)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5-small", "mixtral-8x7b", "resnet18"])
+def test_a_whole_network_counts_as_its_plan_does(name: str) -> None:
+    network = traced_network(name)
+    assert network is not None
+    plan = planner_for(SERIAL).plan(network, SERIAL, PlanSettings(batch=1))
+    (role,) = plan.roles
+    counts = np.bincount(role.work, minlength=len(plan.works)).tolist()
+    assert operations_between(network) == counts_between(plan, counts)
+    assert updated_elements(network) == sum(work.elements for work in plan.of_kind(WeightUpdate).values())
 
 
 # Batches

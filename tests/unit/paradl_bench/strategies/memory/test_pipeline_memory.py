@@ -79,6 +79,6 @@ def test_stages_alike_share_a_walk_to_the_byte(
     together = pipelined_memory(network, parse_strategy(text), settings)
     shared = len(walked)
     numbers = itertools.count()
-    monkeypatch.setattr(memory, "_likeness", lambda *_: str(next(numbers)).encode())
+    monkeypatch.setattr(memory, "likeness", lambda _: str(next(numbers)).encode())
     assert pipelined_memory(network, parse_strategy(text), settings) == together
     assert shared < len(walked) - shared

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.plan.tasks import FrameworkOverhead, Phase, RoleBuilder, Stream
+from paradl_bench.network.models.traced_networks import traced_network
+from paradl_bench.plan.settings import plan_settings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import FrameworkOverhead, Phase, Plan, RoleBuilder, Stream
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline import plan as pipeline_plan
 from paradl_bench.strategies.pipeline.even_cuts import EvenCuts
-from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, repeat
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, moved, repeat
 
 FORWARD, BACKWARD = FrameworkOverhead(phase="FW"), FrameworkOverhead(phase="BW")
 
@@ -41,6 +48,48 @@ def test_a_repeated_action_depends_on_its_forward_and_its_predecessor() -> None:
     assert found.stream.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
     assert found.phase.tolist() == [0] * 6 + [1] * 4
     assert found.done.tolist() == [7, 9]
+
+
+ARRAYS = ("phase", "stream", "work", "dependency_start", "dependencies", "action")
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks", "options"),
+    [
+        ("p4", (3, 6, 9), {}),
+        ("d2p4t2", (3, 6, 9), {"sequence_parallel": "on", "recompute": ("all",)}),
+        ("z1d2p4", (3, 6, 9), {"schedule": "zb", "dtype": "bf16"}),
+        ("p4", (2, 3, 4, 6, 8, 9, 10), {"schedule": "interleaved"}),
+    ],
+)
+def test_alike_stages_are_planned_as_if_each_was_alone(
+    monkeypatch: pytest.MonkeyPatch, text: str, blocks: tuple[int, ...], options: dict[str, object]
+) -> None:
+    network, strategy = traced_network("gpt2"), parse_strategy(text)
+    assert network is not None
+    cuts = tuple(f"transformer.h.{block}" for block in blocks)
+    settings = plan_settings(**{"batch": 16, "micro_batches": 4, "stages": cuts} | options)
+    calls: list[int] = []
+
+    def counted(*arguments: Any) -> ActionTasks:
+        calls.append(arguments[-1])
+        return moved(*arguments)
+
+    def planned() -> Plan:
+        return planner_for(strategy).plan(network, strategy, settings)
+
+    monkeypatch.setattr(pipeline_plan, "moved", counted)
+    shared = planned()
+    assert set(calls) == {1}
+    numbers = itertools.count()
+    monkeypatch.setattr(pipeline_plan, "likeness", lambda shard: next(numbers))
+    calls.clear()
+    alone = planned()
+    assert not calls
+    assert shared.works == alone.works
+    for one, other in zip(shared.roles, alone.roles, strict=True):
+        assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ARRAYS)
+        assert (one.setup, one.handshake, one.multiplicity) == (other.setup, other.handshake, other.multiplicity)
 
 
 @st.composite
