@@ -273,6 +273,9 @@ def updating_planners(strategy: Strategy) -> tuple[UpdatingPlanner, ...]:
 class StageParts(Protocol):
     """Parts that replicas of a rank's stages hold, gathered once in an iteration and kept through its micro-batches."""
 
+    def led(self, layers: Sequence[Layer], shards: Mapping[int, LayerShard]) -> dict[int, LayerShard]:
+        """Shards of a stage's layers, by index, with what each communicates of tensors that several layers read."""
+
     def gathering(self, builder: RoleBuilder, after: tuple[int, ...]) -> Gathering:
         """What the first forward has to gather, behind the tasks ``after``."""
 

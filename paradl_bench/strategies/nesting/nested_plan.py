@@ -68,7 +68,7 @@ def check_nesting(strategy: Strategy) -> None:
     that cuts tokens, and all others.
 
     Raises:
-        UserError: other axes both shard layers, or both do in stages.
+        UserError: other axes both shard layers.
     """
     sharding = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
     in_turn = Trait.CUTS_FEATURES, Trait.CUTS_TOKENS
@@ -79,11 +79,6 @@ def check_nesting(strategy: Strategy) -> None:
             f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and one of"
             " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features and tokens of the same"
             f" layers, as {pair}"
-        )
-    if len(sharding) > 1 and staging_axis(strategy) is not None:
-        raise UserError(
-            f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and in stages"
-            f" of a pipeline one of them can; nest both with data, as d2{''.join(map(str, sharding))}"
         )
 
 

@@ -213,6 +213,12 @@ class _RankPlan:
         rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
         self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
+        if self._parts:
+            led = self._parts.led
+            self.own = {
+                index: shard._replace(shards=led(shard.network.layers, shard.shards))
+                for index, shard in self.own.items()
+            }
         networks = {} if self._parts else {index: shard.network for index, shard in self.own.items()}
         self._exchanges = StageExchanges(networks, strategy, settings, sharded.apart)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)

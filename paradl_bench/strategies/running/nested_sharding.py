@@ -26,7 +26,7 @@ def nest(outer: Sharding, inner: Sharding) -> Sharding:
         leave=_in_turn(inner.leave, outer.leave),
         whole_shape=_WholeShape(outer, inner),
         whole=_in_turn(inner.whole, outer.whole),
-        receive=_in_turn(outer.receive, inner.receive),
+        receive=_in_turn(inner.receive, outer.receive),
         forget=_one_by_one(outer.forget, inner.forget),
         randomness=(*outer.randomness, *inner.randomness),
         own_part=_OwnPart(outer, inner),

@@ -106,7 +106,8 @@ MORE_SEQUENCE = {
 }
 
 # Ranks of each stage hold parts of the tokens, and the last ones take the loss of their own targets: each exchange, a
-# cut through an attention, a tied table, parts with unlike numbers of targets, the mirrored order of a causal ring.
+# cut through an attention, a tied table, parts with unlike numbers of targets, the mirrored order of a causal ring;
+# heads and features that further ranks hold, also in shards.
 CONTEXT = {
     4: [
         *("gpt2_tokens:p2x2:gpipe:2", "gpt2_tokens:x2p2:zb:2", "masked:p2x2:1f1b:2", "Tied:p2x2:1f1b:2:clip"),
@@ -114,7 +115,10 @@ CONTEXT = {
         *("llama_tokens:p2x2:interleaved:2:ring", "gpt2_tokens:p2x2:zb:2:ring:clip"),
         *("gpt2_tokens:p2x2:1f1b:2:transformer.h.0.attn.view#2", "gpt2_tokens:x2p2:1f1b:2:again=all"),
     ],
-    8: ["gpt2_tokens:z1d2p2x2:1f1b:2:ring", "Tied:p2d2x2:zb:2:clip"],
+    8: [
+        *("Tied:p2d2x2:zb:2:clip", "gpt2_tokens:p2x2t2:1f1b:2:transformer.h.0.attn.view#2"),
+        "llama_tokens:p2z3d1x2t2:zb:2:clip",
+    ],
 }
 
 # Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else.

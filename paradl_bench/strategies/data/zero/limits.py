@@ -93,20 +93,13 @@ def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
     """Refuse axes that a stage does not nest with.
 
     Raises:
-        UserError: parameters of a rank's own; under stages 2 and 3 blocks of positions, and layers that are shared out
-            in stages of a pipeline.
+        UserError: parameters of a rank's own; under stages 2 and 3 blocks of positions.
     """
     for axis in strategy.axes:
         if axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) and axis.degree > 1:
             raise UserError(
                 f"strategy {strategy}: ZeRO stage {stage} shares out what all ranks hold, and {axis.kind} parallelism"
                 f" gives ranks parameters of their own; write {without}"
-            )
-        beside = next((other.kind for other in strategy.axes if other.has(Trait.SHARDS_LAYERS)), None)
-        if stage > 1 and axis.has(Trait.STAGES) and axis.degree > 1 and beside:
-            raise UserError(
-                f"strategy {strategy}: in a {axis.kind}, ZeRO stage {stage} shares out whole layers, and {beside}"
-                f" parallelism parts them; write {_with_prefix(strategy, 1)}"
             )
         if stage > 1 and axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1:
             raise UserError(

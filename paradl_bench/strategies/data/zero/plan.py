@@ -35,10 +35,10 @@ zero_redundancy_optimizer.py (torch 2.13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import (
@@ -101,7 +101,7 @@ def add_sharded_role(
 ) -> Before:
     """An iteration of a rank under stages 2 and 3; returns what it reduces in the first two."""
     network = sharded.network
-    shards = _led_by_unit(sharded)
+    shards = _led_by_unit(network, network.layers, sharded.shards)
     again = [segment.layers for segment in segments_of(network, settings)]
     compute = NetworkCompute(builder, network, shards, operations=operations, recomputed=again)
     done: tuple[int, ...] = ()
@@ -156,6 +156,10 @@ class ShardedStages:
     def __init__(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
         self._network, self._strategy, self._settings = network, strategy, settings
 
+    def led(self, layers: Sequence[Layer], shards: Mapping[int, LayerShard]) -> dict[int, LayerShard]:
+        """What layers of a stage communicate, each unit of them for itself."""
+        return _led_by_unit(self._network, layers, shards)
+
     def gathering(self, builder: RoleBuilder, after: tuple[int, ...] = ()) -> _ShardedUnits:
         """Those of the first forward."""
         groups = _Groups.of(self._strategy)
@@ -169,20 +173,26 @@ class ShardedStages:
         return _in_first_iterations(units.reductions) + sums_before(self._network, self._strategy, self._settings)
 
 
-def _led_by_unit(sharded: ShardedLayers) -> dict[int, LayerShard]:
+def _led_by_unit(
+    network: ModelGraph, layers: Sequence[Layer], shards: Mapping[int, LayerShard]
+) -> dict[int, LayerShard]:
     """Layers whose leader is in another unit communicate by themselves, the first of each run of them for all.
 
     A unit is given tensors of its own, so that what layers of several units read is another tensor in each.
+
+    Args:
+        network: whose units they are. layers: that ``shards`` are of, by index; some of the network's.
     """
-    unit_of = {layer: unit.name for unit in units_of(sharded.network) for layer in unit.layers}
-    shards, last = dict(sharded.shards), dict[int, str]()
-    for index, shard in sorted(sharded.shards.items()):
+    unit_of = {network.layers[index].name: unit.name for unit in units_of(network) for index in unit.layers}
+    led, last = dict(shards), dict[int, str]()
+    for index, shard in sorted(shards.items()):
         leader = index if shard.leader is None else shard.leader
-        if unit_of[index] != last.setdefault(leader, unit_of[index]):
-            last[leader] = unit_of[index]
-            leading = sharded.shards[leader]
-            shards[index] = shard._replace(before_fw=leading.before_fw, after_bw=leading.after_bw)
-    return shards
+        unit = unit_of[layers[index].name]
+        if unit != last.setdefault(leader, unit):
+            last[leader] = unit
+            leading = shards[leader]
+            led[index] = shard._replace(before_fw=leading.before_fw, after_bw=leading.after_bw)
+    return led
 
 
 def _in_first_iterations(issued: Sequence[Collective]) -> Before:

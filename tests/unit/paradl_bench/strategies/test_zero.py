@@ -197,10 +197,6 @@ def rows_of(role: Role) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "z3d2p2f2",
-            "in a pipeline, ZeRO stage 3 shares out whole layers, and filter parallelism parts them; write z1d2p2f2",
-        ),
         ("z3d2s2", "every unit of torch's fully_shard has tensors of its own; write z1d2s2"),
         ("d2z3d1", "one rank has nothing to shard; d2 is the same"),
         ("z2d1", "one rank has nothing to shard; d1 is the same"),

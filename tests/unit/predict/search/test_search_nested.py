@@ -136,6 +136,25 @@ def test_no_nested_candidate_holds_less_than_its_bound(name: str) -> None:
     assert [(named(space)[c], space.settings_of(c)) for c in larger] == []
 
 
+def test_stages_of_shared_layers_are_bounded_from_below() -> None:
+    costs = costs_of(TOKENS)
+    space = find_space(costs.network, PlanSettings(batch=4, blocking=True), 8, ())
+    shared = SharedWorks(costs.network, space.settings)
+    estimates, bounds = Estimates(costs, space, shared).seconds(), MemoryBounds(costs, space, shared).bytes()
+    # Both axes that share layers, and one of them beside ZeRO.
+    nested = {"p2x2t2", "t2p2x2", "z2d2p2t2", "p2z3d2x2"}
+    times: dict[str, list[float]] = {}
+    for candidate, name in enumerate(named(space)):
+        if name in nested:
+            settings, strategy = space.settings_of(candidate), space.strategies[space.strategy[candidate]]
+            times.setdefault(name, []).append(exactly(costs, settings, name) / estimates[candidate])
+            assert bounds[candidate] <= costs.memory(strategy, settings).peak_bytes, (name, settings)
+    assert times.keys() == nested
+    assert min(map(min, times.values())) >= 1 - 1e-9
+    # A bound of nothing would be one as well.
+    assert max(map(max, times.values())) < 4
+
+
 @pytest.mark.parametrize("name", ["units", TOKENS])
 def test_activations_of_one_rule_out_others_that_hold_them(name: str) -> None:
     costs = costs_of(name)

@@ -101,8 +101,8 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     ("file", "strategy", "exchange"),
     [
         *((MEGATRON, "d2x2t2", exchange) for exchange in ("gather", "all-to-all", "ring")),
-        *((MEGATRON, strategy, "ring") for strategy in ("x2t2", "z1d1x4", "z3d2x2t2", "d2z1d2x2")),
-        *((TITAN, strategy, "ring") for strategy in ("z3d2x2t2", "z2d1x2t2", "d2z3d1x2")),
+        *((MEGATRON, strategy, "ring") for strategy in ("x2t2", "z1d1x4", "z3d2x2t2", "d2z1d2x2", "p2z1d2x2t2")),
+        *((TITAN, strategy, "ring") for strategy in ("z3d2x2t2", "z2d1x2t2", "d2z3d1x2", "p2z2d2x2t2")),
         *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4")),
     ],
 )

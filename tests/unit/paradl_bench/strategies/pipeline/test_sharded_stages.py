@@ -96,7 +96,6 @@ def test_replicas_of_a_stage_hold_their_part() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("z3d2p2f2", {}, "filter parallelism parts them; write z1d2p2f2"),
         ("z2d2p2", {"recompute": ("all",)}, "beside data parallelism alone; z1d2p2 allows it"),
         ("z1d1p2", {}, "one rank has nothing to shard"),
     ],
