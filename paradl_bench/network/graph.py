@@ -192,7 +192,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             check_elements(shape)
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"layer {self.name!r} has dtype {self.dtype!r}, none of {', '.join(DTYPE_BYTES)}")
-        if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
+        if self.batchless_inputs and not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
         if self.memory is not None and not set(self.memory.inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as autograd keeps, {self.memory.inputs}")

@@ -130,6 +130,11 @@ class Role:
         """Number of tasks."""
         return len(self.phase)
 
+    @property
+    def arrays(self) -> tuple[int, ...]:
+        """Equal for roles that share the arrays of their tasks, as alike ranks do."""
+        return tuple(map(id, (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

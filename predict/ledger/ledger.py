@@ -9,7 +9,7 @@ the exposed seconds of a role's entries add up to the iteration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -122,6 +122,11 @@ class PricedWorks:
     works: Sequence[Work]
     parts: Sequence[Priced]
     costs: Costs
+    sd_s: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Each entry asks for one of all works.
+        object.__setattr__(self, "sd_s", self.costs.sd_s)
 
     @classmethod
     def of_plan(cls, priced: PricedPlan) -> PricedWorks:
@@ -164,7 +169,7 @@ class PricedWorks:
             total_s=total_s,
             exposed_s=exposed,
             hidden_s=max(total_s - exposed, 0.0),
-            sd_s=count * float(self.costs.sd_s[work]),
+            sd_s=count * float(self.sd_s[work]),
         )
 
     def entries_of_tasks(

@@ -13,6 +13,7 @@ import msgspec
 
 from calibrate.profile.memory_factors import MemoryMeasure
 from calibrate.profile.unlike_parts import unlike_parts
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.units import format_bytes
 from paradl_bench.importers.training_programs.launch import Launch
 from paradl_bench.plan.settings import PlanSettings
@@ -208,6 +209,7 @@ class Predictor:
     strong_scaling: bool = False
     price_per_rank_hour: float | None = None
     _serial: dict[tuple[object, ...], _Alone] = field(init=False, default_factory=dict)
+    _latest: Answers = field(init=False, default_factory=lambda: Answers(1))
 
     def predict(self, point: Configuration) -> Prediction:
         """One prediction.
@@ -219,32 +221,31 @@ class Predictor:
 
     def explain(self, point: Configuration) -> Ledger:
         """What every second of a point's iteration is made of; raises as :meth:`predict`."""
-        workload = self._prepared(point)
-        bounds, roles = interval(workload), workload.ledger()
-        place = self.costs.place(point.strategy, point.local_batch)
+        workload, _, (iteration_s, bounds) = self._latest.once(point, lambda: self._timed(point))
+        roles, place = workload.ledger(), self.costs.place(point.strategy, point.local_batch)
         return Ledger(
             model=self.costs.network.name,
             strategy=str(point.strategy),
             ranks=point.strategy.ranks,
             batch=point.settings.batch,
             evaluator=self.evaluator.name,
-            iteration_s=workload.timing().iteration_s,
+            iteration_s=iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
             waterfall_s=waterfall(shown_role(roles), crowding(self.costs, place)),
             roles=roles,
         )
 
-    def _prepared(self, point: Configuration) -> PreparedEvaluation:
+    def _timed(self, point: Configuration) -> tuple[PreparedEvaluation, Timing, Timed]:
         check_dtype(point.strategy, point.settings, self.costs.dtype)
         check_kernel_settings(point.strategy, point.settings, self.costs.kernel_settings)
-        return self.evaluator.prepare(self.costs, point)
+        workload = self.evaluator.prepare(self.costs, point)
+        timing = workload.timing()
+        return workload, timing, Timed(timing.iteration_s, interval(workload))
 
     def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
-        workload = self._prepared(point)
-        timing = workload.timing()
-        iteration_s, batch = timing.iteration_s, point.settings.batch
-        timed = Timed(iteration_s, interval(workload))
+        workload, timing, timed = self._latest.once(point, lambda: self._timed(point))
+        iteration_s, batch = timed.iteration_s, point.settings.batch
         reference = batch if self.strong_scaling else point.local_batch
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
@@ -329,8 +330,7 @@ class Predictor:
     def _by_itself(self, serial: Configuration) -> _Alone:
         even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
         workload = self.evaluator.prepare(even, serial)
-        timed = Timed(workload.timing().iteration_s, interval(workload))
-        return _Alone(timed, bool(workload.remarks.extrapolated()))
+        return _Alone(Timed(workload.timing().iteration_s, interval(workload)), bool(workload.remarks.extrapolated()))
 
 
 def _time(

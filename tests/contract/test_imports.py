@@ -52,6 +52,7 @@ def test_a_prediction_loads_numpy_and_nothing_heavy(profile: str, evaluator: str
     options = ("--strategy", "serial,data", "--ranks", "2:8:x2", "--batch", "8", "--evaluator", evaluator)
     loaded = loaded_by("--from-profile", profile, "--model", "chain", *options)
     assert "numpy" in loaded
+    assert not loaded & {"difflib", "zipfile"}
     assert not loaded & HEAVY
 
 

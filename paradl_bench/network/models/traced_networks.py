@@ -41,4 +41,4 @@ def traced_network(model: str) -> ModelGraph | None:
         content = gzip.decompress(read_whole(path, what="network"))
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"network {path}: {error}; install the tool again") from None
-    return decode_json(content, ModelGraph, where=f"network {path}")
+    return decode_json(content, ModelGraph, where=f"network {path}", shipped=True)

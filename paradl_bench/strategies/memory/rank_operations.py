@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
@@ -88,10 +89,14 @@ class RankOperations:
         read = [self._tensors_read(layer) for layer in self._layers]
         self._reads = [[source for source, _ in tensors] for tensors in read]
         self._read_outputs = [[output for _, output in tensors] for tensors in read]
+        self._saved = Answers()
         self._last_reader = self._find_last_readers()
         self._forgotten = self._find_forgotten()
 
     def _keeps(self, i: int) -> Saved:
+        return self._saved.once(i, lambda: self._find_kept(i))
+
+    def _find_kept(self, i: int) -> Saved:
         memory, kind = self._shards[i].layer.memory, self._kinds[i]
         if memory is not None:
             return Saved(inputs=bool(memory.inputs), output=memory.output)

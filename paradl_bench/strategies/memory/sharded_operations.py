@@ -95,10 +95,9 @@ class ShardedOperations(RankOperations):
     def _copy_of_input(self, i: int, read: Sequence[Storage]) -> Storage | None:
         """The block with its halo, or a channel shard's slice; None where the operation reads the tensor itself."""
         shard = self._shards[i]
-        size = self._input_bytes(shard.layer)
-        if not self._copies_input(i) or not read:
+        if not read or not self._copies_input(i):
             return None
-        copied = self._ledger.allocate(size)
+        copied = self._ledger.allocate(self._input_bytes(shard.layer))
         self._ledger.mark(_messages(shard.before_fw))
         return copied
 
@@ -210,9 +209,10 @@ class ShardedOperations(RankOperations):
 
         Sums are of fp32 at least. Scores that are made apart are there several times, as they are worked on.
         """
-        rounds, out = self._shards[i].rounds_fw, self._output_bytes(self._shards[i].layer)
+        rounds = self._shards[i].rounds_fw
         if len(rounds) == 1:
             return 0
+        out = self._output_bytes(self._shards[i].layer)
         block, (wide, rows), scores = _block(rounds), self._in_rounds(i), self._scores_bytes(i)
         more = wide - out if wide > out else 0
         joined = (wide if more else 0) + 4 * rows

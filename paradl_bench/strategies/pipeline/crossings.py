@@ -153,7 +153,8 @@ class DataFlow:
 
     def made_by(self, value: Crossing, cut: int) -> int:
         """The layer before the cut that changed a tensor last, or returned it."""
-        return max([value.layer, *(writer for writer in self._writers.get(value, ()) if writer < cut)])
+        writers = self._writers.get(value, ())
+        return max([value.layer, *(writer for writer in writers if writer < cut)]) if writers else value.layer
 
     def overwritten(self) -> Iterator[tuple[int, int, int]]:
         """Spans in which a cut parts a tensor from a layer that changes its memory: first layer, last, and that one."""

@@ -141,8 +141,10 @@ def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) ->
     inside = {network.layers[index].name for index in stage.layers}
 
     def of(index: int) -> Width:
-        reads: dict[str, int] = {}
-        for name, width in zip(network.layers[index].inputs, widths[index].reads, strict=True):
+        inputs, reads = network.layers[index].inputs, dict[str, int]()
+        if inside.issuperset(inputs) and len(set(inputs)) == len(inputs):
+            return widths[index]
+        for name, width in zip(inputs, widths[index].reads, strict=True):
             reads.setdefault(name if name in inside else INPUT, width)
         return widths[index]._replace(reads=tuple(reads.values()))
 

@@ -13,6 +13,7 @@ busy with those that compute waits for, and not with what is gathered ahead or r
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.profile.profile import SHORTEST_KERNEL_S, Dispatch, ModelTime, Profile
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.statistics import Z90, grouped
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Ints, Phase, Plan, Role
@@ -189,20 +191,21 @@ def _gaps(
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
-    of_roles = [_stretches(role, (host_s > 0) | is_overhead) for role in plan.roles]
+    counted, alike = (host_s > 0) | is_overhead, Answers()
+    of_roles = [alike.once(role.arrays, functools.partial(_stretches, role, counted)) for role in plan.roles]
     gaps_of_ends = []
     for times in ends:
         gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
+        of_end_s, alike = times * host_s, Answers()
         for role, stretches in zip(plan.roles, of_roles, strict=True):
-            _add_waits(role.multiplicity, stretches, device_s, times * host_s, is_overhead, gaps)
+            waits_s = alike.once(role.arrays, functools.partial(_waits_s, stretches, device_s, of_end_s))
+            _add_waits(role.multiplicity, stretches, waits_s, is_overhead, gaps)
         gaps_of_ends.append(gaps)
     return gaps_of_ends
 
 
-def _add_waits(
-    ranks: int, stretches: _Stretches, device_s: Floats, host_s: Floats, is_overhead: Bools, gaps: _Gaps
-) -> None:
-    """Add what stretches of one phase wait on so many ranks, shared out over the operations of each."""
+def _waits_s(stretches: _Stretches, device_s: Floats, host_s: Floats) -> list[float]:
+    """Seconds that each of the distinct stretches waits, all times together."""
     known = [_stretch(device_s[works], host_s[works]) for works in stretches.distinct]
     waits_s, dispatched_s, done_s = [0.0] * len(known), 0.0, 0.0
     for which in stretches.order:
@@ -210,6 +213,11 @@ def _add_waits(
         end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s)
         waits_s[which] += max(end_s - done_s - stretch.device_s, 0.0)
         dispatched_s, done_s = dispatched_s + stretch.host_s, end_s
+    return waits_s
+
+
+def _add_waits(ranks: int, stretches: _Stretches, waits_s: Sequence[float], is_overhead: Bools, gaps: _Gaps) -> None:
+    """Add what stretches of one phase wait on so many ranks, shared out over the operations of each."""
     for works, waited_s, times in zip(stretches.distinct, waits_s, np.bincount(stretches.order), strict=True):
         overheads = works[is_overhead[works]]
         if len(overheads):

@@ -62,24 +62,32 @@ class KernelCosts:
         return self._known[key]
 
     def _find(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
-        estimates = [kernel for shape in self._kernels_of(layer, phase, batch) if (kernel := self.of_shape(shape))]
-        return _added(estimates) if estimates else None
+        answers = self._answers(layer, phase, batch)
+        return _added([answer for _, answer in answers]) if answers else None
 
-    def _kernels_of(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[KernelShape, ...]:
+    def _answers(self, layer: Layer, phase: PhaseName, batch: int) -> list[tuple[KernelShape, Estimate]]:
         """The kernels that regressors answer for a layer's phase: one, or both halves of backward; else none."""
         if phase not in ("FW", "BW", "BW_input", "BW_weight"):
-            return ()
+            return []
         whole = kernel_shape(layer, phase, batch, self._dtype)
-        if whole is not None and self.of_shape(whole) is not None:
-            return (whole,)
+        answer = self.of_shape(whole)
+        if whole is not None and answer is not None:
+            return [(whole, answer)]
+        answers: list[tuple[KernelShape, Estimate]] = []
         stages: tuple[KernelStage, ...] = ("BW_input", "BW_weight") if phase == "BW" else ()
-        halves = [kernel_shape(layer, half, batch, self._dtype) for half in stages]
-        shapes = tuple(shape for shape in halves if shape is not None)
-        return shapes if all(self.of_shape(shape) is not None for shape in shapes) else ()
+        for stage in stages:
+            half = kernel_shape(layer, stage, batch, self._dtype)
+            if half is None:
+                continue
+            answer = self.of_shape(half)
+            if answer is None:
+                return []
+            answers.append((half, answer))
+        return answers
 
     def was_fitted_on(self, layer: Layer, phase: PhaseName, batch: int) -> bool:
         """Whether kernels of the very shapes that answer for a layer's phase were among those fitted on."""
-        shapes = self._kernels_of(layer, phase, batch)
+        shapes = [shape for shape, _ in self._answers(layer, phase, batch)]
         return any(was_fitted_on(self._model_of(shape), shape) for shape in shapes)
 
     def shape_was_fitted_on(self, shape: KernelShape) -> bool:

@@ -77,7 +77,7 @@ class KindCosts(Generic[W]):
         price: seconds, source and spread.
         alone_on_host: seconds while no other rank of the host computes over those while all do, and the ratio's sd.
         spread_of_event: standard deviation of one event over its median; 0 where it was not measured.
-        decisive: what of a work decides the two of these beside its context; works with equal answers are priced once.
+        decisive: what of a work decides its price and its spread, beside the context: those with equal ones share them.
         demand: FLOPs and bytes that a roofline scales it by on another device; None for what stays as it is.
     """
 

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.cache_keys import Same
+from paradl_bench.core.cache_keys import Answers, Same
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
-from predict.simulation.pipelines.alike_segments import Places, alike_segments, joined
-from predict.simulation.simulator import LANES, Timeline, coalesce, merge_graphs, simulate
+from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
+from predict.simulation.simulator import LANES, Condensed, Timeline, coalesce, merge_graphs, simulate
 from predict.workload import Timing
 
 
@@ -101,45 +101,44 @@ class Computing(NamedTuple):
 @functools.lru_cache(maxsize=1)
 def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
-    plan = same.thing
+    plan, alike = same.thing, Answers()
     transfers = _Transfers(plan)
-    return tuple(
-        StageLine(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
-        for line in lines_of_stages(plan)
-    )
+
+    def stage(role: Role) -> _Stage:
+        return alike.once(role.arrays, lambda: _stage(role, transfers, overlapped=overlapped, merge=merge))
+
+    return tuple(StageLine(plan, [stage(plan.roles[index]) for index in line]) for line in lines_of_stages(plan))
+
+
+class _Stage(NamedTuple):
+    """A role's tasks joined, which do not depend on the line that it stands in."""
+
+    role: Role
+    ends: dict[TransferEnd, list[int]]
+    condensed: Condensed
+    alike: AlikeSegments
+
+
+def _stage(role: Role, transfers: _Transfers, *, overlapped: bool, merge: bool) -> _Stage:
+    role = role if overlapped else transfers.with_blocking_sends(role)
+    ends = transfers.ends(role)
+    condensed = coalesce(role, merge=merge, waiting=_chosen(ends, "receive"), waited_for=_chosen(ends, "send"))
+    return _Stage(role, ends, condensed, alike_segments(condensed.segment, role.work))
 
 
 class StageLine:
     """Roles that send to each other, from the first stage to the last."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Sequence[Role],
-        transfers: _Transfers,
-        *,
-        overlapped: bool,
-        merge: bool,
-    ) -> None:
-        roles = [role if overlapped else transfers.with_blocking_sends(role) for role in stages]
-        ends = [transfers.ends(role) for role in roles]
-        coalesced = [
-            coalesce(role, merge=merge, waiting=_chosen(tasks_at, "receive"), waited_for=_chosen(tasks_at, "send"))
-            for role, tasks_at in zip(roles, ends, strict=True)
-        ]
-        segments = [
-            {end: of_role.segment[tasks] for end, tasks in tasks_at.items()}
-            for of_role, tasks_at in zip(coalesced, ends, strict=True)
-        ]
+    def __init__(self, plan: Plan, stages: Sequence[_Stage]) -> None:
+        roles, coalesced = [stage.role for stage in stages], [stage.condensed for stage in stages]
+        segments = [{end: stage.condensed.segment[tasks] for end, tasks in stage.ends.items()} for stage in stages]
         meetings = _meetings(plan, roles, [of_role.segment for of_role in coalesced])
         self._graph = merge_graphs([of_role.graph for of_role in coalesced], [*_matches(segments), *meetings])
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
         self._straggler = np.ones(len(plan.works))
         # Per task, how many times longer its stage takes; None where all stages are alike.
         self._longer: Floats | None = None
-        self._alike = joined(
-            [alike_segments(of_role.segment, role.work) for of_role, role in zip(coalesced, roles, strict=True)]
-        )
+        self._alike = joined([stage.alike for stage in stages])
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
@@ -151,6 +150,7 @@ class StageLine:
         self._segment_work = _as_places(
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         )
+        self._slowdowns = [(np.zeros(0), np.zeros(0))] * 2
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
         names = [work.name_in_breakdowns for work in plan.works]
@@ -189,9 +189,17 @@ class StageLine:
         return simulate(
             self._graph,
             self._segment_seconds(seconds, added_s),
-            compute_slowdown[self._segment_work],
-            communication_slowdown[self._segment_work],
+            self._of_segments(0, compute_slowdown),
+            self._of_segments(1, communication_slowdown),
         )
+
+    def _of_segments(self, number: int, slowdown: Floats) -> Floats:
+        """Per segment, from slow-downs per work, which most shifts of costs leave as they are."""
+        of_works, found = self._slowdowns[number]
+        if not np.array_equal(of_works, slowdown):
+            found = slowdown[self._segment_work]
+            self._slowdowns[number] = slowdown, found
+        return found
 
     def _segment_seconds(self, seconds: Floats, added_s: Floats | None) -> Floats:
         if added_s is None and self._longer is None:

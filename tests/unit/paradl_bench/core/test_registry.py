@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.registry import discover, lookup
+from paradl_bench.core.registry import discover, lookup, named
 
 _numbers = itertools.count()
 _THING = "class Thing:\n    name = {name!r}\n    size = 1\nTHING = Thing()\n"
@@ -87,3 +87,19 @@ def test_what_is_found_can_be_changed_without_changing_the_registry(package: Pat
     (package / "one.py").write_text(_THING.format(name="first"))
     discover(package.name, "THING", Sized).clear()
     assert list(discover(package.name, "THING", Sized)) == ["first"]
+
+
+def test_a_name_is_found_in_the_module_called_so_without_the_others(package: Path) -> None:
+    (package / "first.py").write_text(_THING.format(name="first"))
+    (package / "broken.py").write_text("raise RuntimeError\n")
+    assert named(package.name, "THING", Sized, "first", "thing").name == "first"
+    with pytest.raises(RuntimeError):
+        named(package.name, "THING", Sized, "second", "thing")
+
+
+def test_a_name_is_found_in_a_module_called_otherwise(package: Path) -> None:
+    (package / "first.py").write_text(_THING.format(name="second"))
+    assert named(package.name, "THING", Sized, "second", "thing").name == "second"
+    for unknown in ("first", "../first", "third"):
+        with pytest.raises(UserError, match=f"unknown thing {unknown!r}"):
+            named(package.name, "THING", Sized, unknown, "thing")
