@@ -208,17 +208,13 @@ class _RankPlan:
         (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
-        self._last_stage, self._works = len(stages) - 1, works
-        self._shared = shared
+        self._last_stage, self._works, self._shared = len(stages) - 1, works, shared
         rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
         self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
-        if self._parts:
-            led = self._parts.led
-            self.own = {
-                index: shard._replace(shards=led(shard.network.layers, shard.shards))
-                for index, shard in self.own.items()
-            }
+        if parts := self._parts:
+            led = {index: parts.led(shard.network.layers, shard.shards) for index, shard in self.own.items()}
+            self.own = {index: shard._replace(shards=led[index]) for index, shard in self.own.items()}
         networks = {} if self._parts else {index: shard.network for index, shard in self.own.items()}
         self._exchanges = StageExchanges(networks, strategy, settings, sharded.apart)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)

@@ -242,7 +242,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     of_images = (
         itertools.product(("Residual", "Plain"), CASES[2])
         if ranks == 2
-        else zip(itertools.cycle(("Residual", "Plain")), CASES[4])
+        else zip(itertools.cycle(("Residual", "Plain")), CASES[4], strict=False)
     )
     cases = [f"{name} {case}" for name, case in of_images]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
