@@ -89,7 +89,7 @@ def test_what_is_found_can_be_changed_without_changing_the_registry(package: Pat
     assert list(discover(package.name, "THING", Sized)) == ["first"]
 
 
-def test_a_name_is_found_in_the_module_called_so_without_the_others(package: Path) -> None:
+def test_a_name_is_found_without_importing_the_others(package: Path) -> None:
     (package / "first.py").write_text(_THING.format(name="first"))
     (package / "broken.py").write_text("raise RuntimeError\n")
     assert named(package.name, "THING", Sized, "first", "thing").name == "first"
