@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import discover, named
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import check_batch, degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from predict.costs.compute.model_costs import Spread
@@ -67,16 +66,7 @@ class Configuration:
     settings: PlanSettings
 
     def __post_init__(self) -> None:
-        ranks, batch = self.data_degree, self.settings.batch
-        if batch < ranks:
-            raise UserError(
-                f"batch {batch} is smaller than the {ranks} ranks of {self.strategy}: give at least {ranks}"
-            )
-        if batch % ranks:
-            low, high = batch // ranks * ranks, -(-batch // ranks) * ranks
-            raise UserError(
-                f"batch {batch} cannot be divided over the {ranks} ranks of {self.strategy}: give {low} or {high}"
-            )
+        check_batch(self.strategy, self.settings.batch)
 
     @property
     def data_degree(self) -> int:

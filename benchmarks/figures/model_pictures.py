@@ -48,7 +48,10 @@ def pictures(measured: LoadedProfile, shipped: LoadedProfile) -> dict[str, tuple
             ).plot,
             "iteration over bandwidth and over FLOP/s",
         ),
-        "search": (shipped.search(LARGE, ranks=64, batch=512, memory="80GiB", top=8).plot, "time over memory"),
+        "search": (
+            shipped.search(LARGE, ranks=64, batch=512, memory="80GiB", top=8, pareto=True).plot,
+            "time over memory",
+        ),
         "memory": (lambda: memory(shipped), "what the fullest rank holds"),
         "plans": (
             lambda: streams(shipped, "vgg16", strategy="p4", batch=64, micro_batches=4, schedule="1f1b"),

@@ -307,7 +307,7 @@ def _refuse(kind: AxisKind, batch: Ints, groups: Ints, micro_batches: Ints, part
         raise UserError("ranks of data parallelism are groups: give groups, and ranks where they share layers")
     if (batch % groups).any():
         at = int(np.flatnonzero(batch % groups)[0])
-        raise UserError(f"batch {batch[at]} cannot be divided over {groups[at]} groups")
+        raise UserError(f"batch {batch[at]} does not split evenly over {groups[at]} groups")
 
 
 def _operations(layers: Iterable[Layer], shared: Iterable[Layer]) -> tuple[Operations, Operations]:

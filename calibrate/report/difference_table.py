@@ -70,17 +70,17 @@ def _print_movements(movements: Sequence[Movement], console: Console) -> None:
     rows = [
         {
             "": "*" if m.stands_out else "",
+            "what": m.what,
             "A": _formatted(m.first, m.unit),
             "B": _formatted(m.second, m.unit),
             "change": format_difference(m.relative),
             "90% interval": "-" if m.interval_relative is None else f"±{m.interval_relative:.1%}",
             "sd": "-" if m.deviations is None else f"{m.deviations:.1f}",
-            "what": m.what,
         }
         for m in movements
     ]
     title = "Numbers that moved beyond their 90% interval, worst first (* stands out among all compared numbers)"
-    console.print(table_of(rows, title=title))
+    console.print(table_of(rows, title=title, keys=2))
 
 
 def _formatted(value: float, unit: str) -> str:

@@ -252,29 +252,31 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
             text=f"layers were not measured on {ranks} ranks of one host at once, which slow each other",
             command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o layers-r{ranks}",
         )
-    libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
+    # Ranks of several nodes are started otherwise: a node's sweep is taken where there is one.
+    on_node_last = sorted(profile.communication, key=lambda fit: fit.level == NODE)
+    swept = {fit.library: (fit.ranks_range[1], fit.level) for fit in on_node_last}
     with_compute = [entry for entry in profile.contexts if entry.context == "with-compute"]
 
-    def sweep_with_compute(library: str, ranks: int) -> str:
+    def sweep_with_compute(library: str, ranks: int, level: str) -> str:
         place = file_name(f"with-compute-{library}")
-        return f"{sweep_command(profile, library, ranks, NODE)} --contexts with-compute -o {place}"
+        return f"{sweep_command(profile, library, ranks, level)} --contexts with-compute -o {place}"
 
-    for library in sorted(libraries.keys() - {entry.library for entry in with_compute}):
+    for library in sorted(swept.keys() - {entry.library for entry in with_compute}):
         yield Weakness(
             kind="missing",
             text=f"{library}: interference with compute was not measured; the cost of overlap is assumed",
-            command=sweep_with_compute(library, libraries[library]),
+            command=sweep_with_compute(library, *swept[library]),
         )
-    beside: dict[tuple[str, str, int], float] = {}
+    beside: dict[tuple[str, str, int, str], float] = {}
     for entry in with_compute:
-        key = entry.library, entry.operation, entry.ranks[1]
+        key = entry.library, entry.operation, entry.ranks[1], entry.level
         spread = entry.neighbour_sd / entry.neighbour_factor
         beside[key] = max(beside.get(key, 0.0), spread)
-    for (library, operation, ranks), spread in beside.items():
+    for (library, operation, ranks, level), spread in beside.items():
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} with compute, {ranks} ranks: slow-down of compute varies",
-            command=sweep_with_compute(library, ranks),
+            command=sweep_with_compute(library, ranks, level),
             size=spread,
         )
     for copy in profile.copies:

@@ -39,11 +39,13 @@ def print_overview(profile: Profile, console: Console, path: Path | str = "PROFI
         _print_rows(rows, f"Layers in {' or '.join(computed)}, and their sum against measured iterations", 2, console)
     calls = grouped(profile.communication, lambda fit: (fit.operation, fit.library, fit.level))
     if calls:
-        rows = [_call_cells(fits) for fits in calls.values()]
-        _print_rows(rows, "Collectives: time of a call by message size", 3, console)
+        libraries = {library for _, library, _ in calls}
+        rows = [_call_cells(fits, libraries) for fits in calls.values()]
+        _print_rows(rows, f"Collectives through {' or '.join(libraries)}: fitted time of a call by size", 3, console)
         console.print(
-            "alpha: time of one step of the algorithm; a call takes several steps. GB/s: bus bandwidth as"
-            " nccl-tests defines it. held out: error at sizes left out of the fit.",
+            "Sizes, and GB/s of the bus, are as nccl-tests defines them. In brackets: another size, if no size so small"
+            " or so large was measured, and how far the fit is from the time measured there. alpha: time of one step of"
+            " the algorithm; a call takes several steps. held out: error at sizes left out of the fit.",
             highlight=False,
         )
     for line in _first(list(_other_lines(profile)), 2 * _MOST):
@@ -102,33 +104,44 @@ def _ends(values: Sequence[float], words: Callable[[float], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _call_cells(fits: Sequence[CommunicationFit]) -> dict[str, str]:
+def _call_cells(fits: Sequence[CommunicationFit], libraries: set[str]) -> dict[str, str]:
     """One operation through a library on a level, at the most ranks that were measured."""
     first = min(fits, key=lambda fit: fit.bytes_range)
     ranks = max(fit.ranks_range[1] for fit in fits)
-    fewest, most = first.bytes_range[0], max(fit.bytes_range[1] for fit in fits)
-    small, large = (min(max(size, fewest), most) for size in (_SMALL_BYTES, _LARGE_BYTES))
-    operation = operations()[first.operation]
-
-    def seconds(size: int) -> float:
-        return float(communication_seconds(operation, fits, ranks, size))
-
-    bandwidth = operation.bus_bandwidth(ranks, large, seconds(large)) if large else 0.0
     return {
         "operation": first.operation,
-        "library": first.library,
+        "library": first.library if len(libraries) > 1 else "",
         "level": first.level,
         "ranks": _ends([fit.ranks_range[end] for fit in fits for end in (0, 1)], lambda count: f"{count:.0f}"),
-        format_bytes(_SMALL_BYTES): format_seconds(seconds(small)) + _other_size(small, _SMALL_BYTES),
-        format_bytes(_LARGE_BYTES): f"{bandwidth / 1e9:.3g} GB/s{_other_size(large, _LARGE_BYTES)}",
+        format_bytes(_SMALL_BYTES): _call_cell(fits, ranks, _SMALL_BYTES),
+        format_bytes(_LARGE_BYTES): _call_cell(fits, ranks, _LARGE_BYTES, as_rate=True),
         "alpha": format_seconds(first.alpha_s),
         "held out": f"{max(fit.held_out_relative_error for fit in fits):.1%}",
     }
 
 
-def _other_size(size: int, wanted: int) -> str:
-    """Where no message of the column's size was measured, that of the nearest."""
-    return "" if size == wanted else f" ({format_bytes(size)})"
+def _call_cell(fits: Sequence[CommunicationFit], ranks: int, wanted_bytes: int, *, as_rate: bool = False) -> str:
+    """The fitted time of a call, or its bus bandwidth; how far that is from the measured one, where there is one.
+
+    Args:
+        wanted_bytes: size as nccl-tests has it. Where none so small or so large was measured, the nearest stands for
+            it, and is named.
+    """
+    operation = operations()[fits[0].operation]
+    factor = operation.size_factor(ranks)
+    fewest, most = min(fit.bytes_range[0] for fit in fits), max(fit.bytes_range[1] for fit in fits)
+    message_bytes = min(max(round(wanted_bytes / factor), fewest), most)
+    fitted_s = float(communication_seconds(operation, fits, ranks, message_bytes))
+    size_bytes = round(message_bytes * factor)
+    said = [] if size_bytes == wanted_bytes else [format_bytes(size_bytes)]
+    points = (point for fit in fits for point in fit.measured)
+    here_s = (point.measured_s for point in points if (point.ranks, point.message_bytes) == (ranks, message_bytes))
+    measured_s = next(here_s, 0.0)
+    if measured_s and fitted_s:
+        said.append(format_difference((measured_s / fitted_s if as_rate else fitted_s / measured_s) - 1, 0))
+    rate = operation.bus_bandwidth(ranks, message_bytes, fitted_s) if as_rate and fitted_s else 0.0
+    cell = f"{rate / 1e9:.3g} GB/s" if as_rate else format_seconds(fitted_s)
+    return cell + (f" ({', '.join(said)})" if said else "")
 
 
 def _other_lines(profile: Profile) -> Iterator[str]:

@@ -20,6 +20,7 @@ from calibrate.report.sections.roofline_show import device_lines
 from calibrate.report.weakness import Weakness
 from paradl_bench.core.terminal.tables import table, table_of
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
+from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.emulation import simulated_messages, words_of_emulation
 from paradl_bench.records.measurement import Environment
 
@@ -160,6 +161,12 @@ def _print_communication(profile: Profile, console: Console) -> None:
         " Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left"
         " out in turn. Beyond the range of the fit, the line is extrapolated."
     )
+    for operation in dict.fromkeys(operations()[fit.operation] for fit in profile.communication):
+        if operation.size_factor(2) != 1:
+            console.print(
+                f"fitted on, of {operation.name}: bytes of {operation.message_bytes_is}. nccl-tests' size is that times"
+                " the ranks."
+            )
 
 
 def _fit_cells(fit: CommunicationFit) -> dict[str, str]:

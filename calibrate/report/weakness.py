@@ -45,7 +45,9 @@ def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str
         return _sweep_on_nodes(emulated[0], nodes, on_node, in_rack)
     if level == NODE:
         return f"paradl-bench collectives --ranks {ranks} --backend {shlex.quote(library)}"
-    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {shlex.quote(library)}"
+    on_node = _dividing(ranks, profile.cluster.ranks_per_node)
+    placed = f"--ntasks {ranks}" + (f" --ntasks-per-node {on_node}" if on_node > 1 else "")
+    return f"srun {placed} paradl-bench collectives --launcher srun --backend {shlex.quote(library)}"
 
 
 def _dividing(count: int, most: int) -> int:

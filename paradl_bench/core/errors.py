@@ -45,8 +45,12 @@ def shown(message: str) -> str:
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 320]} ... {line[-300:]}"
 
 
-def unknown_choice(what: str, given: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that is not among ``choices``; ``what`` is the noun ("model", "strategy", "backend")."""
+def unknown_choice(what: str, given: str, choices: Iterable[str], *, listed_by: str = "") -> UserError:
+    """The error for a name that is not among ``choices``; ``what`` is the noun ("model", "strategy", "backend").
+
+    Args:
+        listed_by: a command that lists the choices, which are too many for a line.
+    """
     # Loaded where something is wrong: nothing else needs it.
     from difflib import get_close_matches
 
@@ -55,4 +59,21 @@ def unknown_choice(what: str, given: str, choices: Iterable[str]) -> UserError:
     further = len(names) - _MOST_CHOICES
     listed = ", ".join(names[:_MOST_CHOICES]) + (f" and {further} more" if further > 0 else "")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return UserError(f"unknown {what} {given!r}: {hint}choices are {listed}")
+    every = f"{listed_by} lists all" if listed_by else f"choices are {listed}"
+    return UserError(f"unknown {what} {given!r}: {hint}{every}")
+
+
+def uneven(what: str, count: int, parts: int, over: str) -> UserError:
+    """The error for a count that is no multiple of ``parts``, with the nearest that are.
+
+    Args:
+        what: the count in words (``batch 10``). over: the parts in words (``4 ranks``).
+    """
+    why = "is smaller than" if count < parts else "does not split evenly over"
+    return UserError(f"{what} {why} {over}; {nearest_multiples(count, parts)}")
+
+
+def nearest_multiples(count: int, parts: int) -> str:
+    """What to give in the place of a count that does not split evenly, in words."""
+    lower = count - count % parts
+    return f"the nearest that do are {lower} and {lower + parts}" if lower else f"give at least {parts}"

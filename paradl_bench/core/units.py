@@ -47,7 +47,8 @@ def parse_size(text: str, where: str = "") -> int:
     factor = _SUFFIX_BYTES.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise UserError(
-            f"{size} is not a size: write a number with K, M, G (powers of 1024) or KB, MB, GB (powers of 1000)"
+            f"{size} is not a size: write a number with K, M, G (powers of 1024) or KB, MB, GB (powers of 1000), as"
+            " 512M or 16GB"
         )
     value = Fraction(match.group(1)) * factor
     if value.denominator != 1 or not 1 <= value <= MAX_COUNT:

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from paradl_bench.core.errors import uneven
+from paradl_bench.core.units import counted
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Communication
@@ -79,6 +81,20 @@ def positions(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
 def degree_of(strategy: Strategy, *traits: Trait) -> int:
     """PEs along the axes that have one of these traits, together."""
     return math.prod(axis.degree for axis in strategy.axes if any(map(axis.has, traits)))
+
+
+def check_batch(strategy: Strategy, batch: int) -> None:
+    """Refuse a mini-batch of which some ranks would see more samples than others.
+
+    Raises:
+        UserError: it does not split evenly; the message names the nearest that do.
+    """
+    ranks = degree_of(strategy, Trait.DIVIDES_BATCH)
+    if batch % ranks:
+        along = [axis.kind for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1]
+        named = f" of its {' and '.join(dict.fromkeys(along))} {'axis' if len(along) == 1 else 'axes'}"
+        over = counted(ranks, "rank") + ("" if ranks == strategy.ranks else named)
+        raise uneven(f"strategy {strategy}: batch {batch}", batch, ranks, over)
 
 
 def divides_batch_alone(strategy: Strategy) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.statistics import grouped
-from paradl_bench.core.terminal.pictures import COLOURS, new_figure
+from paradl_bench.core.terminal.pictures import COLOURS, draw_line, new_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.plan.tasks import Phase, Stream
 from predict.api.rows import prediction_row
@@ -35,7 +36,7 @@ _DRAWN = {
 }
 
 
-def parts_figure(predictions: Sequence[Prediction]) -> Figure:
+def parts_figure(predictions: Sequence[Prediction], title: str) -> Figure:
     """What iterations are made of: one bar for each, with its 90% interval."""
     rows = [prediction_row(prediction) for prediction in predictions]
     figure = new_figure(max(4.5, 2.5 + 0.9 * len(rows)), 4.2)
@@ -49,30 +50,34 @@ def parts_figure(predictions: Sequence[Prediction]) -> Figure:
     for index, row in enumerate(rows):
         axes.plot([index, index], row.interval_s, color="black", linewidth=1.2, marker="_", markersize=6)
     axes.set_xticks(range(len(rows)), [in_drawing(f"{row.strategy}, batch {row.batch}") for row in rows])
-    return _finished(figure, predictions, axes)
+    return _finished(figure, title, axes)
 
 
-def ranks_figure(predictions: Sequence[Prediction], *, strong_scaling: bool) -> Figure:
-    """Iterations over ranks with their 90% intervals: one line for each sweep.
+def ranks_figure(predictions: Sequence[Prediction], title: str, *, strong_scaling: bool) -> Figure:
+    """Iterations, and efficiency, over ranks with their 90% intervals: one line for each sweep.
 
     Args:
         strong_scaling: sweeps keep the global mini-batch; otherwise they keep the samples of each rank.
     """
-    figure = new_figure(6.5, 4.2)
-    axes = figure.subplots()
+    figure = new_figure(10, 4.2)
+    of_time, of_efficiency = figure.subplots(1, 2)
     lines = grouped(predictions, lambda prediction: line_of(prediction, strong=strong_scaling))
-    for index, (said, line) in enumerate(lines.items()):
+    for (said, line), colour in zip(lines.items(), itertools.cycle(COLOURS), strict=False):
         line = sorted(line, key=lambda prediction: prediction.ranks)
-        colour, ranks = COLOURS[index % len(COLOURS)], [prediction.ranks for prediction in line]
-        seconds, label = [prediction.iteration_s for prediction in line], in_drawing(", ".join(said))
-        axes.plot(ranks, seconds, "o-", color=colour, label=label, markersize=4)
-        lows, highs = zip(*(prediction.time.interval_s for prediction in line), strict=True)
-        axes.fill_between(ranks, lows, highs, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xscale("log", base=2)
+        ranks, label = [prediction.ranks for prediction in line], ", ".join(said)
+        seconds, intervals_s = [each.iteration_s for each in line], [each.time.interval_s for each in line]
+        draw_line(of_time, ranks, seconds, intervals_s, colour, label)
+        uses = [each.use for each in line]
+        bands = [use.efficiency_interval for use in uses]
+        draw_line(of_efficiency, ranks, [use.efficiency for use in uses], bands, colour, label)
     counts = sorted({prediction.ranks for prediction in predictions})
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlabel("ranks")
-    return _finished(figure, predictions, axes)
+    for axes in (of_time, of_efficiency):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xlabel("ranks")
+    of_efficiency.set_ylabel("efficiency, with 90% interval")
+    of_efficiency.set_ylim(bottom=0)
+    return _finished(figure, title, of_time)
 
 
 def search_figure(answer: Answer) -> Figure:
@@ -117,9 +122,9 @@ def timeline_figure(timeline: IterationTimeline, title: str) -> Figure:
     return figure
 
 
-def _finished(figure: Figure, predictions: Sequence[Prediction], axes: Axes) -> Figure:
+def _finished(figure: Figure, title: str, axes: Axes) -> Figure:
     axes.set_ylabel("iteration [s], with 90% interval")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
-    figure.suptitle(in_drawing(f"{predictions[0].model}: {predictions[0].evaluator}"))
+    figure.suptitle(in_drawing(title))
     return figure

@@ -12,6 +12,7 @@ from predict.api import rows
 from predict.ledger.ledger import Ledger
 from predict.prediction.prediction import Prediction
 from predict.prediction.request import Predicted, predict_request
+from predict.search.presentation import uneven_lines
 from predict.search.search import Answer
 from predict.validation.shown.findings import findings
 from predict.validation.shown.report import refuse_existing, write_report
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+_PARTS_OF_PATH = 2
+"""Of a profile's path in a title: a file's own name is often the same."""
 _SHORT = ("strategy", "ranks", "batch", "iteration_s", "interval_low_s", "interval_high_s")
 
 
@@ -49,8 +52,12 @@ class Predictions(Drawn):
 
     @property
     def title(self) -> str:
-        """Model and evaluator."""
-        return f"{self.predictions[0].model}: {self.predictions[0].evaluator}"
+        """Model, batch, profile, and the evaluator where it is not the usual one."""
+        model, evaluator = self.predictions[0].model, self.predictions[0].evaluator
+        batches = sorted({prediction.batch for prediction in self.predictions})
+        batch = f"batch {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
+        profile = "/".join(Path(self._options["profile"]).parts[-_PARTS_OF_PATH:])
+        return f"{model}, {batch}, {profile}" + (f": {evaluator}" if evaluator != "simulate" else "")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -69,8 +76,8 @@ class Predictions(Drawn):
         from predict.api.figures import parts_figure, ranks_figure
 
         if not self.sweeps:
-            return parts_figure(self.predictions)
-        return ranks_figure(self.predictions, strong_scaling=self._options["scaling"] == "strong")
+            return parts_figure(self.predictions, self.title)
+        return ranks_figure(self.predictions, self.title, strong_scaling=self._options["scaling"] == "strong")
 
 
 class OnePrediction(Predictions):
@@ -146,13 +153,13 @@ class Search(Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How much was searched, and what was extrapolated."""
+        """How much was searched, which replicas the batch ruled out, and what was extrapolated."""
         searched = (
             f"{search.ranks} ranks: {search.candidates:,} candidates, {search.predicted:,} predicted,"
             f" {search.open:,} left open"
             for search in self.answer.searched
         )
-        return (*searched, *_said_of([row.prediction for row in self.answer.rows]))
+        return (*searched, *uneven_lines(self.answer), *_said_of([row.prediction for row in self.answer.rows]))
 
     def _figure(self) -> Figure:
         from predict.api.figures import search_figure

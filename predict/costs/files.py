@@ -82,10 +82,10 @@ def choose_network(
         raise UserError(f"{unknown_choice('model', model, profile.network)}; {add}")
     shipped = traced_network(model)
     if shipped is None:
-        raise UserError(
-            f"{unknown_choice('model', model, traced_models())}, whose networks come with the tool; {place} holds"
-            f" no model; {add}; or give --network FILE from: paradl-bench describe {model} -o FILE"
-        )
+        unknown = unknown_choice("model", model, traced_models(), listed_by="paradl-bench models")
+        # Who has measured links alone may want to measure layers too.
+        add = "" if profile.published else f"; {place} holds no model; {add}"
+        raise UserError(f"{unknown}{add}; or give --network FILE from: paradl-bench describe {model} -o FILE")
     if sequence is not None:
         raise UserError(f"--sequence {sequence}: {model} does not read tokens: leave it out")
     return shipped

@@ -120,9 +120,7 @@ point_options = option_group(
         help="Strategies with degrees (serial, d4), or kinds (data) whose degrees --ranks sets. Or @ and a settings"
         " file of torchtitan, Megatron-LM, DeepSpeed or accelerate; options given here override the file.",
     ),
-    click.option(
-        "--batch", metavar="N[,N...]", help="Samples in the global mini-batch. With weak scaling: at the fewest ranks."
-    ),
+    click.option("--batch", metavar="N[,N...]", help="Samples in the global mini-batch."),
     click.option(
         "--ranks",
         metavar="2:1024:x2",
@@ -131,7 +129,13 @@ point_options = option_group(
         help="Numbers of ranks, for strategies given as kinds (data). For a settings file that does not say it: one"
         " number.",
     ),
-    click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True),
+    click.option(
+        "--scaling",
+        type=click.Choice(["weak", "strong"]),
+        default="weak",
+        show_default=True,
+        help="weak: --batch is that of the fewest ranks, and grows with them. strong: it stays.",
+    ),
     click.option("--network", type=click.Path(path_type=Path), help="network.json that paradl-bench describe wrote."),
     click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples in an epoch."),
     click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the measured cluster."),

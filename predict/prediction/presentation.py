@@ -185,7 +185,7 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = (),
     shape = "x".join(map(str, first.input_shape))
     console = open_console()
     computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
-    title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
+    title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}{_scaled(sweeps)}"
     answers = [_answer(prediction, with_band=bool(sweeps)) for prediction in predictions]
     console.print(table_of(answers, title=title, keys=3))
     phases = [_phases(prediction) for prediction in predictions]
@@ -200,6 +200,14 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = (),
         console.print(f"knee of {sweep}", highlight=False)
     columns = [name for name in _MEANT if name in answers[0] or any(row.get(name) for row in phases)]
     console.print("; ".join(f"{name}: {_MEANT[name]}" for name in columns) + ".", highlight=False)
+
+
+def _scaled(sweeps: Sequence[Sweep]) -> str:
+    """How the mini-batch goes with the ranks, and what each sweep keeps of it."""
+    if not sweeps:
+        return ""
+    how = "weak" if sweeps[0].keeps_samples_a_rank else "strong"
+    return f", {how} scaling ({' or '.join(dict.fromkeys(sweep.kept for sweep in sweeps))})"
 
 
 def _names(predictions: Sequence[Prediction]) -> list[str]:

@@ -68,7 +68,16 @@ search_options = option_group(
 @click.command("search", cls=GroupedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
 @search_options
-@option_group("Search", why_option, folded=False)
+@option_group(
+    "Search",
+    click.option(
+        "--pareto",
+        is_flag=True,
+        help="Also show every other prediction that none beats in time, memory and rank-hours at once.",
+    ),
+    why_option,
+    folded=False,
+)
 @export_options
 @click.option(
     "--row", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="With --export: the row to export."

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 
+from paradl_bench.core.errors import nearest_multiples
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.confidence import confidence_in
@@ -32,18 +36,21 @@ def print_answer(answer: Answer, *, why: bool = False) -> None:
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    for text in _not_compared(answer.searched):
+    for text in (*uneven_lines(answer), *_not_compared(answer.searched)):
         line(text)
     evaluator = answer.rows[0].prediction.evaluator
     title = f"{answer.model}, batch {answer.batch}{within}" + (f": {evaluator}" if evaluator != "simulate" else "")
     several = len({row.prediction.ranks for row in answer.rows}) > 1
-    console.print(table_of([_cells(row, several=several) for row in answer.rows], title=title, keys=3))
+    named = _differing(answer.rows)
+    console.print(table_of([_cells(row, named, several=several) for row in answer.rows], title=title, keys=3))
     line(
         "best: the probability that the strategy is the fastest of those predicted, each with its fastest"
         " settings. Errors that strategies share do not count. Strategies in no row together:"
         f" {_percent(answer.probability_of_others)}."
     )
-    line("*: no other row is better in time, memory and rank-hours at once. Rows are sorted by time.")
+    line("*: no other prediction is better in time, memory and rank-hours at once. Rows are sorted by time.")
+    if answer.further:
+        line(f"In no row: {counted(answer.further, 'other prediction')} with a * (--pareto shows them).")
     if several:
         line("rank-hours: hours of all ranks together, for a million samples.")
     for row in answer.rows:
@@ -55,6 +62,17 @@ def print_answer(answer: Answer, *, why: bool = False) -> None:
             line(text)
     for text in confidence_in([(f"row {row.place}", row.prediction.provenance) for row in answer.rows]).lines(why=why):
         line(text)
+
+
+def uneven_lines(answer: Answer) -> list[str]:
+    """What has no candidate since ranks would see unequal parts of the mini-batch, and what would mend it."""
+    return [
+        f"Not searched on {counted(one.ranks, 'rank')}: {kinds_with(Trait.DIVIDES_BATCH)[0].name} parallelism of degree"
+        f" {', '.join(map(str, one.uneven_replicas))}. Batch {answer.batch} does not split evenly over so many"
+        f" replicas; {nearest_multiples(answer.batch, math.lcm(*one.uneven_replicas))}."
+        for one in answer.searched
+        if one.uneven_replicas
+    ]
 
 
 def _not_compared(searched: Sequence[Searched]) -> list[str]:
@@ -112,13 +130,26 @@ def _contrasted(one: Contrasted) -> str:
     return f"{format_seconds(one.iteration_s)} ({one.candidate}; the best is {one.best_is_faster:.3g} times as fast)"
 
 
-def _cells(row: Row, *, several: bool) -> Mapping[str, str]:
-    """By column; ``several`` numbers of ranks are told apart by their rank-hours."""
+def _differing(rows: Sequence[Row]) -> set[str]:
+    """Options that some rows have and others lack, or have otherwise."""
+    options = [row.prediction.options for row in rows]
+    return {name for own in options for name in own if len({other.get(name) for other in options}) > 1}
+
+
+def _cells(row: Row, named: Container[str], *, several: bool) -> Mapping[str, str]:
+    """By column; ``several`` numbers of ranks are told apart by their rank-hours.
+
+    Args:
+        named: options that a row is told apart by.
+    """
     prediction = row.prediction
-    settings = [f"{prediction.options['schedule']}"] if "schedule" in prediction.options else []
-    if (count := prediction.options.get("micro_batches")) is not None:
+    options = dict(prediction.options)
+    settings = [schedule] if (schedule := options.pop("schedule", "")) else []
+    if (count := options.pop("micro_batches", None)) is not None:
         settings.append("1 micro-batch" if count == "1" else f"{count} micro-batches")
-    settings += [f"{name} {prediction.options[name]}" for name in SIMULATED_ALONE if name in prediction.options]
+    settings += [
+        f"{name.replace('_', '-')} {text}" for name, text in options.items() if name in SIMULATED_ALONE or name in named
+    ]
     cap = prediction.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
     return {

@@ -67,6 +67,8 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         estimates_off: predictions over estimates less 1, the least and the most.
         impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
             that there are, and of which no candidate was made.
+        uneven_replicas: numbers of replicas that no candidate has, since the mini-batch does not split evenly over
+            them.
         not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
         measure_command: that measures what is lacking; null where nothing is.
         best_s: the best prediction, of the candidate ``best``. of_predicted: how that compares with what was predicted,
@@ -84,6 +86,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     estimates_off: tuple[float, float]
     impossible: dict[str, int]
     not_searched: tuple[str, ...]
+    uneven_replicas: tuple[int, ...] = ()
     not_compared: dict[str, str] = {}
     measure_command: str | None = None
     best: str
@@ -249,6 +252,7 @@ class Ranker:
             estimates_off=(min(ratios), max(ratios)),
             impossible=dict(space.impossible.counts.most_common()),
             not_searched=space.not_searched,
+            uneven_replicas=tuple(sorted(space.impossible.uneven_replicas)),
             not_compared=self._not_compared,
             measure_command=sweep if self._not_compared else None,
             best=_described(self._point(best.candidate)),

@@ -74,9 +74,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         memory_bytes_per_rank: the limit; null where nobody says.
-        rows: the fastest strategies, each with its fastest settings, and what else is in the Pareto set; the fastest
-            first.
+        rows: the fastest strategies, each with its fastest settings; with ``--pareto`` what else is in the Pareto set
+            too. The fastest first.
         probability_of_others: that a strategy is the best that was predicted and is in no row.
+        further: predictions of the Pareto set that are in no row.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_bytes_per_rank: float | None
     rows: tuple[Row, ...]
     probability_of_others: float
+    further: int
     searched: tuple[Searched, ...]
 
     def record(self) -> dict[str, Any]:
@@ -136,13 +138,14 @@ def search(
             refused.append(error)
     if not searched:
         raise refused[0]
-    rows, others = _rows(exact, options)
+    rows, others, further = _rows(exact, options)
     return Answer(
         model=costs.network.name,
         batch=batches[0],
         memory_bytes_per_rank=limit,
         rows=rows,
         probability_of_others=others,
+        further=further,
         searched=tuple(searched),
     )
 
@@ -174,8 +177,8 @@ def _evaluator_of(name: str) -> tuple[Evaluator, Callable[[CostModel], CostModel
     return evaluator, evaluator.estimated_by
 
 
-def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
-    """The rows, and the probability of strategies that are in none."""
+def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float, int]:
+    """The rows, the probability of strategies that are in none, and how much of the Pareto set is in none."""
     exact = sorted(exact, key=lambda candidate: candidate.timed.iteration_s)
     compared = [_compared(candidate.prediction) for candidate in exact]
     frontier = pareto(compared)
@@ -191,6 +194,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
     further = list({compared[index]: index for index in reversed(range(len(exact))) if frontier[index]}.values())
     told = {compared[index] for index in shown}
     further = sorted(index for index in further if compared[index] not in told)
+    asked_for = further if options["pareto"] else []
     rows = [
         Row(
             place=place,
@@ -201,10 +205,11 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
             train_command=_train_command(exact[index].prediction, options),
             prediction=exact[index].prediction,
         )
-        for place, index in enumerate(sorted((*shown, *further)), start=1)
+        for place, index in enumerate(sorted((*shown, *asked_for)), start=1)
     ]
     named = {row.prediction.strategy for row in rows if row.probability_best is not None}
-    return tuple(rows), float(sum(chance for name, chance in of_strategy.items() if name not in named))
+    others = float(sum(chance for name, chance in of_strategy.items() if name not in named))
+    return tuple(rows), others, len(further) - len(asked_for)
 
 
 def _compared(prediction: Prediction) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.terminal.command_line import open_console
-from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
+from paradl_bench.core.terminal.pictures import COLOURS, draw_line, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_seconds
@@ -167,12 +167,9 @@ def what_if_figure(rows: Sequence[WhatIf]) -> Figure:
         # Names stand side by side in the order given; numbers on a scale of their logarithms.
         place = {value: at if name == DEVICE else float(value) for at, value in enumerate(varied)}
         for index, (label, line) in enumerate(_lines(rows, name).items()):
-            colour = COLOURS[index % len(COLOURS)]
             values = [place[row.varied[name]] for row in line]
-            seconds = [row.iteration_s for row in line]
-            panel.plot(values, seconds, "o-", color=colour, label=in_drawing(label), markersize=4)
-            lows, highs = zip(*(row.interval_s for row in line), strict=True)
-            panel.fill_between(values, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            seconds, intervals = [row.iteration_s for row in line], [row.interval_s for row in line]
+            draw_line(panel, values, seconds, intervals, COLOURS[index % len(COLOURS)], label)
         for base in (row for row in rows if not row.varied):
             panel.axhline(base.iteration_s, color="0.5", linestyle="--", linewidth=1)
         panel.set_xscale("linear" if name == DEVICE else "log")

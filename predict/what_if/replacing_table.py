@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.terminal.command_line import open_console
-from paradl_bench.core.terminal.pictures import COLOURS, new_figure, write_figure
+from paradl_bench.core.terminal.pictures import COLOURS, draw_line, new_figure, write_figure
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
@@ -116,10 +116,8 @@ def replacing_figure(rows: Sequence[Replacing], *, strong_scaling: bool) -> Figu
     figure = new_figure(6.5, 4.5)
     panel = figure.subplots()
     for index, (label, line) in enumerate(lines.items()):
-        colour, ranks = COLOURS[index % len(COLOURS)], [row.ranks for row in line]
-        panel.plot(ranks, [row.scaling_factor for row in line], "o-", color=colour, label=in_drawing(label))
-        lows, highs = zip(*(row.scaling_factor_interval for row in line), strict=True)
-        panel.fill_between(ranks, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        factors, intervals = [row.scaling_factor for row in line], [row.scaling_factor_interval for row in line]
+        draw_line(panel, [row.ranks for row in line], factors, intervals, COLOURS[index % len(COLOURS)], label)
     panel.set_xscale("log", base=2)
     counts = sorted({row.ranks for row in rows})
     panel.set_xticks(counts, [str(count) for count in counts])

@@ -141,10 +141,10 @@ def _settings(profile: tuple[str, ...]) -> Iterator[Case]:
 
 def _tools(measured: tuple[str, ...], emulated: tuple[str, ...], directory: Path) -> Iterator[Case]:
     images = ("--model", IMAGES, "--batch", "16")
-    yield _predict("search 8", "search", *emulated, *images, "--ranks", "8", "--top", "20")
-    yield _predict("search 8 again", "search", *emulated, *images, "--ranks", "4,8", "--recompute", "all")
-    yield _predict("search tokens", "search", *emulated, "--model", TOKENS, "--batch", "16", "--ranks", "8")
-    yield _predict("search 2", "search", *measured, "--model", "vgg11", "--batch", "32", "--ranks", "2,4")
+    yield _predict("search 8", "search", *emulated, *images, "--ranks", "8", "--top", "20", "--pareto")
+    yield _predict("search 8 again", "search", *emulated, *images, "--ranks", "4,8", "--recompute", "all", "--pareto")
+    yield _predict("search tokens", "search", *emulated, "--model", TOKENS, "--batch", "16", "--ranks", "8", "--pareto")
+    yield _predict("search 2", "search", *measured, "--model", "vgg11", "--batch", "32", "--ranks", "2,4", "--pareto")
     yield _predict("buckets", "buckets", *measured, "--model", "resnet18", "--batch", "32", "--strategy", "d2,d4")
     vary = ("--vary", "bandwidth=0.5,2", "--vary", "latency=0.5,2", "--vary", "peak-flops=2")
     yield _predict("what-if", "what-if", *measured, "--model", "vgg11", "--batch", "32", "--strategy", "d2", *vary)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import write_output
+from paradl_bench.core.terminal.printed import in_drawing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DRAWN = (".png", ".svg", ".html")
@@ -51,6 +54,24 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
     figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw_line(
+    panel: Axes,
+    places: Sequence[float],
+    values: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    colour: str,
+    label: str,
+) -> None:
+    """A line through values, with their intervals: a band, or a bar where there is one value alone."""
+    panel.plot(places, values, "o-", color=colour, label=in_drawing(label), markersize=4)
+    lows, highs = zip(*intervals, strict=True)
+    if len(places) > 1:
+        panel.fill_between(places, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    else:
+        # A band of one place has no width.
+        panel.plot([*places, *places], [*lows, *highs], color=colour, linewidth=1.2, marker="_", markersize=6)
 
 
 def write_figure(figure: Figure, target: str, *, title: str, shows: str, force: bool) -> None:

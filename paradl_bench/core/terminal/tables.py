@@ -24,14 +24,16 @@ def table(
     number and break no short word.
 
     Args:
-        keys: so many first columns name a row: each part has them.
+        keys: so many first columns name a row, or as many more as tell rows apart. Each part has them.
     """
     from paradl_bench.core.terminal.plain_console import FittedTable
 
-    columns, rows = list(columns), list(rows)
-    shown = [(name, cells) for name, *cells in zip(columns, *rows, strict=True) if any(map(str, cells)) or not rows]
-    drawn = FittedTable(title, keys=sum(name in columns[:keys] for name, _ in shown))
-    for name, cells in shown:
+    rows = list(rows)
+    numbered = enumerate(zip(columns, *rows, strict=True))
+    shown = [(at, name, cells) for at, (name, *cells) in numbered if any(map(str, cells)) or not rows]
+    named = _naming(rows, keys)
+    drawn = FittedTable(title, keys=sum(at < named for at, *_ in shown))
+    for _, name, cells in shown:
         filled = [str(cell) for cell in cells if str(cell)]
         numbers = 2 * sum(_NUMBER.match(cell) is not None for cell in filled) > len(filled)
         width = max(len(line) for text in (name, *filled) for line in text.splitlines() or [""])
@@ -43,9 +45,16 @@ def table(
             no_wrap=whole,
             min_width=width if whole else _WORDS_WIDTH,
         )
-    for row in zip(*(cells for _, cells in shown), strict=True):
+    for row in zip(*(cells for *_, cells in shown), strict=True):
         drawn.add_row(*row)
     return drawn
+
+
+def _naming(rows: Sequence[Sequence[str | Text]], keys: int) -> int:
+    """How many first columns tell rows apart, from so many on; just those where all columns do not."""
+    texts = [tuple(map(str, row)) for row in rows]
+    counts = range(keys, len(texts[0]) if texts else keys)
+    return next((count for count in counts if len({text[:count] for text in texts}) == len(texts)), keys)
 
 
 def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None, keys: int = 1) -> Table:

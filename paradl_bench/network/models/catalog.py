@@ -224,7 +224,7 @@ def _from_torchvision(name: str) -> torch.nn.Module:
             if file.is_dir():
                 raise UserError(f"model {name!r} is a folder: give the config.json in it, as {file / 'config.json'}")
             raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
-        raise unknown_choice("model", name, names)
+        raise unknown_choice("model", name, names, listed_by="paradl-bench models")
     # Auxiliary classifiers give several outputs and losses; the papers' networks are measured without them.
     arguments: dict[str, Any] = {"weights": None}
     if name in ("googlenet", "inception_v3"):

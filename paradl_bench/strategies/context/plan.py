@@ -20,7 +20,7 @@ import math
 
 import msgspec
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.errors import uneven
 from paradl_bench.network.graph import Layer, LayerMemory, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label, shard_within
@@ -62,12 +62,9 @@ class ContextPlanner:
         options = settings.of(ContextOptions)
         chunks = _chunks_a_rank(network, tokens, options)
         if tokens.length % (chunks * ranks):
-            lower = tokens.length - tokens.length % (chunks * ranks)
-            chunks_text = f", {chunks} chunks each" if chunks > 1 else ""
-            raise UserError(
-                f"strategy {strategy}: a sequence of {tokens.length} tokens does not split evenly over {ranks} ranks"
-                f"{chunks_text}; the nearest that do are {lower} and {lower + chunks * ranks}"
-            )
+            what = f"strategy {strategy}: a sequence of {tokens.length} tokens"
+            over = f"{ranks} ranks" + (f", {chunks} chunks each" if chunks > 1 else "")
+            raise uneven(what, tokens.length, chunks * ranks, over)
         if options.by_heads:
             for layer in attentions(network, tokens):
                 check_heads(layer, str(strategy), ranks)

@@ -5,11 +5,9 @@ The exchange itself is that of all ranks that hold the same parameters (:mod:`pa
 
 from __future__ import annotations
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts
-from paradl_bench.plan.mesh import degree_of, zero_stage
+from paradl_bench.plan.mesh import check_batch, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, RoleBuilder
@@ -26,20 +24,9 @@ class DataPlanner:
         """Raises:
         UserError: fewer samples than ranks, a mini-batch that does not split evenly, or what ZeRO cannot run.
         """
-        ranks, batch = degree_of(strategy, Trait.DIVIDES_BATCH), settings.batch
         if strategy.axes[axis].prefix:
             check_zero(network, strategy, settings)
-        of_axis = "" if ranks == strategy.ranks else " of its data axis"
-        if ranks > batch:
-            raise UserError(
-                f"strategy {strategy}: batch {batch} is smaller than {ranks} ranks{of_axis}; give at least {ranks}"
-            )
-        if batch % ranks:
-            lower = batch - batch % ranks
-            raise UserError(
-                f"strategy {strategy}: batch {batch} does not split evenly over {ranks} ranks{of_axis};"
-                f" the nearest that do are {lower} and {lower + ranks}"
-            )
+        check_batch(strategy, settings.batch)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """One sample a rank at least (ParaDL, Table 3)."""

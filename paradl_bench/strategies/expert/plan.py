@@ -23,10 +23,9 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import widths_of
-from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, layers_with_gradient
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import check_batch
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
@@ -55,19 +54,11 @@ class ExpertPlanner:
         """Raises:
         UserError: a batch or experts that do not split evenly, no experts, or an exchange that knows nodes.
         """
-        ranks, replicas = strategy.axes[axis].degree, degree_of(strategy, Trait.DIVIDES_BATCH)
+        ranks = strategy.axes[axis].degree
         if ranks > 1 and network.layers:
             check_extent(network, strategy, axis, self.limit(network, settings))
             _check_even(network, strategy, ranks)
-        if settings.batch % replicas:
-            lower = settings.batch - settings.batch % replicas
-            nearest = (
-                f"the nearest that do are {lower} and {lower + replicas}" if lower else f"give at least {replicas}"
-            )
-            raise UserError(
-                f"strategy {strategy}: batch {settings.batch} does not split evenly over {replicas} ranks that each see"
-                f" samples of their own; {nearest}"
-            )
+        check_batch(strategy, settings.batch)
         exchange = settings.of(ExchangeOptions).exchange
         if exchange != "flat":
             raise UserError(

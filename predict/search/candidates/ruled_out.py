@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from paradl_bench.core.errors import uneven
 from paradl_bench.plan.collectives.catalog import OF_STRATEGIES
 from paradl_bench.plan.strategy import Strategy
 
@@ -13,28 +14,34 @@ _REASONS = 2
 _MEASURE = "measure it:"
 
 
-def batch_refusal(batch: int, parts: str) -> str:
-    """That a mini-batch cannot be divided over so many."""
-    return f"batch {batch} cannot be divided over {parts}"
-
-
 @dataclass(slots=True)
 class RuledOut:
-    """Strategies that cannot be, as a whole or with some settings, counted by why; kinds of axes by what they lack."""
+    """Strategies that cannot be, as a whole or with some settings, counted by why; kinds of axes by what they lack.
+
+    Attributes:
+        uneven_replicas: numbers of replicas that would see unequal parts of the mini-batch.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     lacking: dict[str, str] = field(default_factory=dict)
+    uneven_replicas: set[int] = field(default_factory=set)
     _known: set[tuple[str, Hashable]] = field(default_factory=set)
     _partly: set[str] = field(default_factory=set)
 
     def copy(self) -> RuledOut:
         """Another that has counted as much."""
-        return RuledOut(self.counts.copy(), self.lacking.copy(), self._known.copy(), self._partly.copy())
+        counted = self.counts.copy(), self.lacking.copy(), self.uneven_replicas.copy()
+        return RuledOut(*counted, self._known.copy(), self._partly.copy())
 
     def add(self, reason: str, strategies: int = 1) -> None:
         """So many strategies more."""
         if strategies:
             self.counts[reason] += strategies
+
+    def add_uneven(self, batch: int, replicas: int, strategies: int) -> None:
+        """So many strategies more that have a number of replicas which the mini-batch does not split evenly over."""
+        self.uneven_replicas.add(replicas)
+        self.add(f"{_uneven_batch(batch)}{replicas} replicas", strategies)
 
     def add_settings(self, reason: str, of: Hashable, strategies: int = 1) -> None:
         """Some settings of so many strategies, whatever they are of (a mesh); those are counted once a reason."""
@@ -55,8 +62,8 @@ class RuledOut:
 
     def why_none(self, batch: int, ranks: int) -> str:
         """Why no strategy is left: the batch first, then what rules out most strategies whole, then what is lacking."""
-        parted = batch_refusal(batch, "")
-        reasons = [batch_refusal(batch, f"{ranks} replicas")] if batch % ranks else []
+        parted = _uneven_batch(batch)
+        reasons = [str(uneven(f"batch {batch}", batch, ranks, f"{ranks} replicas"))] if batch % ranks else []
         whole = [
             reason
             for reason, _ in self.counts.most_common()
@@ -64,6 +71,10 @@ class RuledOut:
         ]
         lacking = [reason for reason in self.counts if _MEASURE in reason]
         return "; ".join([*reasons, *whole[:_REASONS], *lacking[:1]]) or "; ".join([*self.counts][:_REASONS])
+
+
+def _uneven_batch(batch: int) -> str:
+    return f"batch {batch} does not split evenly over "
 
 
 def kinds_of(strategy: Strategy) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from paradl_bench.strategies.pipeline.stages import most_stages
 from predict.costs.sourced import Ints
 from predict.search.candidates.mesh import Mesh, divisors, placements
 from predict.search.candidates.refusals import Held, Refusals, possible_choices
-from predict.search.candidates.ruled_out import RuledOut, batch_refusal
+from predict.search.candidates.ruled_out import RuledOut
 from predict.search.candidates.shared_axes import SharedAxes
 
 MOST_TRIED_MICRO_BATCHES = 512
@@ -256,7 +256,7 @@ class _Finder:
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
             self._impossible.add(f"pipeline: {text}", orders)
         elif self._settings.batch % mesh.samplers:
-            self._impossible.add(batch_refusal(self._settings.batch, f"{mesh.samplers} replicas"), orders)
+            self._impossible.add_uneven(self._settings.batch, mesh.samplers, orders)
         else:
             return True
         return False

@@ -152,6 +152,7 @@ def _strategies(
         **free,
         "ranks": str(case.prediction.ranks),
         "top": _STRATEGIES,
+        "pareto": True,
         "predictions": _PREDICTIONS,
         "caps": ",".join(_CAPS_MB),
         "price": None,

@@ -137,7 +137,7 @@ def _about(options: Options, costs: CostModel, case: Case) -> dict[str, Any]:
 def _of_search(options: Options, advance: Callable[[], None]) -> _Found:
     """The fastest that a search finds."""
     costs = read_model(options, simulate.EVALUATOR)
-    answer = search(options, advance, costs)
+    answer = search({**options, "pareto": True}, advance, costs)
     best = answer.rows[0].prediction
     options_of_best = options_found(best, {**options, **UNSET})
     (point,) = request_of(costs, simulate.EVALUATOR, options_of_best).points

@@ -226,9 +226,10 @@ def _repeated(report: Report) -> Table:
 
 
 def _configurations(report: Report) -> Table:
-    """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and over all."""
+    """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and of several."""
     groups: dict[tuple[str, str], list[RepeatedPrediction]] = {}
-    for strategy in (*dict.fromkeys(one.strategy for one in report.repeated), _ALL):
+    strategies = dict.fromkeys(one.strategy for one in report.repeated)
+    for strategy in (*strategies, *((_ALL,) if len(strategies) > 1 else ())):
         of_strategy = [one.by_evaluator for one in report.repeated if strategy in (one.strategy, _ALL)]
         for name in (PREDICTOR, *_baselines(report)):
             groups[strategy, name] = [predicted[name] for predicted in of_strategy if name in predicted]
@@ -287,7 +288,9 @@ def _memory_cell(pair: Pair) -> str:
 def _scores(report: Report) -> Table:
     titles = ["strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"]
     titles += ["noise floor", *PHASES]
-    scores = [*report.strategies.items(), (_ALL, {name: overall.score for name, overall in report.overall.items()})]
+    scores = [*report.strategies.items()]
+    if len(scores) > 1:
+        scores.append((_ALL, {name: overall.score for name, overall in report.overall.items()}))
     rows = [
         [
             strategy,

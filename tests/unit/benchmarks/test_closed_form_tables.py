@@ -211,7 +211,7 @@ def test_a_cluster_that_is_given_states_levels_and_contention() -> None:
     [
         ("tensor", {}, "unknown closed form 'tensor'"),
         ("data", {"ranks": 2}, "ranks of data parallelism are groups"),
-        ("data", {"groups": 3}, "batch 8 cannot be divided over 3 groups"),
+        ("data", {"groups": 3}, "batch 8 does not split evenly over 3 groups"),
         ("data", {"groups": 0}, "have to be at least 1"),
         ("filter", {"ranks": (2, 2)}, "spatial parallelism alone parts several dims, not filter"),
         ("pipeline", {"ranks": 2, "groups": 2}, "of pipelines alone"),

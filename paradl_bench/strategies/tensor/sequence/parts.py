@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.errors import UserError, uneven
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
@@ -178,11 +178,7 @@ def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> Non
     if parts.refused:
         raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
     if parts.length % ranks:
-        lower = parts.length - parts.length % ranks
-        raise UserError(
-            f"{what}: a sequence of {parts.length} tokens does not split evenly over {ranks} ranks; the nearest that do"
-            f" are {lower} and {lower + ranks}"
-        )
+        raise uneven(f"{what}: a sequence of {parts.length} tokens", parts.length, ranks, f"{ranks} ranks")
 
 
 class Messages:

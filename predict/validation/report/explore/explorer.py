@@ -157,7 +157,7 @@ class Explorer:
     def _options(self, searched: Searched) -> Mapping[str, Any]:
         path = str(self._paths[searched.profile])
         asked = ask(search_command, "predict search", ["--from-profile", path], searched.options())
-        return asked.options | {READ_PROFILE: self._profiles[searched.profile]}
+        return asked.options | {READ_PROFILE: self._profiles[searched.profile], "pareto": True}
 
     def _read_costs(self, profile: int, model: str, dtype: str) -> CostModel:
         any_search = Searched(profile=profile, model=model, ranks=1, batch=1, dtype=dtype)

@@ -10,18 +10,21 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
-from profile_factory import make_profile
+from profile_factory import make_profile, ring_fit
 from rich.console import Console
 
 from calibrate.cli import group as calibrate
+from calibrate.profile.collectives.communication import CommunicationPoint
 from calibrate.profile.collectives.communication_time import communication_seconds
 from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile
 from calibrate.report.explanation import model_sums, weaknesses
+from calibrate.report.overview import _call_cell
 from calibrate.report.show import print_models
 from calibrate.report.terminal_plot import plots
 from paradl_bench.cli import group
 from paradl_bench.core.units import format_seconds, parse_size, parse_size_sweep, spell_size
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.records.cluster import Cluster, Level
 
 PROFILE = Path(__file__).parents[3] / "data" / f"profile-v{SCHEMA_VERSION}.json"
 CASE = read_profile(PROFILE)
@@ -119,6 +122,25 @@ def test_the_screen_has_calls_as_they_are_predicted() -> None:
     assert format_seconds(seconds[0]) in row
     # Of two ranks, bus bandwidth is bytes over seconds.
     assert f"{2**26 / seconds[1] / 1e9:.3g} GB/s" in row
+
+
+def test_a_logs_size_is_found_again_on_the_screen() -> None:
+    """nccl-tests' size of an all-gather is what all ranks contribute together."""
+    point = CommunicationPoint(ranks=4, message_bytes=256, measured_s=1e-5, fitted_s=1.2e-5, held_out_s=1.2e-5)
+    fit = ring_fit("all_gather", alpha_s=4e-6, beta_s_per_byte=0.0, ranks_range=(4, 4), measured=(point,))
+    assert _call_cell([fit], 4, 1024) == "12.0 us (+20%)"
+    assert _call_cell([msgspec.structs.replace(fit, bytes_range=(512, 1024))], 4, 1024) == "12.0 us (2.00 KiB)"
+    rate = 2**26 * 3 / 4 / 12e-6
+    assert _call_cell([fit], 4, 2**26, as_rate=True) == f"{rate / 1e9:.3g} GB/s"
+
+
+def test_calls_over_several_nodes_are_swept_by_srun() -> None:
+    """With compute too: its sweep is of as many ranks as were measured."""
+    levels = (Level(name="node", ranks=4), Level(name="system", ranks=8))
+    fits = (ring_fit(level="system", ranks_range=(8, 8)),)
+    profile = make_profile(communication=fits, contexts=(), cluster=Cluster(name="two nodes", levels=levels))
+    (command,) = (weakness.command for weakness in weaknesses(profile) if "with-compute" in weakness.command)
+    assert command.startswith("srun --ntasks 8 --ntasks-per-node 4 paradl-bench collectives --launcher srun ")
 
 
 def test_all_tables_are_there_for_those_who_ask() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.core.errors import ParadlError, UserError, WorkError, unknown_choice
+from paradl_bench.core.errors import ParadlError, UserError, WorkError, uneven, unknown_choice
 
 names = st.text("abcdefghij0123456789_-", min_size=1, max_size=12)
 
@@ -37,6 +37,16 @@ def test_of_many_choices_near_ones_are_named_and_others_counted() -> None:
     message = str(unknown_choice("model", "resnet5O", choices))
     assert "did you mean resnet50?" in message
     assert message.endswith("and 77 more")
+
+
+def test_a_command_lists_choices_too_many_for_a_line() -> None:
+    error = unknown_choice("model", "resnet5O", ["resnet50", "vgg16"], listed_by="paradl-bench models")
+    assert str(error) == "unknown model 'resnet5O': did you mean resnet50? paradl-bench models lists all"
+
+
+@pytest.mark.parametrize(("count", "said"), [(510, "the nearest that do are 448 and 512"), (3, "give at least 64")])
+def test_an_uneven_count_names_the_nearest_even_ones(count: int, said: str) -> None:
+    assert str(uneven("batch", count, 64, "64 ranks")).endswith(f" 64 ranks; {said}")
 
 
 @pytest.mark.parametrize("far", ["zzz", ""])

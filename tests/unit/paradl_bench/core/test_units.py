@@ -72,6 +72,11 @@ def test_what_is_no_size_says_how_one_is_written(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
+def test_a_word_in_a_sizes_place_gets_examples() -> None:
+    with pytest.raises(UserError, match=r"^--memory: size 'lots' is not a size: .*, as 512M or 16GB$"):
+        parse_size("lots", "--memory")
+
+
 @given(scribble)
 @example("1." + "0" * 5000)
 @example("9" * 5000)

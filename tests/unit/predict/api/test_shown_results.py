@@ -12,6 +12,7 @@ from profile_factory import ring_fit
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.frames import Drawn, Shown
+from paradl_bench.core.terminal.pictures import draw_line, new_figure
 from predict import load_profile
 from predict.api.loaded_profile import LoadedProfile
 
@@ -63,6 +64,24 @@ def test_everything_that_can_be_drawn_is_drawn(profile: LoadedProfile, tmp_path:
             figure = result.plot()
             assert any(axes.has_data() for axes in figure.get_axes()), type(result)
             assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_a_sweep_is_drawn_with_efficiency_and_its_subject(profile: LoadedProfile) -> None:
+    figure = profile.sweep("chain", "serial,data", ranks=[2, 4], batch=8).plot()
+    of_time, of_efficiency = figure.get_axes()
+    assert (of_time.get_ylabel()[:9], of_efficiency.get_ylabel()[:10]) == ("iteration", "efficiency")
+    said = figure.get_suptitle()
+    assert said.startswith("chain, batch 8 to 16, ")
+    assert said.endswith("/profile.json")
+
+
+def test_a_line_of_one_point_has_a_bar() -> None:
+    panel = new_figure(4, 4).subplots()
+    draw_line(panel, [2], [1.0], [(0.5, 2.0)], "black", "alone")
+    assert [0.5, 2.0] in [line.get_ydata().tolist() for line in panel.get_lines()]
+    assert not panel.collections
+    draw_line(panel, [2, 4], [1.0, 1.0], [(0.5, 2.0), (0.5, 2.0)], "black", "several")
+    assert len(panel.collections) == 1
 
 
 def test_names_from_files_are_text_in_html(profile: LoadedProfile, tmp_path: Path) -> None:

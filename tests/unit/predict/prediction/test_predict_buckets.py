@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(profile: Path, options: tuple[str, ...], message:
 def test_each_bucket_point_reports_its_assumptions_and_omissions(profile: Path) -> None:
     result = asked(profile, "--strategy", "data", "--ranks", "2,3,4", "--scaling", "strong", "--batch", "16")
     assert result.exit_code == 0, result.output
-    assert "left out: batch 16 cannot be divided over the 3 ranks of d3" in result.output
+    assert "left out: strategy d3: batch 16 does not split evenly over 3 ranks" in result.output
     alike = "the straggler factor assumes that ranks are slow independently of each other"
     free = "osf assumes that overlap and copies are free and that all ranks are equally fast"
     beyond = "extrapolated: all_reduce beyond 2 ranks"

@@ -119,6 +119,13 @@ def test_weak_scaling_grows_the_batch_and_strong_keeps_it(predict: Caller) -> No
     assert [item["speedup_batch"] for item in strong] == [16, 16, 16]
 
 
+def test_the_table_says_how_the_batch_grows(predict: Caller) -> None:
+    options = ("--strategy", "data", "--ranks", "2:8:x2", "--batch", "16")
+    assert ": simulate, weak scaling (8 samples a rank)" in predict(*options).out
+    assert ": simulate, strong scaling (batch 16)" in predict(*options, "--scaling", "strong").out
+    assert "scaling (" not in predict("--strategy", "d2", "--batch", "16").out
+
+
 def test_efficiency_is_against_one_rank_on_the_local_batch(predict: Caller) -> None:
     serial, data = predict("--strategy", "serial,d2", "--batch", "8", "--json").json()
     (local,) = predict("--strategy", "serial", "--batch", "4", "--json").json()
@@ -130,14 +137,14 @@ def test_efficiency_is_against_one_rank_on_the_local_batch(predict: Caller) -> N
 def test_a_sweep_leaves_out_what_cannot_be_and_says_why(predict: Caller) -> None:
     result = predict("--strategy", "data", "--ranks", "2:32:x2", "--batch", "8", "--scaling", "strong", "--json")
     assert [item["ranks"] for item in result.json()] == [2, 4, 8]
-    assert "left out: batch 8 is smaller than the 16 ranks of d16" in result.err
+    assert "left out: strategy d16: batch 8 is smaller than 16 ranks; " in result.err
 
 
 def test_every_strategy_that_is_left_out_is_named(predict: Caller) -> None:
     result = predict("--strategy", "serial,f2,z3d2,z2d2,d16", "--batch", "8")
     assert result.code == 0
     lines = result.err.splitlines()
-    assert lines[0] == "predict: left out: batch 8 is smaller than the 16 ranks of d16: give at least 16"
+    assert lines[0] == "predict: left out: strategy d16: batch 8 is smaller than 16 ranks; give at least 16"
     for strategy in ("f2", "z3d2", "z2d2"):
         assert any(strategy in line.rpartition("(so not ")[2][:-1].split(", ") for line in lines[1:])
 

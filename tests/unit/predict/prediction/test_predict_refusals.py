@@ -22,8 +22,11 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--strategy", "d3", "--batch", "8"), "batch 8 cannot be divided over the 3 ranks of d3: give 6 or 9"),
-        (("--strategy", "d16", "--batch", "8"), "batch 8 is smaller than the 16 ranks of d16: give at least 16"),
+        (
+            ("--strategy", "d3", "--batch", "8"),
+            "strategy d3: batch 8 does not split evenly over 3 ranks; the nearest that do are 6 and 9",
+        ),
+        (("--strategy", "d16", "--batch", "8"), "strategy d16: batch 8 is smaller than 16 ranks; give at least 16"),
         (("--strategy", "q4", "--batch", "8"), "strategy 'q4' does not parse"),
         (
             ("--strategy", "t400", "--batch", "8"),
@@ -93,7 +96,7 @@ def test_a_profile_without_models_says_so(predict: Caller) -> None:
     result = predict("--strategy", "serial", "--batch", "8")
     assert result.code == 2
     assert "json holds no model; add it" in result.err
-    assert "gpt2-medium" in result.err
+    assert "paradl-bench models lists all" in result.err
 
 
 @pytest.mark.parametrize(

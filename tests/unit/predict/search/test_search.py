@@ -137,7 +137,7 @@ def test_images_are_searched_over_blocks_of_positions_too(tmp_path: Path) -> Non
 
 def test_batches_that_wait_on_the_device_count_against_its_memory(profile: Path) -> None:
     fed = "--preset", "caffe-mpi", "--prefetch", "40", "--io-seconds", "1e-6"
-    options = "--ranks", "2", "--batch", "64", "--caps", "1"
+    options = "--ranks", "2", "--batch", "64", "--caps", "1", "--pareto"
     without, beside = (
         {row["prediction"]["strategy"]: row["prediction"]["memory_bytes"] for row in found(profile, *asked_for)["rows"]}
         for asked_for in (options, (*options, *fed))
@@ -195,7 +195,7 @@ def test_strategies_too_large_for_memory_are_excluded_from_the_answer(profile: P
 
 
 def test_plans_whose_memory_nobody_looked_at_stay_open(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_for = ("--ranks", "8", "--batch", "64", "--recompute", "none")
+    asked_for = ("--ranks", "8", "--batch", "64", "--recompute", "none", "--pareto")
     leanest = min(row["prediction"]["memory_bytes"] for row in found(profile, *asked_for)["rows"])
     monkeypatch.setattr(ranking, "_MEMORY_FOR_EACH", 1)
     tight = found(profile, *asked_for, "--predictions", "1", "--memory", f"{leanest}B")
@@ -226,7 +226,7 @@ def test_a_batch_that_excludes_every_strategy_is_named_first(tmp_path: Path) -> 
     write_profile(path, make_profile(network, communication=(ring_fit(),)))
     result = asked(path, "--ranks", "64", "--batch", "10", model=network.name)
     text = str(result.exception)
-    assert ": batch 10 cannot be divided over 64 replicas; " in text
+    assert ": batch 10 is smaller than 64 replicas; give at least 64; " in text
     assert "--recompute" not in text
 
 

@@ -26,7 +26,8 @@ from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Predictor
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
-from predict.search.search import _rows, most_predictions
+from predict.search.presentation import _cells, _differing
+from predict.search.search import Row, _rows, most_predictions
 from predict.workload import Configuration, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
@@ -83,13 +84,13 @@ def test_settings_that_come_to_the_same_are_one_row() -> None:
         exact.append(ranking.Exact(len(exact), *found, found[1].iteration_s, "d2"))
     assert exact[0].timed.iteration_s == exact[1].timed.iteration_s
     options: dict[str, Any] = defaultdict(lambda: None, top=10, profile="p.json")
-    rows, others = _rows(exact, options)
+    rows, others, further = _rows(exact, options)
     assert [row.prediction.bucket_cap_bytes for row in rows] == [2**26]
-    assert others == 0
+    assert (others, further) == (0, 0)
 
 
 def test_rows_are_the_fastest_strategies_and_their_chances_sum(profile: Path) -> None:
-    answer = found(profile, "--ranks", "4", "--batch", "16", "--top", "4")
+    answer = found(profile, "--ranks", "4", "--batch", "16", "--top", "4", "--pareto")
     rows = answer["rows"]
     firsts = [row for row in rows if row["probability_best"] is not None]
     assert len({row["prediction"]["strategy"] for row in firsts}) >= 4
@@ -103,8 +104,39 @@ def test_rows_are_the_fastest_strategies_and_their_chances_sum(profile: Path) ->
     )
 
 
+def test_top_counts_rows_and_the_option_shows_the_rest(profile: Path) -> None:
+    asked_for = "--ranks", "4", "--batch", "16", "--top", "1"
+    few, every = found(profile, *asked_for), found(profile, *asked_for, "--pareto")
+    assert len(few["rows"]) == 1
+    assert few["further"] == len(every["rows"]) - 1 > 0
+    assert every["further"] == 0
+    assert f"In no row: {few['further']} other prediction" in asked(profile, *asked_for).output
+    assert "In no row" not in asked(profile, *asked_for, "--pareto").output
+
+
+def test_rows_unlike_in_an_option_alone_look_different() -> None:
+    predictor = Predictor(CostModel(profile=profile_of(NETWORK), network=NETWORK), evaluator_named("simulate"))
+    settings = plan_settings(batch=8)
+    prediction = predictor.predict(Configuration(strategy=parse_strategy("d2"), settings=settings))
+    common = {"recompute": "all", "ranks_per_node": "2"}
+    rows = [
+        Row(
+            place=place,
+            probability_best=None,
+            pareto=False,
+            estimate_s=1.0,
+            predict_command="",
+            train_command=None,
+            prediction=msgspec.structs.replace(prediction, options=common | own),
+        )
+        for place, own in enumerate(({}, {"context_exchange": "ring"}, {"sequence_parallel": "on"}), start=1)
+    ]
+    shown = [_cells(row, _differing(rows), several=False)["settings"] for row in rows]
+    assert shown == ["recompute all", "recompute all, context-exchange ring", "recompute all, sequence-parallel on"]
+
+
 def test_several_numbers_of_ranks_are_compared_by_rank_hours(profile: Path) -> None:
-    answer = found(profile, "--ranks", "1:4:x2", "--batch", "16")
+    answer = found(profile, "--ranks", "1:4:x2", "--batch", "16", "--pareto")
     assert [searched["ranks"] for searched in answer["searched"]] == [1, 2, 4]
     frontier = [row["prediction"] for row in answer["rows"] if row["pareto"]]
     cheapest = min(frontier, key=lambda own: own["rank_hours_per_million_samples"])
@@ -115,7 +147,9 @@ def test_the_table_says_what_was_ruled_out_and_why(profile: Path) -> None:
     assert "does not part" not in asked(profile, "--ranks", "8", "--batch", "12").output
     result = asked(profile, "--ranks", "8", "--batch", "12", "--why")
     assert result.exit_code == 0, result.output
-    assert "batch 12 cannot be divided over 8 replicas" in result.output
+    assert "batch 12 does not split evenly over 8 replicas" in result.output
+    left_out = "Not searched on 8 ranks: data parallelism of degree 8. Batch 12 does not split evenly over so many"
+    assert f"{left_out} replicas; the nearest that do are 8 and 16." in result.output
     assert "candidates (a strategy with its settings): " in result.output
     assert "to run the first: paradl-bench train chain --sequence 64 --strategy " in result.output.replace("\n", " ")
 
@@ -174,7 +208,7 @@ def test_equal_predictions_are_equally_likely_best_despite_other_settings() -> N
         seconds = (1.0 + 1e-16) if cap_bytes == 2**26 else 1.02
         one = timed(seconds, own_s=0.1, spell=(1.2, 0.9))
         exact.append(ranking.Exact(len(exact), prediction, one, seconds, f"layers of {cap_bytes}"))
-    rows, _ = _rows(exact, defaultdict(lambda: None, top=10, profile="p.json"))
+    rows, _, _ = _rows(exact, defaultdict(lambda: None, top=10, profile="p.json"))
     chances = {row.prediction.strategy: row.probability_best for row in rows if row.probability_best is not None}
     assert chances == {"d2": 0.5, "f2": 0.5}
 

@@ -151,7 +151,7 @@ def test_the_best_within_a_limit_equals_exhaustive_prediction(
 
 
 def test_the_pareto_set_without_limit_shows_recomputations_saved_memory(profile: Path) -> None:
-    rows = found(profile, "--ranks", "1", "--batch", "1")["rows"]
+    rows = found(profile, "--ranks", "1", "--batch", "1", "--pareto")["rows"]
     kept, again = (row["prediction"] for row in rows)
     assert all(row["pareto"] for row in rows)
     assert (kept["options"], again["options"]) == ({}, {"recompute": "all"})
@@ -163,7 +163,7 @@ def test_the_pareto_set_without_limit_shows_recomputations_saved_memory(profile:
     [(("--ranks", "1"), {"accumulate", "recompute"}), (("--ranks", "2", "--recompute", "all"), {"recompute"})],
 )
 def test_a_row_is_what_predict_says_to_its_command(profile: Path, options: tuple[str, ...], names: set[str]) -> None:
-    answer = found(profile, *options, "--batch", "4")
+    answer = found(profile, *options, "--batch", "4", "--pareto")
     assert names <= {name for row in answer["rows"] for name in row["prediction"]["options"]}
     for row in answer["rows"]:
         _, *words = shlex.split(row["predict_command"])

@@ -341,7 +341,7 @@ def test_the_summary_as_json(call: Call) -> None:
         (["--strategy", "d2", "--batch", "16", "--json", "-o", "-"], "both write to standard output"),
         (["--strategy", "d2", "--batch", "16", "--ranks-shown", "all"], "is for the trace: name its file by -o FILE"),
         (["--batch", "16"], "Missing option '--strategy'"),
-        (["--strategy", "d3", "--batch", "16"], "batch 16 cannot be divided over the 3 ranks of d3"),
+        (["--strategy", "d3", "--batch", "16"], "strategy d3: batch 16 does not split evenly over 3 ranks"),
     ],
 )
 def test_mistakes_are_one_line(call: Call, arguments: list[str], expected: str) -> None:

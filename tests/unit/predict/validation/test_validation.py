@@ -115,10 +115,16 @@ def test_predictions_are_held_against_the_median_of_a_configurations_runs(profil
         low, high = expected.time.interval_s
         assert of_median.covered == (low <= found.measured_median_s <= high)
     text = markdown(report)
-    assert f"| all | simulate | 1 | {1 - abs(found.by_evaluator['simulate'].error):.1%} |" in text
+    assert f"| serial | simulate | 1 | {1 - abs(found.by_evaluator['simulate'].error):.1%} |" in text
     assert "| d2 | simulate | 1 |" in text.split("## Repeated runs")[0]
     assert "| d2 |" not in text.split("## Repeated runs")[1].split("## Findings")[0]
     assert validate(profile, [alone, runs[0]]).repeated == ()
+
+
+def test_one_strategys_accuracy_is_shown_once(profile: Path, tmp_path: Path) -> None:
+    serial, data = (run_like(tmp_path / strategy, strategy, 8) for strategy in ("serial", "d2"))
+    assert "| all |" not in markdown(validate(profile, [serial]))
+    assert "| all | simulate | 2 |" in markdown(validate(profile, [serial, data]))
 
 
 def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path: Path) -> None:

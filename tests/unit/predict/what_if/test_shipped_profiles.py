@@ -146,5 +146,11 @@ def test_published_profiles_take_networks_of_images() -> None:
         choose_network(published.profile, "resnet50", None, Path("p"), 8)
     with pytest.raises(UserError, match="or give --network FILE from: paradl-bench describe resnet34 -o FILE"):
         choose_network(published.profile, "resnet34", None, Path("p"))
+    told = (
+        r"unknown model 'gpt2-medum': did you mean gpt2-medium\b.*\? paradl-bench models lists all; or give --network"
+    )
+    with pytest.raises(UserError, match=told) as refused:
+        choose_network(published.profile, "gpt2-medum", None, Path("p"))
+    assert len(str(refused.value)) < 200
     with pytest.raises(UserError, match=r"unknown model 'resnet50'.*paradl-bench layers resnet50"):
         choose_network(make_profile(), "resnet50", None, Path("p"))

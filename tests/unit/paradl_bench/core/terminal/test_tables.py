@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 from rich.text import Text
 
+from paradl_bench.core.terminal.plain_console import PlainConsole
 from paradl_bench.core.terminal.tables import table
 
 
@@ -21,3 +24,14 @@ def test_a_column_empty_in_all_rows_is_left_out() -> None:
     found = table(("a", "b", "c"), [("1", "", Text("2")), ("3", "", Text("4"))])
     assert [column.header for column in found.columns] == ["a", "c"]
     assert [column.header for column in table(("a", "b"), []).columns] == ["a", "b"]
+
+
+def test_each_part_repeats_all_columns_that_tell_rows_apart() -> None:
+    rows = [("all_reduce", "", regime, *("x" * 8 for _ in range(6))) for regime in ("small", "large")]
+    console = PlainConsole(file=StringIO(), width=50)
+    console.print(table(("operation", "level", "regime", *(f"column {at}" for at in range(6))), rows))
+    lines = console.file.getvalue().splitlines()
+    parts = [line for line in lines if "operation" in line]
+    assert len(parts) > 1
+    assert all("regime" in line for line in parts)
+    assert sum("small" in line for line in lines) == len(parts)

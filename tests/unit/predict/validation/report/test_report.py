@@ -108,7 +108,7 @@ def test_given_strategies_are_predicted_as_predict_does(predict: Caller) -> None
 def test_without_a_strategy_it_shows_what_search_finds(predict: Caller) -> None:
     ranks = (*CHAIN, "--ranks", "4")
     page = report(predict, *ranks, "--memory", "1GiB")
-    found = asked(predict, "search", *ranks, "--memory", "1GiB")
+    found = asked(predict, "search", *ranks, "--memory", "1GiB", "--pareto")
     assert page.data["search"] == found
     assert page.data["predictions"] == [row["prediction"] for row in found["rows"]]
     assert found["rows"][0]["predict_command"] in page.text
