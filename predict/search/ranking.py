@@ -112,6 +112,8 @@ class Ranker:
         columns = space.strategy, space.micro_batches, space.schedule, space.again
         _, self._row = space.found.once("alike but for buckets", lambda: alike(*columns))
         self._memory: dict[int, EstimatedMemory] = {}
+        # What does not fit needs no more than one rank to say so.
+        self._walked_to = self._within
         self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()
         self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
@@ -225,7 +227,7 @@ class Ranker:
         if key not in self._memory:
             point = self._point(candidate)
             # A plan's memory is that of one degree of data parallelism, and so of one local batch.
-            held = self._costs.memory(point.strategy, point.settings)
+            held = self._costs.memory(point.strategy, point.settings, self._walked_to)
             self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
@@ -296,6 +298,9 @@ class Ranker:
     def _predict_leanest(self, predictor: Predictor) -> None:
         """Predict one of those with the lowest bounds that fits; where none does, a UserError says what needs least."""
         space, network = self._space, self._costs.network
+        # What needs least is told apart by the rank that needs most.
+        self._walked_to = np.inf
+        self._memory.clear()
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,7 +26,7 @@ import msgspec
 from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axis_planner import samples_at_once
+from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.compute import INPUT, LayerShard, operations_of_forward
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -42,6 +43,7 @@ from paradl_bench.strategies.memory.peak import (
     fixed_parts,
     framework_of,
     memory_use,
+    most_needed,
     moving_parts,
     optimizer_state,
     parted_state,
@@ -61,9 +63,15 @@ _NOBODYS = frozenset({"", INPUT, NEXT_FORWARD})
 
 
 def pipelined_memory(
-    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    within: float = math.inf,
 ) -> MemoryUse:
-    """The peak of the rank that needs most.
+    """The peak of the rank that needs most, or of the first that needs more bytes than ``within``.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
@@ -72,14 +80,15 @@ def pipelined_memory(
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
-    uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
-    for rank, sharded in itertools.product(range(ranks), shards.distinct):
+    walks = _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
+
+    def of_rank(rank: int, sharded: ShardedLayers) -> MemoryUse:
         rank_shards = [
             shard_stage(network, stage, sharded, settings) for stage in stages if stage.index % ranks == rank
         ]
-        parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks)
-        uses.append(memory_use(parts))
-    return max(uses, key=lambda use: use.peak_bytes)
+        return memory_use(_parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks))
+
+    return most_needed(itertools.starmap(of_rank, itertools.product(range(ranks), shards.distinct)), within)
 
 
 def _parts(
