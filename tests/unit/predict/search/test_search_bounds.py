@@ -100,6 +100,19 @@ def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
     assert (bounds[whole == "z2d4"] > network.parameter_bytes).all()
 
 
+def test_a_limit_rules_out_what_tight_bounds_rule_out() -> None:
+    costs = CostModel(profile=profile_of(CHAIN), network=CHAIN)
+    space = find_space(CHAIN, PlanSettings(batch=64, blocking=True), 8, ())
+    shared = SharedWorks(CHAIN, space.settings)
+    tight = MemoryBounds(costs, space, shared).bytes()
+    within = float(np.median(tight))
+    bounds = MemoryBounds(costs, space, shared, within).bytes()
+    fits = tight <= within
+    assert (bounds[fits] == tight[fits]).all()
+    assert (bounds[~fits] > within).all()
+    assert (bounds[~fits] < tight[~fits]).any()
+
+
 def test_what_stage_two_gathers_stands_beside_all_activations() -> None:
     costs = CostModel(profile=profile_of(CHAIN), network=CHAIN)
     space = find_space(CHAIN, PlanSettings(batch=256, blocking=True), 4, ())
