@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -55,16 +56,22 @@ class Plans:
         """
         return self._made(strategy, settings)
 
-    def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
-        """Of the rank that needs most, at its peak; raises as :meth:`plan`."""
+    def memory(self, strategy: Strategy, settings: PlanSettings, within: float = math.inf) -> MemoryUse:
+        """Of the rank that needs most, at its peak, or of one that needs more than ``within``.
+
+        Raises as :meth:`plan`.
+        """
         # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
         # many bytes together, and with its axes in other orders: the walk takes as long as the rest of that.
         in_any_order = Strategy(axes=tuple(sorted(strategy.axes, key=lambda axis: axis.kind)))
         key = in_any_order, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
         if key not in self._memory:
-            self._memory[key] = memory_of_plan(
-                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind
+            use = memory_of_plan(
+                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind, within=within
             )
+            if use.peak_bytes > within:
+                return use
+            self._memory[key] = use
         return self._memory[key]
 
 

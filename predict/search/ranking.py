@@ -22,7 +22,6 @@ from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Ints
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
-from predict.search.candidates.mesh import alike
 from predict.search.candidates.ruled_out import sweep_command
 from predict.search.candidates.space import Space
 from predict.search.chances import steps
@@ -102,16 +101,18 @@ class Ranker:
     def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
         self._costs, self._space, self._limit = costs, space, limit_bytes
         self._most, self._rows = most, rows
-        shared, self._bounds, self._plan_of = bounds_of(costs, space)
-        self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
+        shared, self._bounds, self._plan_of = bounds_of(costs, space, self._within)
+        self._mesh_of = space.mesh_of[space.strategy]
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
-        columns = space.strategy, space.micro_batches, space.schedule, space.again
-        _, self._row = space.found.once("alike but for buckets", lambda: alike(*columns))
+        # Those alike but for buckets.
+        self._row = space.strategy.astype(np.int64) * len(space) + self._plan_of
         self._memory: dict[int, EstimatedMemory] = {}
+        # What does not fit needs no more than one rank to say so.
+        self._walked_to = self._within
         self._estimated, self._too_large = int(self._waiting.sum()), 0
         compared = np.unique(space.strategy[self._waiting]).tolist()
         self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
@@ -225,7 +226,7 @@ class Ranker:
         if key not in self._memory:
             point = self._point(candidate)
             # A plan's memory is that of one degree of data parallelism, and so of one local batch.
-            held = self._costs.memory(point.strategy, point.settings)
+            held = self._costs.memory(point.strategy, point.settings, self._walked_to)
             self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
@@ -296,6 +297,10 @@ class Ranker:
     def _predict_leanest(self, predictor: Predictor) -> None:
         """Predict one of those with the lowest bounds that fits; where none does, a UserError says what needs least."""
         space, network = self._space, self._costs.network
+        # What needs least is told apart by the rank that needs most.
+        self._walked_to = np.inf
+        self._memory.clear()
+        self._bounds = bounds_of(self._costs, space, np.inf).bytes
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared

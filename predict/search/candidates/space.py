@@ -307,7 +307,7 @@ class _Finder:
             for which in again
             if not (mesh.stages > 1 and self._parts_backward[turn[1]] and self._held[which]["recompute"])
         ]
-        return np.array(rows, np.int64).reshape(-1, 4)
+        return np.array(rows, np.int32).reshape(-1, 4)
 
     def _computed_again(self, mesh: Mesh) -> list[int]:
         """What the mesh can have of ``held``; placements that it rules out are counted."""

@@ -21,6 +21,7 @@ from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mesh import alike
 from predict.search.candidates.space import Space, find_space
+from predict.search.pricing import estimate
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
 from predict.search.pricing.groups import Group, GroupCosts, group_along
@@ -151,6 +152,18 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(costs: CostModel) -> 
         one = alone(space, index)
         found = Estimates(costs, one, SharedWorks(NETWORK, space.settings)).seconds()
         assert found == pytest.approx(together[space.strategy == index], rel=1e-12), str(space.strategies[index])
+
+
+def test_only_wanted_candidates_are_estimated(costs: CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, ())
+    shared = SharedWorks(NETWORK, space.settings)
+    every = Estimates(costs, space, shared).seconds()
+    # Rows of stages of ZeRO are computed some at a time.
+    monkeypatch.setattr(estimate, "_AT_ONCE", 3 * len(NETWORK.layers))
+    wanted = np.arange(len(space)) % 3 == 1
+    some = Estimates(costs, space, shared).seconds(wanted)
+    assert some[wanted] == pytest.approx(every[wanted], rel=1e-12)
+    assert not some[~wanted].any()
 
 
 def test_bucket_sizes_and_axis_order_do_not_change_memory(costs: CostModel) -> None:

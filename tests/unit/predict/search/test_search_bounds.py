@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import numpy as np
 import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network
-from search_cases import profile_of
+from search_cases import profile_of, profile_on
 
-from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.plan.mesh import zero_stage
@@ -39,14 +37,6 @@ def blocks(*, residual: bool) -> ModelGraph:
     factory.linear("fc", 12)
     factory.loss()
     return factory.network("chain")
-
-
-def profile_on(network: ModelGraph, device: str) -> Profile:
-    """Times of layers on a device of that kind; of iterations there are none in another dtype."""
-    made = profile_of(network)
-    return msgspec.structs.replace(
-        made, model_times=(), devices=tuple(msgspec.structs.replace(own, kind=device) for own in made.devices)
-    )
 
 
 def bounds_and_peaks(costs: CostModel, space: Space) -> tuple[np.ndarray, np.ndarray]:
@@ -98,6 +88,19 @@ def test_buffers_of_micro_batches_and_gathered_parameters_rule_out() -> None:
         held = costs.memory(space.strategies[space.strategy[candidate]], space.settings_of(candidate)).peak_bytes
         assert 0.6 * held < bounds[candidate] <= held
     assert (bounds[whole == "z2d4"] > network.parameter_bytes).all()
+
+
+def test_a_limit_rules_out_what_tight_bounds_rule_out() -> None:
+    costs = CostModel(profile=profile_of(CHAIN), network=CHAIN)
+    space = find_space(CHAIN, PlanSettings(batch=64, blocking=True), 8, ())
+    shared = SharedWorks(CHAIN, space.settings)
+    tight = MemoryBounds(costs, space, shared).bytes()
+    within = float(np.median(tight))
+    bounds = MemoryBounds(costs, space, shared, within).bytes()
+    fits = tight <= within
+    assert (bounds[fits] == tight[fits]).all()
+    assert (bounds[~fits] > within).all()
+    assert (bounds[~fits] < tight[~fits]).any()
 
 
 def test_what_stage_two_gathers_stands_beside_all_activations() -> None:
