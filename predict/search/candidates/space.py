@@ -286,7 +286,7 @@ class _Finder:
             self._impossible.add(refusal, len(mesh.orders))
         return not refusal
 
-    def combinations(self, mesh: Mesh) -> Ints:
+    def combinations(self, mesh: Mesh) -> NDArray[np.int32]:
         """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
         caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
         again = self._computed_again(mesh)

@@ -173,7 +173,7 @@ class MemoryBounds:
         """What the first rank has of activations, and of gradients beside them from the second micro-batch on."""
         at_once = self._space.settings.batch // mesh.samplers // counts
         parts = mesh.sharers * mesh.replicas // mesh.samplers
-        of_samples = (first + (at_once - 1) * other for first, other in stages.active)
+        of_samples = (np.asarray(first + (at_once - 1) * other, float) for first, other in stages.active)
         kept, most = (self._held_whole(mesh, activations) / parts for activations in of_samples)
         # Where ranks swap samples, those that one has when activations are most are not known beside gradients.
         swaps = any(axis.has(Trait.DIVIDES_BATCH) for axis in mesh.shared)
