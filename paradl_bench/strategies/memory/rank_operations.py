@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,9 +187,13 @@ class RankOperations:
 
     def _is_cut(self, i: int) -> bool:
         """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""
-        if i < 0:
-            return False
-        shard, layer = self._shards[i], self._layers[i]
+        return i >= 0 and self._cut_layers[i]
+
+    @functools.cached_property
+    def _cut_layers(self) -> list[bool]:
+        return [self._holds_block(*pair) for pair in zip(self._shards, self._layers, strict=True)]
+
+    def _holds_block(self, shard: LayerShard, layer: Layer) -> bool:
         if shard.held is not None:
             return True
         part = shard.layer.output_elements < layer.output_elements

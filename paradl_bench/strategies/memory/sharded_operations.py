@@ -32,6 +32,9 @@ class ShardedOperations(RankOperations):
 
     def _gather_inputs(self, i: int, made: Mapping[int, Storage], wholes: dict[int, Storage]) -> None:
         """Blocks become whole where the spatial region ends; each is gathered before its first reader outside."""
+        if not self._shards[i].before_fw:
+            self._make_once(i)
+            return
         gathers = of_operation(self._shards[i].before_fw, "all_gather")
         sources = [self._index[name] for name in self._layers[i].inputs if name in self._index]
         blocks = [s for s in sources if self._is_cut(s) and s not in wholes and self._reads_whole(i, s)]
@@ -158,6 +161,8 @@ class ShardedOperations(RankOperations):
     def _combine(self, i: int, part: Storage) -> Storage:
         """What ranks made of a sharded layer, put together."""
         ledger, layer, shard = self._ledger, self._layers[i], self._shards[i]
+        if not shard.after_fw and shard.held is None:
+            return part
         summed = of_operation(shard.after_fw, "all_reduce")
         whole = self._output_bytes(shard.held or layer)
         for gather in of_operation(shard.after_fw, "all_gather"):
