@@ -314,7 +314,7 @@ class Estimates:
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
         share = self._share[rows.shared] * straggler[:, None]
-        sent = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
+        sent = self._waits.seconds(rows.waits, rows.samples, self._shared.places)
         # Rounds of messages beside compute take as long as all of either at least.
         forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
         backward = np.maximum(backward * share, sent.beside_backward) + sent.backward

@@ -25,7 +25,8 @@ from predict.search.pricing import estimate
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
 from predict.search.pricing.groups import Group, GroupCosts, group_along
-from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.held_parts import PartsOfLayers
+from predict.search.pricing.shared_work import SharedWorks, shared_work
 from predict.search.pricing.waits import Waits
 
 NETWORK = make_network((64, 512, 256, 512, 32))
@@ -120,7 +121,7 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) 
             times[int(each.phase == "BW"), each.layer] += groups.seconds(each.operation, own, size)[0]
         expected.append(times)
     samples = np.array([count for _, count in cases])
-    found = waits.seconds(np.array(numbers), samples, len(NETWORK.layers))
+    found = waits.seconds(np.array(numbers), samples, shared.places)
     assert np.stack(found[:2], axis=1) == pytest.approx(np.array(expected))
     assert not np.any(found[2:])
     assert np.array(expected).max() > 0
@@ -141,6 +142,7 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(costs: CostModel) -> 
             strategy=np.zeros(len(own), np.int64),
             impossible=space.impossible,
             not_searched=(),
+            placements=1,
             **columns,
         )
 
@@ -235,3 +237,31 @@ def test_what_a_strategy_lacks_leaves_the_others_their_estimates() -> None:
 
 def _meshes(space: Space) -> list[object]:
     return [space.meshes[index] for index in space.mesh_of]
+
+
+@pytest.mark.parametrize("text", ["f2", "c4", "s2", "t2", "d2"])
+def test_what_ranks_share_of_equal_blocks_follows_from_few(text: str) -> None:
+    factory = NetworkFactory(8, 16, 16)
+    for number in range(8):
+        factory.conv(f"body.{number}.one", 8, 3, padding=1)
+        factory.relu(f"body.{number}.act")
+    factory.flatten("flatten")
+    for number in range(7):
+        factory.linear(f"tail.{number}.one", 64)
+        factory.relu(f"tail.{number}.act")
+        factory.linear(f"tail.{number}.two", 16)
+    factory.loss()
+    network, settings = factory.network("blocks"), PlanSettings(batch=8)
+    shared = SharedWorks(network, settings)
+    places = shared.places
+    assert len(shared.few.network.layers) < len(network.layers)
+    axes = tuple(axis for axis in parse_strategy(text).axes if axis.kind != "data")
+    whole, work = shared_work(network, axes, settings, PartsOfLayers(network)), shared.of((axes, ()))
+    for name in ("share", "held", "gradient_bytes", "bytes_alike"):
+        assert getattr(work, name).tolist() == getattr(whole, name).tolist()
+    assert work.kept[:, places].tolist() == whole.kept.tolist()
+    for layer, place in enumerate(places.tolist()):
+        own = [each._replace(layer=layer) for each in work.messages if each.layer == place]
+        assert own == [each for each in whole.messages if each.layer == layer]
+    held = {parameter.name: parameter.shape for parameter in whole.parameters}
+    assert {each.name: each.shape for each in shared.network_of((axes, ())).parameters} == held

@@ -31,9 +31,9 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.space import Space, find_space
+from predict.search.candidates.space import Space, find_space, hold_activations_of
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds, hold_activations_of
+from predict.search.pricing.memory_bound import MemoryBounds
 from predict.search.pricing.shared_work import SharedWorks
 
 WIDTHS = (64, 512, 256, 512, 32)
@@ -145,10 +145,10 @@ def test_no_nested_candidate_holds_less_than_its_bound(name: str, nested: set[st
     in_parts = {names[c] for c, point in enumerate(points) if point.of(SequenceOptions).on and point.recompute}
     assert in_parts >= ({"d2t2", "p2t2"} if name == TOKENS else set())
     peaks = [costs.memory(space.strategies[space.strategy[c]], point).peak_bytes for c, point in enumerate(points)]
-    works = SharedWorks(as_held(network, dtype), space.settings)
+    memory_bounds = MemoryBounds(costs, space, SharedWorks(as_held(network, dtype), space.settings))
     # Where nothing fits, the parameters alone are looked at.
     for within in (math.inf, 0.0):
-        bounds = MemoryBounds(costs, space, works, within).bytes()
+        bounds = memory_bounds.of(space, within)
         larger = np.flatnonzero(bounds > np.array(peaks)).tolist()
         assert [(within, names[c], points[c]) for c in larger] == []
 
