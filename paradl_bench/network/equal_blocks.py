@@ -2,7 +2,8 @@
 
 Transformers run the same block many times over. Traced with a few of them, the network tells what any further one would
 be: the layers of the block in the middle, under other names. That holds where its two neighbours are what it is, which
-is looked at; where they are not, nothing follows. Torch-free.
+is looked at; where they are not, nothing follows. What takes time for each layer can leave blocks out in turn.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 
 Rename = Callable[[str], str]
@@ -39,6 +41,19 @@ class Stretch(NamedTuple):
     extra: int
 
 
+class FewBlocks(NamedTuple):
+    """A network without those of its equal blocks that others stand for; itself where there are none.
+
+    Attributes:
+        layers, parameters: of each layer, and each parameter, of the whole network, the index of the one here that it
+            equals.
+    """
+
+    network: ModelGraph
+    layers: tuple[int, ...]
+    parameters: tuple[int, ...]
+
+
 class _Unlike(Exception):
     """Blocks are not as equal as they look."""
 
@@ -58,6 +73,83 @@ def with_all_blocks(network: ModelGraph, stretches: Sequence[Stretch]) -> ModelG
         return _extended(network, stretches)
     except _Unlike:
         return None
+
+
+def without_equal_blocks(network: ModelGraph) -> FewBlocks:
+    """What :func:`with_all_blocks` makes the network of."""
+    return _without_equal_blocks(Same(network))
+
+
+# A search asks for every way to share layers.
+@functools.lru_cache(maxsize=8)
+def _without_equal_blocks(same: Same[ModelGraph]) -> FewBlocks:
+    network = few = same.thing
+    stretches: list[Stretch] = []
+    for path, count in _lists(network):
+        tried = [*stretches, Stretch(path, TEMPLATE, count - KEPT)]
+        try:
+            fewer = _trimmed(network, tried)
+            is_same = with_all_blocks(fewer, tried) == network
+        except ValueError:
+            # What is left reads what is not.
+            continue
+        if is_same:
+            stretches, few = tried, fewer
+    renames = _Renames(stretches)
+    layers, parameters = (
+        tuple(at for at, _ in renames.several([item.name for item in items])) for items in (few.layers, few.parameters)
+    )
+    return FewBlocks(few, layers, parameters)
+
+
+def _lists(network: ModelGraph) -> list[tuple[str, int]]:
+    """Lists of more blocks than are kept: their paths, and how many blocks each has."""
+    indices: dict[str, set[int]] = {}
+    for layer in network.layers:
+        matched = _INDEX.search(layer.name)
+        if matched:
+            indices.setdefault(layer.name[: matched.start()], set()).add(int(matched.group(1)))
+    return [(path, len(of)) for path, of in indices.items() if len(of) > KEPT and of == set(range(len(of)))]
+
+
+def _trimmed(network: ModelGraph, stretches: Sequence[Stretch]) -> ModelGraph:
+    """The network without the blocks behind each template.
+
+    Raises:
+        ValueError: what is left reads what is not there.
+    """
+    place, extra = _placing(stretches), {stretch.path: stretch.extra for stretch in stretches}
+
+    def moved(path: str, index: int) -> int:
+        return index - extra[path] if index >= TEMPLATE + extra[path] else index
+
+    def stays(name: str) -> bool:
+        placed = place(name)
+        return placed is None or not TEMPLATE < placed[1] <= TEMPLATE + extra[placed[0]]
+
+    def beside(own: str) -> Rename:
+        # What stands before those that are left out reads what stands beside it.
+        return _moving(place, lambda path, index: index if path == own else moved(path, index))
+
+    rename, early = _moving(place, moved), {path: beside(path) for path in extra}
+
+    def renamed(layer: Layer) -> Layer:
+        path, index = place(layer.name) or ("", 0)
+        return _renamed(layer, early[path] if path and index <= TEMPLATE else rename)
+
+    def tensors(of: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(msgspec.structs.replace(tensor, name=rename(tensor.name)) for tensor in of if stays(tensor.name))
+
+    return msgspec.structs.replace(
+        network,
+        layers=tuple(renamed(layer) for layer in network.layers if stays(layer.name)),
+        gradient_order=tuple(rename(name) for name in network.gradient_order if stays(name)),
+        parameters=tensors(network.parameters),
+        buffers=tensors(network.buffers),
+        frozen=tensors(network.frozen),
+        registered=tuple(rename(name) for name in network.registered if stays(name)),
+        outputs=tuple(map(rename, network.outputs)),
+    )
 
 
 def _extended(network: ModelGraph, stretches: Sequence[Stretch]) -> ModelGraph:

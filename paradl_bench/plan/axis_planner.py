@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -333,25 +334,46 @@ def axis_planner(kind: AxisKind) -> AxisPlanner:
     return planner
 
 
-def shard_in_turn(network: ModelGraph, places: Sequence[AxisPlace], settings: PlanSettings) -> ShardedLayers:
+def shard_in_turn(
+    network: ModelGraph,
+    places: Sequence[AxisPlace],
+    settings: PlanSettings,
+    known: dict[AxisPlace, ShardedLayers] | None = None,
+) -> ShardedLayers:
     """What a rank runs of each layer, where each axis shards what comes of the one before.
 
     Args:
         places: of the rank along each axis, in the order of :func:`~paradl_bench.plan.mesh.axes_that_shard`.
+        known: what ranks run that stand at a place along the first axis, where others shard that further.
 
     Raises:
         UserError: what one axis leaves of a layer does not part over the ranks of the next.
     """
     sharded = ShardedLayers({}, network)
     for place in places:
-        planner = axis_planner(place.axis.declared)
         if sharded.shards:
-            assert isinstance(planner, FurtherPlanner)
-            sharded = planner.shard_further(sharded, network, place, settings)
-        else:
-            assert isinstance(planner, ShardingPlanner)
-            sharded = planner.shard(network, place, settings)
+            sharded = _further_planner(place.axis).shard_further(sharded, network, place, settings)
+            continue
+        first = known.get(place) if known else None
+        sharded = _sharding_planner(place.axis).shard(network, place, settings) if first is None else first
+        if known is not None and len(places) > 1:
+            known.setdefault(place, sharded)
     return sharded
+
+
+# Every position along an axis asks, and to look at a planner takes longer than to find what it has found.
+@functools.lru_cache(maxsize=256)
+def _sharding_planner(axis: Axis) -> ShardingPlanner:
+    planner = axis_planner(axis.declared)
+    assert isinstance(planner, ShardingPlanner)
+    return planner
+
+
+@functools.lru_cache(maxsize=256)
+def _further_planner(axis: Axis) -> FurtherPlanner:
+    planner = axis_planner(axis.declared)
+    assert isinstance(planner, FurtherPlanner)
+    return planner
 
 
 _MOST_ANSWERS = 8

@@ -154,9 +154,13 @@ class CostModel:
         """What one rank does by itself, planned where that is asked for; works do not depend on the batch."""
         return self.plans.plan(Strategy(), PlanSettings(batch=1, optimizer=self.optimizer))
 
-    def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
-        """What the rank that needs most holds at its peak, on the device that was measured."""
-        return with_factor(self.profile, self.plans.memory(strategy, settings))
+    def memory(self, strategy: Strategy, settings: PlanSettings, within: float = math.inf) -> EstimatedMemory:
+        """What the rank that needs most holds at its peak, on the device that was measured.
+
+        Args:
+            within: bytes of tensors; the first rank that needs more is the answer, if there is one.
+        """
+        return with_factor(self.profile, self.plans.memory(strategy, settings, within))
 
     def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """The same by the paper's sum."""

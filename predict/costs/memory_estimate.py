@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 from calibrate.profile.memory_factors import MemoryEstimate, MemoryMeasure, MemoryReuse
@@ -27,6 +26,8 @@ BEYOND_TENSORS = "beyond_tensors"
 
 _KEPT = 256
 """Plans that are remembered: those of a few searches."""
+_KEPT_TASKS = 2_000_000
+"""Tasks of all of these, some 100 bytes each: of plans with as many by themselves the last one."""
 _MOST_FOUND = 16
 """Other things that are remembered: those of as many searches."""
 
@@ -38,14 +39,10 @@ class Plans:
     network: ModelGraph
     dtype: str
     device_kind: str
-    _made: Callable[[Strategy, PlanSettings], Plan] = field(init=False)
+    _made: dict[tuple[Strategy, PlanSettings], Plan] = field(init=False, default_factory=dict)
     _memory: dict[tuple[Strategy, PlanSettings], MemoryUse] = field(init=False, default_factory=dict)
     found: Answers = field(init=False, default_factory=lambda: Answers(_MOST_FOUND))
     """What else no hardware changes."""
-
-    def __post_init__(self) -> None:
-        network = self.network
-        self._made = lru_cache(_KEPT)(lambda of, settings: planner_for(of).plan(network, of, settings))
 
     def plan(self, strategy: Strategy, settings: PlanSettings) -> Plan:
         """What ranks do in an iteration; of many plans those that were asked for last are kept.
@@ -53,18 +50,34 @@ class Plans:
         Raises:
             UserError: the strategy, the network or the batch does not allow it.
         """
-        return self._made(strategy, settings)
+        key = strategy, settings
+        made = self._made.pop(key, None)
+        made = planner_for(strategy).plan(self.network, strategy, settings) if made is None else made
+        self._made[key] = made
+        while len(self._made) > 1 and (len(self._made) > _KEPT or self._tasks > _KEPT_TASKS):
+            self._made.pop(next(iter(self._made)), None)
+        return made
 
-    def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
-        """Of the rank that needs most, at its peak; raises as :meth:`plan`."""
+    @property
+    def _tasks(self) -> int:
+        return sum(len(role.phase) for plan in self._made.values() for role in plan.roles)
+
+    def memory(self, strategy: Strategy, settings: PlanSettings, within: float = math.inf) -> MemoryUse:
+        """Of the rank that needs most, at its peak, or of one that needs more than ``within``.
+
+        Raises as :meth:`plan`.
+        """
         # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
         # many bytes together, and with its axes in other orders: the walk takes as long as the rest of that.
         in_any_order = Strategy(axes=tuple(sorted(strategy.axes, key=lambda axis: axis.kind)))
         key = in_any_order, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
         if key not in self._memory:
-            self._memory[key] = memory_of_plan(
-                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind
+            use = memory_of_plan(
+                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind, within=within
             )
+            if use.peak_bytes > within:
+                return use
+            self._memory[key] = use
         return self._memory[key]
 
 
@@ -103,6 +116,16 @@ def with_factor(profile: Profile, use: MemoryUse) -> EstimatedMemory:
     peak = round(estimate.peak_bytes)
     parts = {**use.parts_bytes, BEYOND_TENSORS: peak - use.peak_bytes}
     return EstimatedMemory(peak, parts, _interval(estimate), factor.measured)
+
+
+def tensors_within(profile: Profile, limit_bytes: float) -> float:
+    """As many bytes of tensors as a device with that memory holds, by the profile's factor; 0 where none fit."""
+    low, high = 0.0, 2.0 * limit_bytes + 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = with_factor(profile, MemoryUse(round(middle), {})).peak_bytes <= limit_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    return high
 
 
 def with_reuse(profile: Profile, model: str, use: MemoryUse) -> EstimatedMemory:

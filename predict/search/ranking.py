@@ -8,7 +8,7 @@ were asked for. Then come some that hold less than any so far, from the fastest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_bytes
 from predict.costs.cost_model import CostModel
-from predict.costs.memory_estimate import EstimatedMemory
-from predict.costs.sourced import Ints
+from predict.costs.memory_estimate import EstimatedMemory, tensors_within
+from predict.costs.sourced import Floats, Ints
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
-from predict.search.candidates.mesh import alike
 from predict.search.candidates.ruled_out import sweep_command
-from predict.search.candidates.space import Space
+from predict.search.candidates.space import Space, hold_activations_of
 from predict.search.chances import steps
 from predict.search.contrast import Contrast, contrast_of
 from predict.search.pricing.corrections import Corrections, next_to
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import bounds_of, hold_activations_of, tensors_within
+from predict.search.pricing.memory_bound import bounds_of
 from predict.simulation.input_tasks import ahead_bytes
 from predict.workload import Configuration
 
@@ -96,26 +95,39 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Ranker:
-    """Ranks the candidates of a space within a rank's memory, if that is known.
+    """Ranks candidates within a rank's memory, if that is known.
 
     Args:
-        most: predictions. rows: strategies to predict at least, where there are so many.
+        find: from bytes to the candidates that may hold no more. most: predictions. rows: strategies to predict at
+            least, where there are so many.
     """
 
-    def __init__(self, costs: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
-        self._costs, self._space, self._limit = costs, space, limit_bytes
+    def __init__(
+        self,
+        costs: CostModel,
+        find: Callable[[float], Space],
+        limit_bytes: float | None,
+        *,
+        most: int,
+        rows: int,
+    ) -> None:
+        self._costs, self._find, self._limit = costs, find, limit_bytes
         self._most, self._rows = most, rows
-        shared, self._bounds, self._plan_of = bounds_of(costs, space)
-        self._mesh_of = space.mesh_of[space.strategy]
         self._within = np.inf if limit_bytes is None else tensors_within(costs.profile, limit_bytes)
+        self._space = space = find(self._within)
+        self._bounds, (_, self._plan_of) = self._bounds_within(self._within), space.plans
+        self._mesh_of = space.mesh_of[space.strategy]
+        shared = bounds_of(costs, space).shared
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
         self._corrections = Corrections(space)
-        columns = space.strategy, space.micro_batches, space.schedule, space.again
-        _, self._row = space.found.once("alike but for buckets", lambda: alike(*columns))
+        # Those alike but for buckets.
+        self._row = space.strategy.astype(np.int64) * len(space) + self._plan_of
         self._memory: dict[int, EstimatedMemory] = {}
-        self._estimated, self._too_large = int(self._waiting.sum()), 0
+        # What does not fit needs no more than one rank to say so.
+        self._walked_to = self._within
+        self._estimated, self._too_large = int(self._waiting.sum()) + space.too_large, space.too_large
         compared = np.unique(space.strategy[self._waiting]).tolist()
         self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
         self._done: list[Exact] = []
@@ -228,7 +240,7 @@ class Ranker:
         if key not in self._memory:
             point = self._point(candidate)
             # A plan's memory is that of one degree of data parallelism, and so of one local batch.
-            held = self._costs.memory(point.strategy, point.settings)
+            held = self._costs.memory(point.strategy, point.settings, self._walked_to)
             self._memory[key] = held.beside_batches(ahead_bytes(self._costs, point))
         return self._memory[key]
 
@@ -243,7 +255,7 @@ class Ranker:
         return Searched(
             ranks=space.strategies[0].ranks,
             candidates=self._estimated,
-            strategies=len(space.strategies),
+            strategies=space.placements,
             predicted=len(self._done),
             too_slow=int(self._waiting.sum()) - left_open,
             too_large=self._too_large,
@@ -300,6 +312,9 @@ class Ranker:
     def _predict_leanest(self, predictor: Predictor) -> None:
         """Predict one of those with the lowest bounds that fits; where none does, a UserError says what needs least."""
         space, network = self._space, self._costs.network
+        # What needs least is told apart by the rank that needs most.
+        self._walked_to = np.inf
+        self._memory.clear()
         # Bounds are from below: what seemed not to need them may fit with these choices alone.
         spared = self._unneeded & (self._bounds <= self._within)
         self._waiting |= spared
@@ -307,12 +322,11 @@ class Ranker:
         self._estimated += int(spared.sum())
         tried: list[tuple[int, str]] = []
         least = np.inf
-        seen: set[tuple[bool, int]] = set()
-        # Of those with one bound, what computes again and takes most micro-batches is smallest.
-        for candidate in np.lexsort((-space.micro_batches, -space.again, self._bounds)).tolist():
+        seen: set[Hashable] = set()
+        for candidate in self._leanest_first():
             # Of a mesh that cannot fit, the leanest says enough.
             may_fit = self._bounds[candidate] <= self._within
-            key = may_fit, int((self._plan_of if may_fit else self._mesh_of)[candidate])
+            key = int(self._plan_of[candidate]) if may_fit else self._space.mesh(candidate)
             # What comes then holds no less than the least that was found.
             enough = self._bounds[candidate] >= least
             if self._limit is None or len(tried) >= _LEAST_TRIED or enough:
@@ -338,6 +352,35 @@ class Ranker:
             f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the smallest that was found"
             f" needs {format_bytes(needed)}, {leanest}; give more ranks, a smaller batch or --memory"
         )
+
+    def _leanest_first(self) -> Iterator[int]:
+        """Candidates in the order of their bounds, which are tight as far as the caller looks.
+
+        Those that may not fit come from wider spaces.
+        """
+        below, within = -np.inf, self._within
+        while True:
+            space = self._space
+            # Of those with one bound, what computes again and takes most micro-batches is smallest.
+            order = np.lexsort((-space.micro_batches, -space.again, self._bounds))
+            sizes = self._bounds[order]
+            yield from order[(below < sizes) & (sizes <= within)].tolist()
+            if not space.too_large and sizes[-1] <= within:
+                return
+            below, within = within, 2 * max(within, 1.0)
+            self._widen(within)
+
+    def _widen(self, within: float) -> None:
+        """Look at candidates that do not fit as well, none of which waits for its prediction."""
+        self._space = space = self._find(within)
+        self._bounds, (_, self._plan_of) = self._bounds_within(within), space.plans
+        self._mesh_of = space.mesh_of[space.strategy]
+        self._estimates, self._waiting = np.zeros(len(space)), np.zeros(len(space), bool)
+        self._memory.clear()
+
+    def _bounds_within(self, within: float) -> Floats:
+        space = self._space
+        return space.found.once(("bounds", within), lambda: bounds_of(self._costs, space).of(space, within))
 
 
 def _described(point: Configuration) -> str:

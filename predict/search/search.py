@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,20 +13,23 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
 from paradl_bench.plan.axes.registry import option_types
-from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES
+from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
 from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import OF_INPUT
+from predict.costs.kinds.state_copy import have_prices
 from predict.prediction.buckets.advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import MEASURED, limit_memory, read_model, settings_of
 from predict.prediction.stage_balance import CUT_BY
 from predict.search.candidates.mirrored import mirrored_dims
-from predict.search.candidates.space import find_space, held_choices
+from predict.search.candidates.refusals import Held
+from predict.search.candidates.space import Space, find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
+from predict.search.pricing.memory_bound import bounds_of
 from predict.search.ranking import Exact, Ranker, Searched
 from predict.workload import Evaluator, evaluator_named, evaluators
 
@@ -36,6 +40,7 @@ _LAYERS_PREDICTED = 60_000
 _FEWEST_PREDICTIONS = 8
 _PASSED_ON = ("network", "sequence", "cluster", "device", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
+_UNPRICED = "the optimizer's state in host memory, whose copies were not measured (--offload)"
 _OF_PREDICTIONS = ("fusion", "fusion_buffer", "fusion_timeout", "dilate", "slow_rank")
 """Options of a prediction alone, which a search has none of."""
 _NOT_OF_RUNS = ("network", "sequence", "cluster", "device", "dataset_samples", "price")
@@ -113,7 +118,9 @@ def search(
     settings = settings_of(costs, options)(batches[0])
     caps = parse_caps(options["caps"])
     chosen = [name for name in (*MEMORY_CHOICES, *CHOICES_WITHIN_A_LIMIT) if options[name] is not None]
-    held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limit is not None)
+    # What has no price is left out, as if nobody knew the limit within which it is tried.
+    limited = limit is not None and have_prices(costs.profile)
+    held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limited)
     estimating = estimated_by(costs)
     like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
     predictor = Predictor(
@@ -126,14 +133,14 @@ def search(
         try:
             _check_ranks(costs, ranks)
             computed_in = costs.dtype, costs.kernel_settings
-            # Whatever links and devices there are, candidates are the same.
             asked = settings, ranks, caps, held, computed_in, like
-            known = "candidates", *asked[:3], tuple(tuple(choice.items()) for choice in held), *asked[4:]
-            space = costs.plans.found.once(known, partial(find_space, costs.network, *asked)).counted_anew()
             most = options["predictions"] or most_predictions(len(costs.network.layers))
-            ranker = Ranker(estimating, space, limit, most=most, rows=options["top"])
+            ranker = Ranker(estimating, _spaces(costs, *asked), limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)
-            searched.append(ranker.account())
+            account = ranker.account()
+            if limited != (limit is not None) and options["offload"] is None:
+                account = msgspec.structs.replace(account, not_searched=(*account.not_searched, _UNPRICED))
+            searched.append(account)
         except UserError as error:
             refused.append(error)
     if not searched:
@@ -148,6 +155,27 @@ def search(
         further=further,
         searched=tuple(searched),
     )
+
+
+def _spaces(
+    costs: CostModel,
+    settings: PlanSettings,
+    ranks: int,
+    caps: tuple[float, ...],
+    held: tuple[Held, ...],
+    computed_in: tuple[str, str],
+    like: tuple[int, ...],
+) -> Callable[[float], Space]:
+    """From bytes of a rank's memory to the candidates that may fit: the same, whatever links and devices there are."""
+
+    def find(within: float) -> Space:
+        choices = tuple(tuple(choice.items()) for choice in held)
+        known = "candidates", settings, ranks, caps, choices, computed_in, like, within
+        bounding = partial(bounds_of, costs) if math.isfinite(within) else None
+        asked = settings, ranks, caps, held, computed_in, like, bounding, within
+        return costs.plans.found.once(known, partial(find_space, costs.network, *asked)).counted_anew()
+
+    return find
 
 
 def most_predictions(layers: int) -> int:

@@ -40,6 +40,14 @@ def profile_of(network: ModelGraph, **changes: object) -> Profile:
     return msgspec.structs.replace(made, **changes)
 
 
+def profile_on(network: ModelGraph, device: str) -> Profile:
+    """Times of layers on a device of that kind; of iterations there are none in another dtype."""
+    made = profile_of(network)
+    return msgspec.structs.replace(
+        made, model_times=(), devices=tuple(msgspec.structs.replace(own, kind=device) for own in made.devices)
+    )
+
+
 def asked(profile: Path, *options: str, model: str = "chain") -> Any:
     """What ``predict search`` answers."""
     return CliRunner().invoke(group, ["search", "--from-profile", str(profile), "--model", model, *options])

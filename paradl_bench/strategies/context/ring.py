@@ -16,6 +16,7 @@ balance; the two chunks are those of torch's ``context_parallel`` and of Megatro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -78,6 +79,8 @@ def in_rounds(
     elements = sum(map(math.prod, layer.input_shapes[1:_OPERANDS])) // ranks * place.local_batch
     block, sums = elements * element_bytes, elements * max(element_bytes, _SUMS_BYTES)
 
+    # Rounds that send the same are one object: there are as many as ranks, in every layer.
+    @functools.cache
     def messages(*sizes: int) -> HaloExchange | None:
         return HaloExchange(sends_bytes=sizes, receives_bytes=sizes, axes=(place.axis_index,)) if sizes else None
 

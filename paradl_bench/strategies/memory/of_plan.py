@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -23,9 +24,9 @@ class StagesMemory(Protocol):
     """``MEMORY`` of the ``memory.py`` in the folder of an axis that parts layers into stages."""
 
     def peak(
-        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, device: str
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, device: str, within: float
     ) -> MemoryUse:
-        """The walk over the tensors of the rank that needs most."""
+        """The walk over the tensors of the rank that needs most, or of the first that needs more than ``within``."""
 
     def papers_sum(
         self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float
@@ -34,12 +35,19 @@ class StagesMemory(Protocol):
 
 
 def memory_of_plan(
-    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    within: float = math.inf,
 ) -> MemoryUse:
     """The peak, in bytes of tensors, of the rank that needs most.
 
     Args:
         device: kind of the device: ``cpu`` or ``cuda``.
+        within: bytes that a rank has: the first rank that needs more is the answer, and others are not looked at.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
@@ -48,7 +56,7 @@ def memory_of_plan(
     staged = _of_stages(strategy)
     walk = planned_memory if staged is None else staged.peak
     settings = msgspec.structs.replace(settings, dtype=dtype, device=device)
-    return walk(as_held(network, dtype), strategy, settings, dtype=dtype, device=device)
+    return walk(as_held(network, dtype), strategy, settings, dtype=dtype, device=device, within=within)
 
 
 def paradl_memory_of_plan(

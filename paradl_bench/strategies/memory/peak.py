@@ -14,7 +14,8 @@ Where ranks differ, the one that needs most is the answer. Pipelines are put tog
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -82,6 +83,16 @@ class MemoryUse(NamedTuple):
 def memory_use(parts_bytes: dict[str, int]) -> MemoryUse:
     """The sum of parts."""
     return MemoryUse(sum(parts_bytes.values()), parts_bytes)
+
+
+def most_needed(uses: Iterable[MemoryUse], within: float) -> MemoryUse:
+    """The use of the largest peak, or the first beyond ``within``: what comes behind that is not looked at."""
+    most = MemoryUse(-1, {})
+    for use in uses:
+        most = max(most, use, key=lambda either: either.peak_bytes)
+        if use.peak_bytes > within:
+            break
+    return most
 
 
 def per_phase_memory(
@@ -236,14 +247,20 @@ def moving_parts(ledger: Ledger, state: OptimizerState) -> dict[str, int]:
 
 
 def planned_memory(
-    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    within: float = math.inf,
 ) -> MemoryUse:
-    """The peak of the rank that needs most, of all that shard a replica's layers.
+    """The peak of the rank that needs most, of all that shard a replica's layers, or of the first beyond ``within``.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
-    of_ranks = [
+    of_ranks = (
         per_phase_memory(
             sharded.network,
             settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
@@ -259,8 +276,8 @@ def planned_memory(
             recomputed=run_again(sharded.network, settings),
         )
         for sharded in planner_for(strategy).shards(network, strategy, settings).distinct
-    ]
-    return max(of_ranks, key=lambda use: use.peak_bytes)
+    )
+    return most_needed(of_ranks, within)
 
 
 def run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:

@@ -160,6 +160,8 @@ class ShardedOperations(RankOperations):
     def _combine(self, i: int, part: Storage) -> Storage:
         """What ranks made of a sharded layer, put together."""
         ledger, layer, shard = self._ledger, self._layers[i], self._shards[i]
+        if not shard.after_fw and shard.held is None:
+            return part
         summed = of_operation(shard.after_fw, "all_reduce")
         whole = self._output_bytes(shard.held or layer)
         for gather in of_operation(shard.after_fw, "all_gather"):

@@ -155,11 +155,12 @@ class NestedPlanner:
         local_batch = samples_at_once(strategy, settings)
         distinct: list[ShardedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
+        known: dict[AxisPlace, ShardedLayers] = {}
         of_positions = []
         for position in positions(strategy):
             coordinate = tuple(position[index] for index in self._sharding)
             if coordinate not in of_coordinate:
-                sharded = self._shard(network, strategy, position, local_batch, settings)
+                sharded = self._shard(network, strategy, position, local_batch, settings, known)
                 if settings.batch_norm == "sync":
                     sharded = synchronise_norms(sharded, network, strategy, settings)
                 number = next((i for i, other in enumerate(distinct) if other == sharded), len(distinct))
@@ -198,10 +199,11 @@ class NestedPlanner:
         position: tuple[int, ...],
         local_batch: int,
         settings: PlanSettings,
+        known: dict[AxisPlace, ShardedLayers],
     ) -> ShardedLayers:
         places = [AxisPlace(strategy.axes[i], i, position[i], local_batch) for i in self._sharding]
         try:
-            return shard_in_turn(network, places, settings)
+            return shard_in_turn(network, places, settings, known)
         except UserError as error:
             text = str(error)
             for place in places:

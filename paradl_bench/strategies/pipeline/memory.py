@@ -17,7 +17,8 @@ reduced at the end.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -41,6 +42,7 @@ from paradl_bench.strategies.memory.peak import (
     fixed_parts,
     framework_of,
     memory_use,
+    most_needed,
     moving_parts,
     optimizer_state,
     parted_state,
@@ -57,9 +59,15 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_s
 
 
 def pipelined_memory(
-    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    within: float = math.inf,
 ) -> MemoryUse:
-    """The peak of the rank that needs most.
+    """The peak of the rank that needs most, or of the first that needs more bytes than ``within``.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
@@ -68,18 +76,21 @@ def pipelined_memory(
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
-    uses, walks = [], _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
+    walks = _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
     alone = frozenset() if axes_apart(strategy) else shards.distinct[0].apart
-    for rank in range(ranks):
-        of_rank = [stage for stage in stages if stage.index % ranks == rank]
-        alike: list[list[StageShard]] = []
-        for sharded in shards.distinct:
-            rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
-            if rank_shards not in alike:
-                alike.append(rank_shards)
-                parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks, alone)
-                uses.append(memory_use(parts))
-    return max(uses, key=lambda use: use.peak_bytes)
+
+    def of_ranks() -> Iterator[MemoryUse]:
+        for rank in range(ranks):
+            of_rank = [stage for stage in stages if stage.index % ranks == rank]
+            alike: list[list[StageShard]] = []
+            for sharded in shards.distinct:
+                rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
+                if rank_shards not in alike:
+                    alike.append(rank_shards)
+                    parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks, alone)
+                    yield memory_use(parts)
+
+    return most_needed(of_ranks(), within)
 
 
 def _parts(

@@ -42,6 +42,13 @@ def _copied(work: StateCopy, known: KnownCosts, context: WorkContext) -> Priced:
     )
 
 
+def have_prices(profile: Profile) -> bool:
+    """Whether copies of an optimizer's state have a price: their own, the input's or that of gradients' copies."""
+    known = {copy.direction for copy in profile.copies}
+    on_cpu = all(device.kind == "cpu" for device in profile.devices)
+    return {"fetch", "store"} <= known or _copy_of_input(profile) is not None or ("into" in known and on_cpu)
+
+
 def _standing_in(cost: Cost, what: str) -> Cost:
     remark = Remark(f"copies of the optimizer's state were not measured: the times of {what} are used", True)
     return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, remark))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions
@@ -20,6 +21,8 @@ from predict.costs.sourced import Ints
 
 Sharing = tuple[tuple[Axis, ...], tuple[AxisOptions, ...]]
 """Axes that share layers, and options of them that are tried."""
+Settings = NDArray[np.int32]
+"""Micro-batches, schedule, bucket size and what is computed again: a row for each, of indices but for micro-batches."""
 
 
 class Mesh(NamedTuple):
@@ -58,6 +61,11 @@ class Mesh(NamedTuple):
         axes = self.axes
         placements = itertools.permutations(axes)
         return [order for order in placements if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
+
+    @property
+    def order_count(self) -> int:
+        """How many placements it has: of copies, half of the orders have these outside."""
+        return math.factorial(len(self.axes)) // (2 if self.copies > 1 else 1)
 
     @property
     def parted(self) -> int:
@@ -100,7 +108,7 @@ def choices_of(kind: AxisKind, settings: PlanSettings) -> Iterator[tuple[AxisOpt
         yield tuple(chosen.of(options) for options in dict.fromkeys(options for options, _ in tried))
 
 
-def alike(*columns: Ints) -> tuple[Ints, Ints]:
+def alike(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
     """Which entries of columns of whole numbers from 0 on are equal in all of them.
 
     The first of each kind, ordered by the columns, and the kind of each entry.

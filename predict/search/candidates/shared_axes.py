@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.network.equal_blocks import without_equal_blocks
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions
@@ -52,8 +53,11 @@ class SharedAxes:
     def _go_together(self, axes: tuple[Axis, ...], chosen: tuple[AxisOptions, ...]) -> bool:
         """Whether one axis shares what another leaves of layers; else the strategies that have both are counted."""
         strategy, settings = Strategy(axes=axes), self._settings.having(*chosen)
+        # Of equal blocks one says as much as all, unless somebody names blocks.
+        names = self._settings.recompute or any(options.of_shards for options in self._settings.axes)
+        network = self._network if names else without_equal_blocks(self._network).network
         try:
-            planner_for(strategy).check(self._network, strategy, settings)
+            planner_for(strategy).check(network, strategy, settings)
         except UserError as error:
             text = str(error).replace(f"strategy {strategy}", " with ".join(axis.kind for axis in axes))
             self._impossible.add(text, self._strategies_with(*(axis.degree for axis in axes)))

@@ -12,9 +12,9 @@ for and is left out is said in ``Space.not_searched``.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,53 +23,60 @@ from numpy.typing import NDArray
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import CHOICES_WITHIN_A_LIMIT, MEMORY_CHOICES, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
-from paradl_bench.strategies.nesting.nested_plan import check_nesting
-from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
-from paradl_bench.strategies.pipeline.stages import most_stages
-from predict.costs.sourced import Ints
-from predict.search.candidates.mesh import Mesh, divisors, placements
-from predict.search.candidates.refusals import Held, Refusals, possible_choices
+from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.finder import MOST_TRIED_MICRO_BATCHES, Finder
+from predict.search.candidates.mesh import Mesh, Settings, alike, divisors
+from predict.search.candidates.refusals import Held, possible_choices
 from predict.search.candidates.ruled_out import RuledOut
-from predict.search.candidates.shared_axes import SharedAxes
-
-MOST_TRIED_MICRO_BATCHES = 512
 
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
 
 
-def _zero_stages() -> range:
-    prefix = kinds_with(Trait.DIVIDES_BATCH)[0].prefix
-    return range(1, prefix.most + 1) if prefix else range(0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What settings of candidates are chosen from.
+
+    Attributes:
+        settings: of the batch and of whatever is not searched. schedules: by name.
+        held: choices of what a device keeps.
+    """
+
+    settings: PlanSettings
+    schedules: tuple[str, ...]
+    held: tuple[Held, ...]
+
+
+class Bounds(Protocol):
+    """What candidates hold at least."""
+
+    def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
+        """Bytes of a mesh's candidates, of which each row has the settings; not the tightest where more than within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Choices):
     """All candidates, as arrays with an entry each.
 
     Attributes:
         strategies: every placement. meshes: distinct ones; mesh_of: each strategy's index in them.
-        schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
-        held: choices of what a device keeps.
+        caps_mb: of ``bucket_cap_mb``, None for torch's default.
         strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``held``) but for
             micro-batches. Those of strategies ascend.
         impossible: what cannot be, counted. not_searched: what could, and has no candidates.
+        placements: strategies, with those of which all candidates are too large. too_large: candidates that hold too
+            much, and are left out.
     """
 
-    settings: PlanSettings
     strategies: tuple[Strategy, ...]
     meshes: tuple[Mesh, ...]
     mesh_of: Ints
-    schedules: tuple[str, ...]
     caps_mb: tuple[float | None, ...]
-    held: tuple[Held, ...]
     strategy: Ints
     micro_batches: Ints
     schedule: Ints
@@ -77,11 +84,22 @@ class Space:
     again: Ints
     impossible: RuledOut
     not_searched: tuple[str, ...]
+    placements: int
+    too_large: int = 0
     found: Answers = field(default_factory=Answers)
     """What follows from the candidates alone."""
 
     def __len__(self) -> int:
         return len(self.strategy)
+
+    @property
+    def plans(self) -> tuple[Ints, Ints]:
+        """The first candidate of each plan, and the plan of each candidate.
+
+        Those of one plan hold the same: they differ in the order of axes, or in buckets alone.
+        """
+        columns = self.mesh_of[self.strategy], self.micro_batches, self.schedule, self.again
+        return self.found.once("plans", lambda: alike(*columns))
 
     def counted_anew(self) -> Space:
         """The same for another search, which counts what it finds impossible by itself."""
@@ -111,13 +129,7 @@ class Space:
 
     def unneeded(self, may_fit: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Candidates with a choice that is made within a limit alone, which may fit without it."""
-        chosen = np.zeros(len(self.held), bool)
-        for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
-            if len({choice.get(name) for choice in self.held}) > 1:
-                chosen |= np.array([choice[name] != without for choice in self.held])
-        has_choice = chosen[self.again]
-        # A candidate follows the one that differs from it in that choice alone.
-        return np.asarray(has_choice & np.append(False, may_fit[:-1]))
+        return _unneeded(self.held, (self.strategy, self.micro_batches, self.schedule, self.cap), self.again, may_fit)
 
     def is_pipelined(self, candidate: int) -> bool:
         """Whether the candidate has stages."""
@@ -136,8 +148,10 @@ def find_space(
     held: Sequence[Held] | None = None,
     computed_in: tuple[str, str] = ("fp32", ""),
     like: tuple[int, ...] = (),
+    bounding: Callable[[Choices], Bounds] | None = None,
+    within: float = np.inf,
 ) -> Space:
-    """Every candidate.
+    """Every candidate, or those that may fit; where none does, the leanest.
 
     Args:
         settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
@@ -145,6 +159,7 @@ def find_space(
             for are left out.
         computed_in: dtype and kernel settings that are trained in.
         like: per spatial dim, the first that is like it, of blocks that are predicted alike; none where all differ.
+        bounding: from choices to what candidates with these hold at least. within: bytes that a rank has.
 
     Raises:
         UserError: no candidate at all is possible; the message says why.
@@ -153,40 +168,95 @@ def find_space(
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
     held = possible_choices(network, settings, held_choices() if held is None else held, impossible, computed_in[0])
-    finder = _Finder(network, settings, ranks, names, caps, held, impossible, like)
-    strategies: list[Strategy] = []
-    meshes: list[Mesh] = []
-    mesh_of: list[int] = []
-    rows = []
+    choices = Choices(settings=settings, schedules=names, held=held)
+    finder = Finder(network, settings, ranks, names, caps, held, impossible, like)
+    found = _Found(choices, bounding(choices) if bounding else None, within)
     for mesh in finder.meshes():
-        combinations = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else ()
-        if not len(combinations):
-            continue
-        for order in mesh.orders:
-            rows.append(np.insert(combinations, 0, len(strategies), axis=1))
-            strategies.append(Strategy(axes=order))
-            mesh_of.append(len(meshes))
-        meshes.append(mesh)
-    if not rows:
+        rows = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else None
+        if rows is not None and len(rows):
+            found.add(mesh, rows)
+    if not found.all_meshes:
         why = impossible.why_none(settings.batch, ranks)
         raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {why}")
-    columns = np.concatenate(rows).T
-    return Space(
-        settings=settings,
-        strategies=tuple(strategies),
-        meshes=tuple(meshes),
-        mesh_of=np.array(mesh_of),
-        schedules=names,
-        caps_mb=caps,
-        held=held,
-        strategy=columns[0],
-        micro_batches=columns[1],
-        schedule=columns[2],
-        cap=columns[3],
-        again=columns[4],
-        impossible=impossible,
-        not_searched=(*_left_out(settings, meshes, held), *finder.mirrors),
-    )
+    if not found.meshes:
+        wider = 2 * max(within, 1.0)
+        return find_space(network, settings, ranks, caps_mb, held, computed_in, like, bounding, wider)
+    return found.space(caps, impossible, (*_left_out(settings, found.all_meshes, held), *finder.mirrors))
+
+
+class _Found:
+    """Collects the candidates of meshes that may fit."""
+
+    def __init__(self, choices: Choices, bounds: Bounds | None, within: float) -> None:
+        self._choices, self._bounds, self._within = choices, bounds, within
+        self.all_meshes: list[Mesh] = []
+        self.meshes: list[Mesh] = []
+        self._strategies: list[Strategy] = []
+        self._mesh_of: list[int] = []
+        self._rows: list[Settings] = []
+        self._placements = self._too_large = 0
+
+    def add(self, mesh: Mesh, rows: Settings) -> None:
+        """Those of a mesh, of which each row has the settings."""
+        self.all_meshes.append(mesh)
+        self._placements += mesh.order_count
+        if self._bounds is not None:
+            fits = self._bounds.of_mesh(mesh, rows, self._within) <= self._within
+            *others, again = rows.T
+            needed = ~_unneeded(self._choices.held, others, again, fits)
+            self._too_large += mesh.order_count * int((~fits & needed).sum())
+            rows = rows[fits]
+        if not len(rows):
+            return
+        for order in mesh.orders:
+            self._rows.append(np.insert(rows, 0, len(self._strategies), axis=1))
+            self._strategies.append(Strategy(axes=order))
+            self._mesh_of.append(len(self.meshes))
+        self.meshes.append(mesh)
+
+    def space(self, caps_mb: tuple[float | None, ...], impossible: RuledOut, not_searched: tuple[str, ...]) -> Space:
+        """All of them."""
+        strategy, micro_batches, schedule, cap, again = np.concatenate(self._rows).T
+        return Space(
+            settings=self._choices.settings,
+            schedules=self._choices.schedules,
+            held=self._choices.held,
+            strategies=tuple(self._strategies),
+            meshes=tuple(self.meshes),
+            mesh_of=np.array(self._mesh_of),
+            caps_mb=caps_mb,
+            strategy=strategy,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            cap=cap,
+            again=again,
+            impossible=impossible,
+            not_searched=not_searched,
+            placements=self._placements,
+            too_large=self._too_large,
+        )
+
+
+def _unneeded(
+    held: Sequence[Held],
+    others: Sequence[NDArray[np.integer]],
+    again: NDArray[np.integer],
+    may_fit: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Rows that have a choice which is made within a limit alone, and follow one that may fit without it.
+
+    Args:
+        others: columns of all other settings. again: what is held, by index.
+    """
+    chosen = np.zeros(len(held), bool)
+    for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
+        if len({choice.get(name) for choice in held}) > 1:
+            chosen |= np.array([choice[name] != without for choice in held])
+    # A row follows the one that differs from it in that choice alone, where that is there.
+    follows = may_fit[:-1] & (again[1:] == again[:-1] + 1)
+    for column in others:
+        follows &= column[1:] == column[:-1]
+    return np.asarray(chosen[again] & np.append(False, follows))
 
 
 def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Held]) -> Iterator[str]:
@@ -204,136 +274,24 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Hel
         yield "recomputing only some blocks (--recompute)"
 
 
+def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:
+    """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
+
+    What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
+    """
+    own_mesh = space.mesh(candidate)
+    alike_meshes = [own_mesh.stages == mesh.stages == 1 and mesh.sharing == own_mesh.sharing for mesh in space.meshes]
+    recomputed = [choice.get("recompute") for choice in space.held]
+    kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
+    mesh_of = space.mesh_of[space.strategy]
+    at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
+    at_once //= space.micro_batches
+    same_shards = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
+    return np.asarray(same_shards & (at_once >= at_once[candidate]))
+
+
 def held_choices(given: Held | None = None, *, limited: bool = False) -> tuple[Held, ...]:
     """Every choice of what a device keeps, but for what is given; ``limited``: whether its memory is known."""
     values = {**MEMORY_CHOICES, **(CHOICES_WITHIN_A_LIMIT if limited else {})}
     values.update((name, (value,)) for name, value in (given or {}).items())
     return tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
-
-
-class _Finder:
-    def __init__(
-        self,
-        network: ModelGraph,
-        settings: PlanSettings,
-        ranks: int,
-        names: Sequence[str],
-        caps: Sequence[float | None],
-        held: Sequence[Held],
-        impossible: RuledOut,
-        like: tuple[int, ...],
-    ) -> None:
-        self._network, self._settings, self._ranks = network, settings, ranks
-        self._names, self._caps, self._held, self._impossible = names, caps, held, impossible
-        self._schedules = [schedules()[name] for name in names]
-        self._parts_backward = [schedule.splits_backward for schedule in self._schedules]
-        self._most_stages = most_stages(network)
-        self._refusals = Refusals(network, settings)
-        self._shared_axes = SharedAxes(network, settings, ranks, impossible, like)
-
-    @property
-    def mirrors(self) -> Iterator[str]:
-        """As of :class:`~predict.search.candidates.shared_axes.SharedAxes`, once all meshes are found."""
-        return self._shared_axes.mirrors()
-
-    def meshes(self) -> Iterator[Mesh]:
-        """Those within the limits of their axes and of the batch."""
-        for shared, chosen in (((), ()), *self._shared_axes):
-            rest = self._ranks // math.prod(axis.degree for axis in shared)
-            for stages in divisors(rest):
-                mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
-                if self._possible(mesh):
-                    yield from self._with_zero(mesh)
-
-    def _possible(self, mesh: Mesh) -> bool:
-        """Whether a mesh is, but for the axes that share layers; else its placements are counted."""
-        stages = mesh.stages
-        orders = placements(stages, mesh.replicas, len(mesh.shared))
-        if stages > 1 and self._settings.batch_norm == "sync":
-            self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", orders)
-        elif stages > self._most_stages:
-            name = self._network.name
-            text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
-            self._impossible.add(f"pipeline: {text}", orders)
-        elif self._settings.batch % mesh.samplers:
-            self._impossible.add_uneven(self._settings.batch, mesh.samplers, orders)
-        else:
-            return True
-        return False
-
-    def trains_in(self, mesh: Mesh, dtype: str, kernel_settings: str) -> bool:
-        """Whether a mesh can be trained in a dtype and with kernel settings; else its placements are counted."""
-        try:
-            check_nesting(Strategy(axes=mesh.axes))
-            check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
-            check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
-        except UserError as error:
-            self._impossible.add(str(error), len(mesh.orders))
-            return False
-        return True
-
-    def _with_zero(self, mesh: Mesh) -> Iterator[Mesh]:
-        """A mesh, also with each stage of ZeRO on its replicas, and from stage 2 on with copies of shards."""
-        for stage in (0, *(_zero_stages() if mesh.replicas > 1 else ())):
-            if self._nests(mesh._replace(zero=stage)):
-                for copies in divisors(mesh.replicas)[:-1] if stage > 1 else (1,):
-                    yield mesh._replace(zero=stage, copies=copies)
-
-    def _nests(self, mesh: Mesh) -> bool:
-        """Whether a stage of ZeRO, and options of the axes that share layers, go with all axes of a mesh."""
-        refusal = self._refusals.of(mesh)
-        if refusal:
-            self._impossible.add(refusal, len(mesh.orders))
-        return not refusal
-
-    def combinations(self, mesh: Mesh) -> Ints:
-        """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
-        caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
-        again = self._computed_again(mesh)
-        local = self._settings.batch // mesh.samplers
-        if mesh.stages == 1:
-            turns = [(count, 0) for count in divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
-        else:
-            turns = [
-                (count, index)
-                for index in range(len(self._schedules))
-                for count in divisors(local)
-                if self._takes_turns(mesh, index, count)
-            ]
-        rows = [
-            (*turn, cap, which)
-            for turn in turns
-            for cap in caps
-            for which in again
-            if not (mesh.stages > 1 and self._parts_backward[turn[1]] and self._held[which]["recompute"])
-        ]
-        return np.array(rows, np.int64).reshape(-1, 4)
-
-    def _computed_again(self, mesh: Mesh) -> list[int]:
-        """What the mesh can have of ``held``; placements that it rules out are counted."""
-        possible = []
-        for which, chosen in enumerate(self._held):
-            refusal = self._refusals.of(mesh, chosen)
-            if refusal:
-                self._impossible.add_settings(refusal, mesh, len(mesh.orders))
-            else:
-                possible.append(which)
-        if mesh.stages > 1 and any(self._parts_backward) and any(chosen["recompute"] for chosen in self._held):
-            names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
-            text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
-            self._impossible.add_settings(text, mesh, len(mesh.orders))
-        return possible
-
-    def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
-        schedule = self._schedules[index]
-        if count > MOST_TRIED_MICRO_BATCHES:
-            return False
-        if schedule.stages(mesh.stages) > self._most_stages:
-            text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
-            self._impossible.add_settings(text, mesh, len(mesh.orders))
-        elif schedule.refusal(mesh.stages, count):
-            text = f"some numbers of micro-batches, which --schedule {schedule.name} cannot run"
-            self._impossible.add_settings(text, mesh, len(mesh.orders))
-        else:
-            return True
-        return False

@@ -126,8 +126,16 @@ class Estimates:
         Args:
             wanted: candidates to estimate, None for all; others are estimated as if they took no time.
         """
+        of_all = np.zeros(len(self._space))
+        chosen = np.arange(len(of_all)) if wanted is None else np.flatnonzero(wanted)
+        if len(chosen):
+            of_all[chosen] = self._of(chosen)
+        return of_all
+
+    def _of(self, chosen: Ints) -> Floats:
+        """Of some candidates."""
         space = self._space
-        rows, row, estimated = self._rows(np.ones(len(space), bool) if wanted is None else wanted)
+        rows, row = self._rows(chosen)
         seconds = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(sharing) for sharing, _ in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
@@ -141,19 +149,19 @@ class Estimates:
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         sharded = np.array([mesh.zero > 1 and mesh.stages == 1 for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
-        seconds[possible & ~estimated] = 0.0
-        possible &= estimated
         for key in self._cuts:
             alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
-            for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
-                seconds[chosen] = estimates
-        chosen = np.flatnonzero(possible & sharded)
-        if len(chosen):
-            seconds[chosen] = self._sharded(rows.take(chosen))[:, None]
-        return self._fed(np.asarray(seconds[row, space.cap]))
+            for some, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
+                seconds[some] = estimates
+        some = np.flatnonzero(possible & sharded)
+        step = max(_AT_ONCE // self._share.shape[1], 1)
+        for start in range(0, len(some), step):
+            part = some[start : start + step]
+            seconds[part] = self._sharded(rows.take(part))[:, None]
+        return self._fed(np.asarray(seconds[row, space.cap[chosen]]), space.strategy[chosen])
 
-    def _fed(self, seconds: Floats) -> Floats:
-        """What the mini-batches make of iterations of so many seconds."""
+    def _fed(self, seconds: Floats, of_strategy: Ints) -> Floats:
+        """What the mini-batches make of iterations of so many seconds, each of a strategy."""
         costs, space = self._costs, self._space
         ranks_on_host = costs.place(space.strategies[0], 1).ranks_on_host
         of_strategies = []
@@ -163,28 +171,28 @@ class Estimates:
                 refuse_unknown(costs.input_options)
                 return seconds
             of_strategies.append((*terms.costs.seconds, terms.process_s))
-        reading, copying, process_s = np.array(of_strategies)[space.strategy].T
+        reading, copying, process_s = np.array(of_strategies)[of_strategy].T
         if terms.fetch.ahead and costs.profile.environments:
             cores = costs.profile.environments[0].device_count
             reading = np.asarray(reading_seconds(reading, seconds, process_s, ranks_on_host, cores))
         return np.asarray(iteration_seconds(terms.fetch, reading, copying, seconds))
 
-    def _rows(self, wanted: NDArray[np.bool_]) -> tuple[_Rows, Ints, NDArray[np.bool_]]:
-        """All rows, the row of each candidate, and which rows are of wanted candidates."""
+    def _rows(self, chosen: Ints) -> tuple[_Rows, Ints]:
+        """The rows of some candidates, and the row of each of these."""
         space = self._space
+        columns = (space.strategy, space.micro_batches, space.schedule, space.again)
+        strategy, turns, schedule, again = (column[chosen] for column in columns)
         schedules = [schedule_of(name) for name in space.schedules]
-        meshes = space.mesh_of[space.strategy]
+        meshes = space.mesh_of[strategy]
         piped = np.array([mesh.stages for mesh in space.meshes])[meshes] > 1
         # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
-        per_rank = np.where(piped, np.array([schedule.stages_per_rank for schedule in schedules])[space.schedule], 1)
-        in_parts = piped & np.array([schedule.splits_backward for schedule in schedules])[space.schedule]
-        columns = space.strategy, space.micro_batches, per_rank, in_parts, space.again
-        first, row = space.found.once("alike to the estimate", lambda: alike(*columns))
-        strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
+        per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[schedule], 1)
+        in_parts = piped & np.array([each.splits_backward for each in schedules])[schedule]
+        first, row = alike(strategy, turns, per_rank, in_parts, again)
+        strategy, mesh, turns = strategy[first], meshes[first], turns[first]
         local = space.settings.batch // np.array([space_mesh.samplers for space_mesh in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]
-        estimated = np.bincount(row[wanted], minlength=len(first)) > 0
-        links = self._links(strategy, samples, per_rank, estimated)
+        links = self._links(strategy, samples, per_rank)
         numbers = np.array(
             [self._numbers.get((space_mesh.sharing, space_mesh.holds_alone), 0) for space_mesh in space.meshes]
         )
@@ -193,33 +201,29 @@ class Estimates:
             strategy,
             mesh,
             numbers[mesh],
-            space.again[first],
+            again[first],
             turns,
             samples,
             per_rank,
             in_parts[first],
             *of_strategies,
         )
-        return rows, row, estimated
+        return rows, row
 
-    def _links(
-        self, strategy: Ints, samples: Ints, stages_per_rank: Ints, estimated: NDArray[np.bool_]
-    ) -> list[tuple[int, int, int]]:
-        """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int]]:
+        """Of every strategy, 0 of those without rows; whatever of estimates may be impossible is looked up."""
         space = self._space
         self._possible = np.zeros(len(space.strategies), bool)
         # Rows of a strategy stand together.
-        starts = np.searchsorted(strategy, np.arange(len(space.strategies) + 1)).tolist()
-        links = []
-        for index, candidate_strategy in enumerate(space.strategies):
-            rows = slice(starts[index], starts[index + 1])
+        chosen, starts = np.unique(strategy, return_index=True)
+        links = [(0, 0, 0)] * len(space.strategies)
+        for index, start, end in zip(chosen.tolist(), starts, [*starts[1:], len(strategy)], strict=True):
+            rows, candidate_strategy = slice(start, end), space.strategies[index]
             mesh = space.meshes[space.mesh_of[index]]
             try:
                 for per_rank in sorted({*stages_per_rank[rows].tolist()}):
                     self._cut(mesh.stages, per_rank)
-                links.append(
-                    self._links_of(mesh, candidate_strategy, sorted({*samples[rows][estimated[rows]].tolist()}))
-                )
+                links[index] = self._links_of(mesh, candidate_strategy, sorted({*samples[rows].tolist()}))
                 self._parts[index] = self._zero_messages.links_of_parts(mesh, candidate_strategy)
                 self._zero[index] = self._zero_messages.seconds(mesh, candidate_strategy)
                 self._possible[index] = True
@@ -227,7 +231,7 @@ class Estimates:
                 space.impossible.add(str(error))
                 if isinstance(error, UnmeasuredCollective):
                     space.impossible.lacks(candidate_strategy, error.operation)
-                links[index:] = [(0, 0, 0)]
+                links[index] = 0, 0, 0
         return links
 
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
@@ -310,7 +314,7 @@ class Estimates:
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
         share = self._share[rows.shared] * straggler[:, None]
-        sent = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
+        sent = self._waits.seconds(rows.waits, rows.samples, self._shared.places)
         # Rounds of messages beside compute take as long as all of either at least.
         forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
         backward = np.maximum(backward * share, sent.beside_backward) + sent.backward

@@ -1,31 +1,37 @@
 """The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
 
 Held throughout are parameters, the optimizer's state, exchange buckets, and what stages receive into; gradients stay to
-the update; the first rank of a pipeline has the activations of as many micro-batches as its schedule has under way, and
-those of a backward beside all but one. Where nothing is let go of, what was sent is there to the end. What an axis of p
-shares counts as 1/p of it, and what else memory goes to is left out.
+the update, which makes tensors of its own; the first rank of a pipeline has the activations of as many micro-batches as
+its schedule has under way, and those of a backward beside all but one. From the second backward on gradients are beside
+them. Where nothing is let go of, what was sent is there to the end. What an axis of p shares counts as 1/p of it, or as
+the least part that a rank holds of it, and what else memory goes to is left out.
+
+Of a mesh whose parameters alone are too many nothing else is looked at.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.core.cache_keys import Answers
+from paradl_bench.network.graph import DTYPE_BYTES
 from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.network.optimizers import optimizer_named
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import copies_of_state
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
-from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
-from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.peak import MemoryUse, framework_of, kept_copies, run_again
+from paradl_bench.strategies.memory.peak import framework_of, kept_copies, run_again
 from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -33,37 +39,12 @@ from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
-from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Mesh, Sharing, alike
-from predict.search.candidates.refusals import Held
-from predict.search.candidates.space import Space
+from predict.search.candidates.mesh import Mesh, Settings, alike
+from predict.search.candidates.space import Choices, Space
+from predict.search.pricing.activations import Activations, ActivationsByLayer
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
-
-
-class _Activations(NamedTuple):
-    """Bytes of activations of one sample and of every other: after forward, and when they are most in backward."""
-
-    kept: tuple[float, float] = (0.0, 0.0)
-    most: tuple[float, float] = (0.0, 0.0)
-
-    @classmethod
-    def of(cls, network: ModelGraph, run: RankRun) -> _Activations:
-        """Of a network, or of a pipeline's first stage."""
-        one, two = (_walked(network, replace(run, samples=samples)) for samples in (1, 2))
-        # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
-        return cls(*((a, max(b - a, 0.0)) for a, b in zip(one, two, strict=True)))
-
-
-class _First(NamedTuple):
-    """Stages, and activations of the first one.
-
-    Attributes:
-        bounds: the first layer of each stage, and the end.
-    """
-
-    bounds: tuple[int, ...]
-    active: _Activations = _Activations()
+from predict.search.pricing.zero_messages import unit_bytes
 
 
 class _Stages(NamedTuple):
@@ -72,271 +53,343 @@ class _Stages(NamedTuple):
     Attributes:
         parameters: bytes.
         received, sent: bytes a sample of what stages receive into, and of what they make and send.
+        active: whole activations of the first stage. own: what a rank has of them at least, by its part of each layer.
     """
 
     parameters: Floats
     received: Floats
     sent: Floats
-    first: _First
+    active: Activations = Activations()
+    own: Activations = Activations()
 
 
-@dataclass(slots=True)
-class _MostActivations(Ledger):
-    """A ledger that notes when activations alone are largest."""
+class _Units(NamedTuple):
+    """What ranks hold under ZeRO's stages 2 and 3 without a pipeline, whose units are padded to equal parts.
 
-    most: int = 0
+    Attributes:
+        padding: a rank's part of the parameters over an even one.
+        most: bytes gathered in forward, at most. left: when that is over.
+    """
 
-    def mark(self, more: int = 0, gradients: int = 0) -> None:
-        """Note the moment."""
-        self.most = max(self.most, self.activations + more)
+    padding: float = 1.0
+    most: float = 0.0
+    left: float = 0.0
 
 
 _ENOUGH = 4
 """A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
 
 
+class _Values(NamedTuple):
+    """What crosses the cuts of a pipeline and grows with the batch: arrays with an entry each.
+
+    Attributes:
+        cut, layer: indices. further: whether it is an output behind the layer's first.
+        bytes, made: a sample of it, whole; where the stage in front has made it, else 0.
+    """
+
+    cut: Ints
+    layer: Ints
+    further: NDArray[np.bool_]
+    bytes: Floats
+    made: Floats
+
+
 class MemoryBounds:
     """Bytes of tensors on the rank that is looked at, at least.
 
+    Args:
+        choices: of candidates' settings, or a space of candidates with such choices.
+
     Attributes:
-        plan_of: a number for each candidate: those with the same one hold the same, since they differ in the order of
-            axes or in buckets alone.
+        shared: parts of the network.
     """
 
-    def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
-        self._costs, self._space, self._shared = costs, space, shared
+    def __init__(self, costs: CostModel, choices: Choices, shared: SharedWorks) -> None:
+        self._costs, self._choices, self.shared = costs, choices, shared
         self._masters, self._network = has_masters(costs.dtype), as_held(costs.network, costs.dtype)
-        self._framework = framework_of(space.settings)
-        settings = msgspec.structs.replace(space.settings, dtype=costs.dtype)
+        self._framework = framework_of(choices.settings)
+        settings = msgspec.structs.replace(choices.settings, dtype=costs.dtype)
         # State is of fp32 where parameters are not.
         wider = DTYPE_BYTES[KEPT_DTYPE] // DTYPE_BYTES[computed_in(costs.dtype)] if self._masters else 1
-        self._states = [wider * kept_copies(msgspec.structs.replace(settings, **chosen)) for chosen in space.held]
-        self._known: dict[tuple[int, int, int], _First] = {}
-        self._stages: dict[tuple[Sharing, int, int, int], _Stages] = {}
+        held = [msgspec.structs.replace(settings, **chosen) for chosen in choices.held]
+        self._states = [wider * kept_copies(choice) for choice in held]
+        # A CPU updates parameters one by one.
+        own = optimizer_named(settings.optimizer).own_tensors and costs.device_kind != "cpu"
+        # In the update alone: what comes from host memory, and tensors that the optimizer makes.
+        self._moved = [wider * (copies_of_state(choice) - kept_copies(choice) + own) for choice in held]
+        self._found = Answers()
         self._widths = widths_of(self._network, costs.dtype, costs.device_kind, self._framework.fuses)
         kinds = [layer_kinds().get(layer.kind) for layer in costs.network.layers]
         on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
         self._input_bytes = costs.network.input_bytes(1, given_dtype(costs.dtype))
-        self._under_way: dict[tuple[str, int, int], int] = {}
+        self._under_way: dict[tuple[str, int, int], tuple[int, int]] = {}
         # Where the optimizer's state lies changes no activation: per choice, the first with its activations.
-        again = [chosen.get("recompute") for chosen in space.held]
+        again = [chosen.get("recompute") for chosen in choices.held]
         self._alike = [again.index(own) for own in again]
-        whole = {which: self._activations_of_all(space.held[which]) for which in dict.fromkeys(self._alike)}
-        self._whole = [whole[which] for which in self._alike]
-        mesh_of = space.mesh_of[space.strategy]
-        self._first, self.plan_of = alike(mesh_of, space.micro_batches, space.schedule, space.again)
 
-    def bytes(self) -> Floats:
-        """Of every candidate."""
-        space = self._space
-        columns = space.mesh_of[space.strategy], space.micro_batches, space.schedule, space.again
-        plans = zip(*(column[self._first].tolist() for column in columns), strict=True)
-        plan_bytes = [
-            self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in plans
-        ]
-        return np.array(plan_bytes)[self.plan_of]
+    def of(self, space: Space, within: float = np.inf) -> Floats:
+        """Of every candidate.
 
-    def _activations_of_all(self, held: Held) -> _Activations:
-        """What the whole network has of activations."""
-        network, settings = self._network, msgspec.structs.replace(self._space.settings, **held)
+        Args:
+            within: bytes that a rank has; of what surely needs more, no tighter bound is looked for.
+        """
+        first, plan_of = space.plans
+        columns = space.mesh_of[space.strategy], space.schedule, space.again, space.micro_batches
+        mesh, name, again, counts = (column[first] for column in columns)
+        plan_bytes = np.zeros(len(first))
+        # Those that differ in micro-batches alone are worked out together.
+        for one, rows in _kinds(mesh, name, again):
+            of_kind = space.meshes[mesh[one]], counts[rows], space.schedules[name[one]], int(again[one])
+            plan_bytes[rows] = self._of(*of_kind, within)
+        return plan_bytes[plan_of]
+
+    def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
+        """Of a mesh's candidates, of which each row has the settings; as :meth:`of`."""
+        least = self._least(mesh)
+        bounds = np.full(len(rows), least)
+        if least > within:
+            return bounds
+        counts, name, _, again = rows.T
+        for one, alike_rows in _kinds(name, again):
+            of_kind = counts[alike_rows].astype(np.int64), self._choices.schedules[name[one]], int(again[one])
+            bounds[alike_rows] = self._of(mesh, *of_kind, within)
+        return bounds
+
+    def _least(self, mesh: Mesh) -> float:
+        """Of a mesh, whatever its settings: parameters that are shared out over its stages evenly."""
+        even = self.shared.of_all.gradient_bytes.sum() / self._parts_alone(mesh) / mesh.stages
+        parted, piped = mesh.parted, mesh.stages > 1
+        parts = parted if mesh.zero > 1 else 1
+        at_end = (piped and mesh.zero > 1) + 1 / (1 if piped else parts)
+        copies = (
+            self._copies(mesh, parted, states) + max(at_end, 1 / parts + moved / parted)
+            for states, moved in zip(self._states, self._moved, strict=True)
+        )
+        return float(even * min(copies))
+
+    def _of(self, mesh: Mesh, counts: Ints, schedule: str, again: int, within: float) -> Floats:
+        """Of plans with so many micro-batches each."""
+        least = self._peaks(mesh, counts, schedule, again, self._parameters_alone(mesh, schedule), _Units())
+        if least.min() > within:
+            return least
+        stages = self._of_stages(mesh, schedule, again)
+        least = self._peaks(mesh, counts, schedule, again, stages, _Units())
+        if mesh.zero < 2 or mesh.stages > 1 or least.min() > within:
+            return least
+        return self._peaks(mesh, counts, schedule, again, stages, self._units(mesh))
+
+    def _peaks(self, mesh: Mesh, counts: Ints, schedule: str, again: int, stages: _Stages, units: _Units) -> Floats:
+        """The larger of what the first rank holds in backward, and of what any does when that is over, or updates."""
+        local = self._choices.settings.batch // mesh.samplers
+        in_buffers = 0 if self._framework.drops_messages else local
+        parted = mesh.parted
+        held = stages.parameters * self._copies(mesh, parted, self._states[again]) * units.padding
+        held = held + in_buffers * stages.received
+        parts, piped = parted if mesh.zero > 1 else 1, mesh.stages > 1
+        # What replicas share out of stages is whole from the first forward to the last backward.
+        gathered = stages.parameters * (piped and mesh.zero > 1)
+        gradients = stages.parameters / (1 if piped else parts) * units.padding
+        # When the last backward begins, or the update.
+        at_end = gathered + gradients + (0.0 if schedule_of(schedule).drops_messages else in_buffers * stages.sent)
+        if mesh.zero == 2 and not piped:
+            # Gathered from forward to backward.
+            at_end = np.maximum(at_end, stages.parameters)
+        updating = stages.parameters * (1 / parts + self._moved[again] / parted) * units.padding
+        active = self._active(mesh, counts, schedule, stages, units, float(gradients[0]))
+        first = float(held[0] + gathered[0]) + local * self._input_bytes + active
+        return np.asarray(np.maximum(first, float((held + np.maximum(at_end, updating)).max())))
+
+    def _active(
+        self, mesh: Mesh, counts: Ints, schedule: str, stages: _Stages, units: _Units, gradients: float
+    ) -> Floats:
+        """What the first rank has of activations, and of gradients beside them from the second micro-batch on."""
+        at_once = self._choices.settings.batch // mesh.samplers // counts
+        parts = mesh.sharers * mesh.replicas // mesh.samplers
+        kept, most = (
+            np.maximum(self._held_whole(mesh, whole.of(at_once)) / parts, own.of(at_once))
+            for whole, own in zip(stages.active, stages.own, strict=True)
+        )
+        # Where ranks swap samples, those that one has when activations are most are not known beside gradients.
+        gradients = 0.0 if self._swaps(mesh) else gradients
+        if mesh.stages == 1:
+            # Stage 2 gathers all in forward, and frees it as backward goes on.
+            left = max(units.left, float(stages.parameters[0]) if mesh.zero == 2 else 0.0)
+            return np.asarray(np.maximum(np.maximum(kept + left, most), units.most) + gradients * (counts > 1))
+        at_first, later = np.array([self._most_under_way(schedule, mesh.stages, count) for count in counts.tolist()]).T
+        one = np.maximum(kept, most)
+        beside = np.where(later > 0, (later - 1) * kept + one + gradients, 0.0)
+        return np.asarray(np.maximum((at_first - 1) * kept + one, beside))
+
+    def _swaps(self, mesh: Mesh) -> bool:
+        """Whether ranks that share layers see samples of their own, and swap them."""
+        return any(axis.has(Trait.DIVIDES_BATCH) for axis in mesh.shared)
+
+    def _held_whole(self, mesh: Mesh, activations: Floats) -> Floats:
+        """What a rank that sees samples of its own has of activations, where it may hold a part of the parameters."""
+        if not self._swaps(mesh):
+            return activations
+        # Autocast's copies of parameters count as activations, and grow with no sample.
+        copies = self._costs.network.parameter_bytes if self._costs.dtype != "fp32" else 0
+        return np.asarray(np.maximum(activations - copies, activations / mesh.sharers))
+
+    def _copies(self, mesh: Mesh, parted: int, states: int) -> float:
+        """Of parameters, with the optimizer's state and exchange buckets."""
+        if mesh.zero > 1:
+            # Shards that are fp32 take the place of the optimizer's copies.
+            return (states + (not self._masters)) / parted
+        # A bound from below: who holds some parameters alone exchanges the others only.
+        has_buckets = mesh.exchanges and not mesh.holds_alone and not self._framework.gradient_dtype
+        return 1 + states / parted + has_buckets
+
+    def _units(self, mesh: Mesh) -> _Units:
+        """What ranks hold of units under stages 2 and 3, without a pipeline."""
+        gathered, reduced = unit_bytes(self.shared, mesh.sharing, mesh.parted)
+        *units, root = (mesh.parted * gathered).tolist()
+        even = self.shared.of(mesh.sharing).gradient_bytes.sum() / mesh.parted
+        padding = max(float(reduced.sum() / max(even, 1)), 1.0)
+        if mesh.zero == 2:
+            return _Units(padding, sum(units) + root, sum(units) + root)
+        # The unit at work lies in the buffer that it was received in as well.
+        return _Units(padding, root + 2 * max(units, default=0.0))
+
+    def _parts_alone(self, mesh: Mesh) -> int:
+        """Over how many ranks shared axes part parameters at most: nobody has to say what an axis does to layers."""
+        # Ranks that cut positions or tokens hold all parameters; those that hold experts each, some.
+        return math.prod(
+            axis.degree for axis in mesh.shared if axis.has(Trait.DIVIDES_BATCH) or not axis.has(Trait.REPLICATES)
+        )
+
+    def _parameters_alone(self, mesh: Mesh, schedule: str) -> _Stages:
+        """Parameters of every rank's stages, at least."""
+        parts = self._parts_alone(mesh)
+
+        def find() -> _Stages:
+            whole = _of_ranks(self.shared.of_all.gradient_bytes, self._bounds(mesh.stages, schedule), mesh.stages)
+            none = np.zeros(mesh.stages)
+            return _Stages(whole / parts, none, none)
+
+        return self._found.once(("parameters", parts, self._stages_of(mesh, schedule)), find)
+
+    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
+        """What every rank's stages hold, without what axes beside share of activations."""
+        stages, alike_again = self._stages_of(mesh, schedule), self._alike[again]
+        first = mesh.stages, schedule, alike_again
+
+        def find() -> _Stages:
+            shared, bounds = self.shared.of(mesh.sharing), self._bounds(mesh.stages, schedule)
+            crossing = self._crossing(shared, stages, bounds)
+            in_front, behind = (np.pad(crossing, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
+            active = self._found.once(("first", stages, alike_again), partial(self._first_stage, *first))
+            return _Stages(
+                _of_ranks(shared.gradient_bytes, bounds, mesh.stages),
+                (in_front[0] + behind[0]).reshape(-1, mesh.stages).sum(axis=0),
+                behind[1].reshape(-1, mesh.stages).sum(axis=0),
+                active.whole,
+                active.in_parts(shared.kept) if mesh.shared and not self._swaps(mesh) else Activations(),
+            )
+
+        return self._found.once((mesh.sharing, stages, alike_again), find)
+
+    def _stages_of(self, mesh: Mesh, schedule: str) -> tuple[int, int]:
+        """What decides a pipeline's cuts: its ranks, and stages of each."""
+        return mesh.stages, schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
+
+    def _bounds(self, ranks: int, schedule: str) -> tuple[int, ...]:
+        """The first layer of each stage, and the end."""
+        if ranks == 1:
+            return 0, len(self._costs.network.layers)
+        settings = self._choices.settings.changed(PipelineOptions, schedule=schedule)
+        stages = ranks, schedule_of(schedule).stages_per_rank
+        return self._found.once(("bounds", stages), partial(stage_bounds, self._costs.network, ranks, settings))
+
+    def _crossing(self, shared: SharedWork, stages: tuple[int, int], bounds: Sequence[int]) -> Floats:
+        """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
+        values = self._found.once(("crossing", stages), partial(self._values_crossing, bounds))
+        share = shared.held[values.layer]
+        # Further outputs may be cut smaller.
+        share = np.where(values.further & (share < 1), 0.0, share)
+        of_cuts = (np.bincount(values.cut, share * sizes, len(bounds) - 2) for sizes in (values.bytes, values.made))
+        return np.array(list(of_cuts))
+
+    def _values_crossing(self, bounds: Sequence[int]) -> _Values:
+        network, flow = self._costs.network, data_flow(self._costs.network)
+        rows: list[tuple[int, int, bool, int, int]] = []
+        for cut, (start, end) in enumerate(itertools.pairwise(bounds[:-1])):
+            for value in flow.crossing[end]:
+                # What holds no batch does not grow with it.
+                if network.layers[value.layer].batchless:
+                    continue
+                size = elements(network, value) * self._widths[value.layer].runs
+                made = flow.made_by(value, end) == value.layer >= start
+                own = made and not value.output and not self._aliases[value.layer]
+                rows.append((cut, value.layer, bool(value.output), size, size * own))
+        cut_of, layer, further, sizes, own_sizes = np.array(rows, float).reshape(-1, 5).T
+        return _Values(cut_of.astype(np.int64), layer.astype(np.int64), further > 0, sizes, own_sizes)
+
+    def _first_stage(self, ranks: int, schedule: str, again: int) -> ActivationsByLayer:
+        """What the first of a pipeline's stages has of activations; the whole network on one rank."""
+        network, held = self._costs.network, self._choices.held[again]
+        settings = msgspec.structs.replace(self._choices.settings.changed(PipelineOptions, schedule=schedule), **held)
         run = RankRun(
             samples=1,
             dtype=self._costs.dtype,
             device=self._costs.device_kind,
-            recomputed=run_again(network, settings),
             framework=self._framework,
+            widths=self._widths,
         )
-        return _Activations.of(network, run)
-
-    def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
-        local = self._space.settings.batch // mesh.samplers
-        at_once = local // count
-        parts = mesh.sharers * mesh.replicas // mesh.samplers
-        stages, whole = self._of_stages(mesh, schedule, again), self._whole[again]
-        of_all = mesh.stages == 1
-        kept, most = (_of_samples(growth, at_once) for growth in (whole if of_all else stages.first.active))
-        if of_all:
-            kept, most = (self._held_whole(mesh, activations) / parts for activations in (kept, most))
-            # Stage 2 gathers all in forward, and frees it as backward goes on.
-            active = max(kept + float(stages.parameters[0]), most) if mesh.zero == 2 else most
-        else:
-            under_way = self._most_under_way(schedule, mesh.stages, count)
-            active = ((under_way - 1) * kept + max(kept, most)) / parts
-        in_buffers = 0 if self._framework.drops_messages else local
-        held = stages.parameters * self._copies(mesh, self._states[again]) + in_buffers * stages.received
-        first = float(held[0]) + active + local * self._input_bytes
-        gradients = stages.parameters / (mesh.parted if mesh.zero > 1 else 1)
-        # When the last backward begins, or the update.
-        at_end = gradients + (0.0 if schedule_of(schedule).drops_messages else in_buffers * stages.sent)
-        if mesh.zero == 2 and mesh.stages == 1:
-            # Gathered from forward to backward.
-            at_end = np.maximum(at_end, stages.parameters)
-        return max(float((held + at_end).max()), first)
-
-    def _held_whole(self, mesh: Mesh, activations: float) -> float:
-        """What a rank that sees samples of its own has of activations, where it may hold a part of the parameters."""
-        if mesh.samplers == mesh.replicas:
-            return activations
-        # Autocast's copies of parameters count as activations, and grow with no sample.
-        copies = self._costs.network.parameter_bytes if self._costs.dtype != "fp32" else 0
-        return max(activations - copies, activations / mesh.sharers)
-
-    def _copies(self, mesh: Mesh, states: int) -> float:
-        """Of parameters, with the optimizer's state and exchange buckets."""
-        if mesh.zero > 1:
-            # Shards that are fp32 take the place of the optimizer's copies.
-            return (states + (not self._masters)) / mesh.parted
-        # A bound from below: who holds some parameters alone exchanges the others only.
-        has_buckets = mesh.exchanges and not mesh.holds_alone and not self._framework.gradient_dtype
-        return 1 + states / mesh.parted + has_buckets
-
-    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
-        """What every rank's stages hold, without what axes beside share of activations."""
-        stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
-        key = mesh.sharing, mesh.stages, stages_per_rank, self._alike[again]
-        if key not in self._stages:
-            shared = self._shared.of(mesh.sharing)
-            first = self._first_stage(mesh.stages, schedule, stages_per_rank, again)
-
-            def of_ranks(of_stages: Floats | Ints) -> Floats:
-                return np.asarray(of_stages.reshape(-1, mesh.stages).sum(axis=0), float)
-
-            crossing = self._crossing(shared, first.bounds)
-            in_front, behind = (np.pad(crossing, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
-            self._stages[key] = _Stages(
-                of_ranks(np.add.reduceat(shared.gradient_bytes, first.bounds[:-1])),
-                of_ranks(in_front[0] + behind[0]),
-                of_ranks(behind[1]),
-                first,
-            )
-        return self._stages[key]
-
-    def _crossing(self, shared: SharedWork, bounds: Sequence[int]) -> Floats:
-        """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
-        network, flow = self._costs.network, data_flow(self._costs.network)
-        crossing = np.zeros((2, len(bounds) - 2))
-        for cut, (start, end) in enumerate(itertools.pairwise(bounds[:-1])):
-            for value in flow.crossing[end]:
-                layer = network.layers[value.layer]
-                share = shared.held[value.layer]
-                # Further outputs may be cut smaller, and what holds no batch does not grow with it.
-                if layer.batchless or (value.output and share < 1):
-                    continue
-                size = share * elements(network, value) * self._widths[value.layer].runs
-                made = flow.made_by(value, end) == value.layer >= start
-                crossing[:, cut] += size, size * (made and not value.output and not self._aliases[value.layer])
-        return crossing
-
-    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int, again: int) -> _First:
-        """The first layers of stages, and what the first of them holds."""
         if ranks == 1:
-            return _First((0, len(self._costs.network.layers)))
-        key = ranks, stages_per_rank, self._alike[again]
-        if key not in self._known:
-            settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
-            settings = msgspec.structs.replace(settings, **self._space.held[again])
-            first = first_stage(self._costs.network, ranks, settings)
-            recomputed = parts_within(self._costs.network, settings, first.layers)
-            run = RankRun(
-                samples=1,
-                dtype=self._costs.dtype,
-                device=self._costs.device_kind,
-                outputs=first.outputs,
-                kept_outputs=() if self._framework.drops_messages else first.outputs,
-                widths=widths_inside(self._costs.network, first, self._widths),
-                recomputed=recomputed,
-                framework=self._framework,
-            )
-            bounds = stage_bounds(self._costs.network, ranks, settings)
-            self._known[key] = _First(bounds, _Activations.of(first.network, run))
-        return self._known[key]
+            run = replace(run, recomputed=run_again(self._network, settings))
+            return ActivationsByLayer.of(self._network, run, self.shared.places)
+        first = first_stage(network, ranks, settings)
+        run = replace(
+            run,
+            outputs=first.outputs,
+            kept_outputs=() if self._framework.drops_messages else first.outputs,
+            widths=widths_inside(network, first, self._widths),
+            recomputed=parts_within(network, settings, first.layers),
+        )
+        return ActivationsByLayer.of(first.network, run, self.shared.places)
 
-    def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:
-        """Micro-batches that the first stage has been forward with, and not backward, at most."""
+    def _most_under_way(self, schedule: str, ranks: int, count: int) -> tuple[int, int]:
+        """Micro-batches that the first stage has been forward with, and not backward, at most.
+
+        Until a backward is done, and while another one is; 0 where there is none.
+        """
         looked_at = min(count, _ENOUGH * ranks)
         key = schedule, ranks, looked_at
         if key not in self._under_way:
-            now = most = 0
+            now = at_first = later = done = 0
             for action in schedule_of(schedule).order(0, ranks, looked_at):
-                if action.stage == 0 and (action.direction == "FW" or action.completes):
-                    now += 1 if action.direction == "FW" else -1
-                    most = max(most, now)
-            self._under_way[key] = most
-        most = self._under_way[key]
-        return count if most == looked_at else most
+                if action.stage == 0 and action.direction == "FW":
+                    now += 1
+                elif action.stage == 0 and action.completes:
+                    at_first, later = (at_first, max(later, now)) if done else (now, later)
+                    now, done = now - 1, done + 1
+            self._under_way[key] = at_first, later
+        at_first, later = self._under_way[key]
+        # What has gone forward with all that was looked at does so with all that there are.
+        return (count, count - 1) if at_first == looked_at else (at_first, later)
 
 
-def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:
-    """Candidates that hold no fewer activations than this one: of the same shards, on as many samples at once.
-
-    What replicas share out of parameters, gradients and state changes none of them. Of a pipeline there are none.
-    """
-    own_mesh = space.mesh(candidate)
-    alike_meshes = [own_mesh.stages == mesh.stages == 1 and mesh.sharing == own_mesh.sharing for mesh in space.meshes]
-    recomputed = [choice.get("recompute") for choice in space.held]
-    kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
-    mesh_of = space.mesh_of[space.strategy]
-    at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
-    at_once //= space.micro_batches
-    same_shards = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
-    return np.asarray(same_shards & (at_once >= at_once[candidate]))
+def _of_ranks(layer_bytes: Ints, bounds: Sequence[int], ranks: int) -> Floats:
+    """Bytes of the stages of each rank, which are as many ranks apart."""
+    return np.asarray(np.add.reduceat(layer_bytes, bounds[:-1]).reshape(-1, ranks).sum(axis=0), float)
 
 
-def _walked(network: ModelGraph, run: RankRun) -> tuple[float, float]:
-    """Bytes of activations of a network, or of a pipeline's first stage, after forward and when they are most."""
-    ledger = _MostActivations()
-    walk = Liveness(ledger, network, run)
-    left = walk.forward(ledger.allocate(0))
-    kept = float(ledger.activations)
-    # What is sent back lies in a buffer that counts elsewhere.
-    sent = left.outputs if run.kept_outputs or not run.outputs else _outputs_of(network, run)
-    walk.backward(left, [Gradient(Storage(0), output.size) for output in sent] if run.outputs else ())
-    return kept, float(ledger.most)
+def _kinds(*columns: NDArray[np.integer]) -> Iterator[tuple[int, Ints]]:
+    """The first row of those that are equal in all columns, and these rows; of each kind."""
+    first, kind = alike(*columns)
+    together = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
+    return zip(first.tolist(), together, strict=True)
 
 
-def _outputs_of(network: ModelGraph, run: RankRun) -> list[Storage]:
-    """What a stage passes on, where nobody keeps it."""
-    ledger = Ledger()
-    return Liveness(ledger, network, replace(run, kept_outputs=run.outputs)).forward(ledger.allocate(0)).outputs
+def bounds_of(costs: CostModel, choices: Choices) -> MemoryBounds:
+    """Bounds of candidates with such choices, which searches on other links or devices share."""
 
+    def find() -> MemoryBounds:
+        return MemoryBounds(costs, choices, SharedWorks(as_held(costs.network, costs.dtype), choices.settings))
 
-class Bounded(NamedTuple):
-    """What no other hardware changes of candidates.
-
-    Attributes:
-        bytes, plan_of: of :class:`MemoryBounds`.
-    """
-
-    shared: SharedWorks
-    bytes: Floats
-    plan_of: Ints
-
-
-def bounds_of(costs: CostModel, space: Space) -> Bounded:
-    """Bounds of a space's candidates, which searches on other links or devices share."""
-    held = tuple(tuple(chosen.items()) for chosen in space.held)
-    columns = space.mesh_of, space.strategy, space.micro_batches, space.schedule, space.again
-    key = space.settings, space.meshes, space.schedules, held, *(column.tobytes() for column in columns)
-
-    def find() -> Bounded:
-        shared = SharedWorks(as_held(costs.network, costs.dtype), space.settings)
-        memory_bounds = MemoryBounds(costs, space, shared)
-        return Bounded(shared, memory_bounds.bytes(), memory_bounds.plan_of)
-
-    return costs.plans.found.once(("memory bounds", key), find)
-
-
-def _of_samples(growth: tuple[float, float], samples: int) -> float:
-    first, other = growth
-    return first + (samples - 1) * other
-
-
-def tensors_within(profile: Profile, limit_bytes: float) -> float:
-    """As many bytes of tensors as a device with that memory holds, by the profile's factor; 0 where none fit."""
-    low, high = 0.0, 2.0 * limit_bytes + 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        fits = with_factor(profile, MemoryUse(round(middle), {})).peak_bytes <= limit_bytes
-        low, high = (middle, high) if fits else (low, middle)
-    return high
+    held = tuple(tuple(chosen.items()) for chosen in choices.held)
+    return costs.plans.found.once(("memory bounds", choices.settings, choices.schedules, held), find)

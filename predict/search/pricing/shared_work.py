@@ -7,18 +7,22 @@ since it cuts the halos of every rank: shares and halos follow from extents, as 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.core.cache_keys import Answers
+from paradl_bench.network.equal_blocks import FewBlocks, without_equal_blocks
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace, shard_in_turn
-from paradl_bench.plan.compute import held_layer, input_needs_gradient
+from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
@@ -26,8 +30,10 @@ from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Sharing
+from predict.search.pricing.held_parts import KINDS, PartsOfLayers, held_parts
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+_BY_LAYER = ("share", "held", "gradient_bytes", "bytes_alike")
 
 
 class Message(NamedTuple):
@@ -35,6 +41,7 @@ class Message(NamedTuple):
 
     Attributes:
         axis: along which it goes, among those that share layers.
+        times: how often it is sent.
     """
 
     layer: int
@@ -43,6 +50,7 @@ class Message(NamedTuple):
     bytes_per_sample: float
     beside: bool = False
     axis: int = 0
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,38 +59,42 @@ class SharedWork:
 
     Attributes:
         held: its part of each layer's output, which it sends on to a later stage.
+        kept: its part of each layer's tensors, at least: see :func:`~predict.search.pricing.held_parts.held_parts`.
+            This and ``messages`` are by layers of :attr:`SharedWorks.few`.
         bytes_alike: of those gradients whose parameters all ranks along the axes hold alike, where some they do not.
-        network: with the shapes that its parameters have on this rank.
+        parameters: in the shapes that they have on this rank.
     """
 
     share: Floats
     held: Floats
+    kept: Floats
     gradient_bytes: Ints
     bytes_alike: Ints
     messages: tuple[Message, ...]
-    network: ModelGraph
+    parameters: tuple[Tensor, ...]
 
 
-def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSettings) -> SharedWork:
+def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSettings, known: PartsOfLayers) -> SharedWork:
     """The part of the rank at the first position along each axis; all of the network without one."""
     if not axes:
         return SharedWork(
             share=np.ones(len(network.layers)),
             held=np.ones(len(network.layers)),
+            kept=np.ones((KINDS, len(network.layers))),
             gradient_bytes=_gradient_bytes(network, network),
             bytes_alike=_gradient_bytes(network, network),
             messages=(),
-            network=network,
+            parameters=network.parameters,
         )
     if axes[0].has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axes[0].extents, settings).work()
     shared = shard_in_turn(network, [AxisPlace(axis, number, 0, 1) for number, axis in enumerate(axes)], settings)
     share, held = np.ones((2, len(network.layers)))
     messages: list[Message] = []
+    parts = {index: known.of(index, shard) for index, shard in shared.shards.items()}
     for index, shard in shared.shards.items():
-        whole = network.layers[index]
-        share[index] = len(shard.rounds_fw) * _share_of(shard.layer, whole)
-        held[index] = held_layer(whole, shard).output_elements / max(whole.output_elements, 1)
+        share[index] = len(shard.rounds_fw) * parts[index].computed
+        held[index] = parts[index].held
         before_and_behind: tuple[tuple[Literal["FW", "BW"], tuple[Communication, ...]], ...] = (
             ("FW", (*shard.before_fw, *shard.after_fw)),
             ("BW", (*shard.before_bw, *shard.sums, *shard.after_bw)),
@@ -95,17 +107,12 @@ def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSetting
     return SharedWork(
         share=share,
         held=held,
+        kept=held_parts(network, parts, shared.network, known),
         gradient_bytes=gradient_bytes,
         bytes_alike=alike,
         messages=tuple(messages),
-        network=shared.network,
+        parameters=shared.network.parameters,
     )
-
-
-def _share_of(shard: Layer, whole: Layer) -> float:
-    if whole.fw_flops:
-        return shard.fw_flops / whole.fw_flops
-    return shard.output_elements / max(whole.output_elements, 1)
 
 
 def _collectives(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
@@ -117,10 +124,14 @@ def _collectives(index: int, phase: Literal["FW", "BW"], works: Sequence[Communi
 def _to_neighbours(
     index: int, phase: Literal["FW", "BW"], works: Sequence[Communication | None], *, beside: bool = False
 ) -> Iterator[Message]:
-    for work in works:
+    # Of as many rounds as there are ranks, all but a few are one object.
+    distinct = {id(work): work for work in works}
+    for key, times in Counter(map(id, works)).items():
+        work = distinct[key]
         if isinstance(work, HaloExchange):
             of_axis = work.axes[0]
-            yield from (Message(index, phase, "send_recv", float(size), beside, of_axis) for size in work.sends_bytes)
+            for size in work.sends_bytes:
+                yield Message(index, phase, "send_recv", float(size), beside, of_axis, times)
 
 
 def _gradient_bytes(network: ModelGraph, held: ModelGraph, without: Collection[str] = ()) -> Ints:
@@ -173,14 +184,17 @@ class _Blocks:
                 messages += (Message(index, "BW", "send_recv", size) for size in halos if differentiated[index])
         messages += self._gathers()
         gradient_bytes = _gradient_bytes(network, network)
+        # On average: some rank has as much at least.
+        held = np.full(len(network.layers), 1 / math.prod(self._parts))
         return SharedWork(
             share=share,
-            # On average: some rank has as much at least.
-            held=np.full(len(network.layers), 1 / math.prod(self._parts)),
+            held=held,
+            # Parameters are whole.
+            kept=np.stack([held, held, np.ones(len(network.layers))]),
             gradient_bytes=gradient_bytes,
             bytes_alike=gradient_bytes,
             messages=tuple(messages),
-            network=network,
+            parameters=network.parameters,
         )
 
     def _halos(self, layer: Layer) -> Iterator[float]:
@@ -208,10 +222,36 @@ class _Blocks:
 
 
 class SharedWorks:
-    """Parts of one network by what shares its layers (:func:`shared_work`), each found once."""
+    """Parts of one network by what shares its layers (:func:`shared_work`), each found once.
+
+    Attributes:
+        network: all of it. few: without equal blocks, where nobody says of which layers ranks run what.
+        found: what follows from the parts.
+    """
 
     def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
-        self.of: Callable[[Sharing], SharedWork] = cache(
-            lambda sharing: shared_work(network, sharing[0], settings.having(*sharing[1]))
-        )
+        whole = FewBlocks(network, tuple(range(len(network.layers))), tuple(range(len(network.parameters))))
+        names = any(options.of_shards for options in settings.axes)
+        self.network, self.few = network, whole if names else without_equal_blocks(network)
+        self.places: Ints = np.array(self.few.layers, np.int64)
+        self.found = Answers()
+        self._settings, self._known = settings, PartsOfLayers(self.few.network)
+        self.of: Callable[[Sharing], SharedWork] = cache(self._of)
         self.of_all = self.of(((), ()))
+
+    def _of(self, sharing: Sharing) -> SharedWork:
+        axes, chosen = sharing
+        work = shared_work(self.few.network, axes, self._settings.having(*chosen), self._known)
+        by_layer = {name: getattr(work, name)[self.places] for name in _BY_LAYER}
+        return replace(work, **by_layer)
+
+    def network_of(self, sharing: Sharing) -> ModelGraph:
+        """The network with the shapes that its parameters have on a rank."""
+        if not sharing[0]:
+            return self.network
+        held = self.of(sharing).parameters
+        parameters = tuple(
+            msgspec.structs.replace(parameter, shape=held[at].shape)
+            for parameter, at in zip(self.network.parameters, self.few.parameters, strict=True)
+        )
+        return msgspec.structs.replace(self.network, parameters=parameters)

@@ -20,6 +20,7 @@ class _Known(NamedTuple):
     Attributes:
         work: kept, because parts are told apart by what object they are.
         layer: index of the one that waits. forward: whether that is in its forward. beside: whether it computes on.
+        times: how often each is sent.
         kind: which of the distinct messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow:
             blocks repeat theirs.
     """
@@ -28,6 +29,7 @@ class _Known(NamedTuple):
     layer: Ints
     forward: NDArray[np.bool_]
     beside: NDArray[np.bool_]
+    times: Floats
     kind: Ints
     bytes_per_sample: Floats
     link: Ints
@@ -72,6 +74,7 @@ class Waits:
                 np.array([message.layer for message in messages], np.int64),
                 np.array([message.phase == "FW" for message in messages], bool),
                 np.array([message.beside for message in messages], bool),
+                np.array([message.times for message in messages], float),
                 kind,
                 each_bytes[first],
                 each_link[first],
@@ -79,8 +82,13 @@ class Waits:
             self._known.append(known)
         return self._numbers[key]
 
-    def seconds(self, numbers: Ints, samples: Ints, layers: int) -> Sent:
-        """Of so many samples each."""
+    def seconds(self, numbers: Ints, samples: Ints, places: Ints) -> Sent:
+        """Of so many samples each.
+
+        Args:
+            places: of each layer, the one that messages name.
+        """
+        layers = int(places.max()) + 1
         first, row = alike(numbers, samples)
         known = [self._known[number] for number in numbers[first].tolist()]
         counts = samples[first].tolist()
@@ -91,10 +99,12 @@ class Waits:
         starts = np.cumsum([0, *(len(part.link) for part in known)]).tolist()
         kind = np.concatenate([part.kind + start for part, start in zip(known, starts, strict=False)])
         distinct = self._groups.seconds_over(np.concatenate([part.link for part in known]), np.rint(sizes))
-        seconds = distinct[kind]
+        seconds = distinct[kind] * np.concatenate([part.times for part in known])
         return Sent(
             *(
-                np.bincount(place[chosen], seconds[chosen], len(first) * layers).astype(float).reshape(-1, layers)[row]
+                np.bincount(place[chosen], seconds[chosen], len(first) * layers)
+                .astype(float)
+                .reshape(-1, layers)[:, places][row]
                 for chosen in (forward & ~beside, ~forward & ~beside, forward & beside, ~forward & beside)
             )
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.mesh import group_axes, sharing_axes
@@ -39,8 +40,6 @@ class ZeroMessages:
     def __init__(self, groups: GroupCosts, shared: SharedWorks) -> None:
         self._groups, self._shared = groups, shared
         self._of_ranks: dict[tuple[int, tuple[int, ...]], Ints] = {}
-        self._units: dict[tuple[Sharing, int], tuple[Floats, Floats]] = {}
-        self._parameters: dict[Sharing, _Held] = {}
 
     def links_of_parts(self, mesh: Mesh, strategy: Strategy) -> tuple[int, int, int, int]:
         """Links of stage 1's broadcasts, and in a pipeline of gathers, reductions and copies' sums of the other stages.
@@ -61,7 +60,7 @@ class ZeroMessages:
         key = ranks, tuple(bounds.tolist())
         if key not in self._of_ranks:
             counts = np.zeros(ranks, np.int64)
-            for unit in units_of(self._shared.of_all.network)[:-1]:
+            for unit in units_of(self._shared.network)[:-1]:
                 stages = np.searchsorted(bounds, list(unit.layers), side="right") - 1
                 counts[np.unique(stages % ranks)] += 1
             self._of_ranks[key] = np.maximum(counts, 1)
@@ -77,7 +76,7 @@ class ZeroMessages:
         if mesh.zero < 2 or mesh.stages > 1:
             return 0.0
         group, ranks = group_along(strategy, *sharing_axes(strategy)), mesh.parted
-        gathered, reduced = self._unit_bytes(mesh.sharing, ranks)
+        gathered, reduced = unit_bytes(self._shared, mesh.sharing, ranks)
         seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
         # Stage 3 gathers again for backward, but for what the whole model has of its own.
         seconds = seconds.sum() + (seconds[:-1].sum() if mesh.zero > 2 else 0.0)
@@ -86,29 +85,31 @@ class ZeroMessages:
             seconds += self._groups.seconds("all_reduce", self._copies(strategy), reduced)[reduced > 0].sum()
         return float(seconds)
 
-    def _unit_bytes(self, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
-        """Of a rank's part of each unit of ZeRO: what it gathers, and what it reduces; the whole model is the last."""
-        key = sharing, ranks
-        if key not in self._units:
-            held = self._held(sharing)
-            sizes = -(-held.rows // ranks) * held.row_bytes
-            self._units[key] = (
-                np.bincount(held.unit, sizes, held.units).astype(float),
-                np.bincount(held.unit, np.where(held.updated, sizes, 0.0), held.units).astype(float),
-            )
-        return self._units[key]
 
-    def _held(self, sharing: Sharing) -> _Held:
-        """Parameters of a rank's part, which every number of ranks parts anew."""
-        if sharing not in self._parameters:
-            network = self._shared.of(sharing).network
-            updated, units = set(gradient_order(network)), units_of(network)
-            own = [(index, parameter) for index, unit in enumerate(units) for parameter in unit.parameters]
-            self._parameters[sharing] = _Held(
-                len(units),
-                np.array([index for index, _ in own], np.int64),
-                np.array([parameter.shape[0] for _, parameter in own], np.int64),
-                np.array([shard_bytes((parameter,), max(parameter.shape[0], 1)) for _, parameter in own], np.int64),
-                np.array([parameter.name in updated for _, parameter in own], bool),
-            )
-        return self._parameters[sharing]
+def unit_bytes(shared: SharedWorks, sharing: Sharing, ranks: int) -> tuple[Floats, Floats]:
+    """Of a rank's part of each unit of ZeRO, padding included, over so many: what it gathers, and what it reduces.
+
+    The whole model is the last unit.
+    """
+
+    def find() -> tuple[Floats, Floats]:
+        held = shared.found.once(("units", sharing), lambda: _held(shared.network_of(sharing)))
+        sizes = -(-held.rows // ranks) * held.row_bytes
+        updated = np.where(held.updated, sizes, 0.0)
+        gathered, reduced = (np.bincount(held.unit, each, held.units) for each in (sizes, updated))
+        return gathered.astype(float), reduced.astype(float)
+
+    return shared.found.once(("units", sharing, ranks), find)
+
+
+def _held(network: ModelGraph) -> _Held:
+    """Parameters of a rank's part, which every number of ranks parts anew."""
+    updated, units = set(gradient_order(network)), units_of(network)
+    own = [(index, parameter) for index, unit in enumerate(units) for parameter in unit.parameters]
+    return _Held(
+        len(units),
+        np.array([index for index, _ in own], np.int64),
+        np.array([parameter.shape[0] for _, parameter in own], np.int64),
+        np.array([shard_bytes((parameter,), max(parameter.shape[0], 1)) for _, parameter in own], np.int64),
+        np.array([parameter.name in updated for _, parameter in own], bool),
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
 
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
@@ -35,22 +37,18 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
         return
     if settings.batch_norm == "sync":
         raise UserError(f"strategy {strategy}: synchronised batch norm runs with {whole} and {instead}, not with it")
-    trained = {parameter.name for parameter in network.parameters}
     for parameter in network.parameters:
         if not parameter.shape:
             raise UserError(f"strategy {strategy}: parameter {parameter.name} has no dim to shard; give it one")
-    for layer in network.layers:
-        frozen = [name for name in layer.parameters if name not in trained]
-        if frozen:
-            raise UserError(
-                f"strategy {strategy}: parameter {frozen[0]} of {layer.name} is frozen, which {instead} allows"
-            )
-        changed = next((name for name in _changed(layer) if name in trained), None)
-        if changed is not None:
-            raise UserError(
-                f"strategy {strategy}: {layer.name} changes parameter {changed} in forward, but ranks hold only rows of"
-                f" it; {instead} allows that"
-            )
+    unsharded = _unsharded(Same(network))
+    if unsharded is not None:
+        layer, name, is_trained = unsharded
+        if not is_trained:
+            raise UserError(f"strategy {strategy}: parameter {name} of {layer} is frozen, which {instead} allows")
+        raise UserError(
+            f"strategy {strategy}: {layer} changes parameter {name} in forward, but ranks hold only rows of it;"
+            f" {instead} allows that"
+        )
     if stage == 3:
         _check_views(network, strategy)
     _check_segments(network, strategy, settings, instead)
@@ -79,9 +77,12 @@ def _check_segments(network: ModelGraph, strategy: Strategy, settings: PlanSetti
             f"strategy {strategy}: --recompute runs with this stage of ZeRO beside data parallelism alone; {instead}"
             " allows it"
         )
+    units = units_of(network)[:-1] if settings.recompute else ()
+    unit_of = {layer: number for number, unit in enumerate(units) for layer in unit.layers}
     for segment in segments_of(network, settings):
-        inside = {unit.name: unit for unit in units_of(network)[:-1] if not set(unit.layers).isdisjoint(segment.layers)}
-        parted = next((name for name, unit in inside.items() if not set(segment.layers) <= set(unit.layers)), None)
+        layers = set(segment.layers)
+        inside = sorted({unit_of[layer] for layer in layers if layer in unit_of})
+        parted = next((units[number].name for number in inside if not layers <= set(units[number].layers)), None)
         if parted is not None:
             raise UserError(
                 f"strategy {strategy}: --recompute {segment.name} runs {parted} again, whose parameters are gathered by"
@@ -121,6 +122,19 @@ def _with_prefix(strategy: Strategy, stage: int) -> str:
     return "".join(
         str(data if axis is parted else axis) for axis in strategy.axes if axis is parted or axis not in of_data
     )
+
+
+# A search asks for every mesh.
+@functools.lru_cache(maxsize=8)
+def _unsharded(same: Same[ModelGraph]) -> tuple[str, str, bool] | None:
+    """The first layer that reads a frozen parameter or changes a trained one, with that, and whether it is trained."""
+    trained = {parameter.name for parameter in same.thing.parameters}
+    for layer in same.thing.layers:
+        frozen = [(layer.name, name, False) for name in layer.parameters if name not in trained]
+        changed = [(layer.name, name, True) for name in _changed(layer) if name in trained]
+        if frozen or changed:
+            return (*frozen, *changed)[0]
+    return None
 
 
 def _check_views(network: ModelGraph, strategy: Strategy) -> None:

@@ -23,11 +23,11 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
+from predict.costs.memory_estimate import tensors_within
 from predict.search import ranking
 from predict.search.candidates.space import find_space
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.groups import GroupCosts, group_along
-from predict.search.pricing.memory_bound import tensors_within
 from predict.search.pricing.shared_work import SharedWorks
 
 NETWORK = make_network((64, 512, 256, 512, 32))

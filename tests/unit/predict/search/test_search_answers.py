@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from search_cases import asked, found, profile_of
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
+from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
@@ -186,6 +188,16 @@ def test_mistakes_are_said_in_one_line(profile: Path, options: tuple[str, ...], 
     assert isinstance(result.exception, UserError), result.output
     assert said in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_what_needs_least_is_said_with_its_largest_rank(profile: Path) -> None:
+    limited = "--ranks", "8", "--batch", "64", "--recompute", "none", "--memory", "1KiB"
+    said = str(asked(profile, *limited).exception)
+    _, needed, leanest = re.split("needs |, (?=[a-z])", said.partition(";")[0])
+    strategy, *options = leanest.split()
+    words = ["--from-profile", str(profile), "--model", "chain", "--batch", "64", "--strategy", strategy, *options]
+    (predicted,) = json.loads(CliRunner().invoke(group, [*words, "--json"]).output)
+    assert needed == format_bytes(predicted["memory_bytes"])
 
 
 def timed(seconds: float, *, own_s: float = 0.0, **moved_s: tuple[float, float]) -> Timed:

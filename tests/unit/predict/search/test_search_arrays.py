@@ -21,10 +21,12 @@ from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mesh import alike
 from predict.search.candidates.space import Space, find_space
+from predict.search.pricing import estimate
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
 from predict.search.pricing.groups import Group, GroupCosts, group_along
-from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.held_parts import PartsOfLayers
+from predict.search.pricing.shared_work import SharedWorks, shared_work
 from predict.search.pricing.waits import Waits
 
 NETWORK = make_network((64, 512, 256, 512, 32))
@@ -119,7 +121,7 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) 
             times[int(each.phase == "BW"), each.layer] += groups.seconds(each.operation, own, size)[0]
         expected.append(times)
     samples = np.array([count for _, count in cases])
-    found = waits.seconds(np.array(numbers), samples, len(NETWORK.layers))
+    found = waits.seconds(np.array(numbers), samples, shared.places)
     assert np.stack(found[:2], axis=1) == pytest.approx(np.array(expected))
     assert not np.any(found[2:])
     assert np.array(expected).max() > 0
@@ -140,6 +142,7 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(costs: CostModel) -> 
             strategy=np.zeros(len(own), np.int64),
             impossible=space.impossible,
             not_searched=(),
+            placements=1,
             **columns,
         )
 
@@ -151,6 +154,18 @@ def test_a_strategy_is_estimated_among_others_as_by_itself(costs: CostModel) -> 
         one = alone(space, index)
         found = Estimates(costs, one, SharedWorks(NETWORK, space.settings)).seconds()
         assert found == pytest.approx(together[space.strategy == index], rel=1e-12), str(space.strategies[index])
+
+
+def test_only_wanted_candidates_are_estimated(costs: CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, ())
+    shared = SharedWorks(NETWORK, space.settings)
+    every = Estimates(costs, space, shared).seconds()
+    # Rows of stages of ZeRO are computed some at a time.
+    monkeypatch.setattr(estimate, "_AT_ONCE", 3 * len(NETWORK.layers))
+    wanted = np.arange(len(space)) % 3 == 1
+    some = Estimates(costs, space, shared).seconds(wanted)
+    assert some[wanted] == pytest.approx(every[wanted], rel=1e-12)
+    assert not some[~wanted].any()
 
 
 def test_bucket_sizes_and_axis_order_do_not_change_memory(costs: CostModel) -> None:
@@ -222,3 +237,31 @@ def test_what_a_strategy_lacks_leaves_the_others_their_estimates() -> None:
 
 def _meshes(space: Space) -> list[object]:
     return [space.meshes[index] for index in space.mesh_of]
+
+
+@pytest.mark.parametrize("text", ["f2", "c4", "s2", "t2", "d2"])
+def test_what_ranks_share_of_equal_blocks_follows_from_few(text: str) -> None:
+    factory = NetworkFactory(8, 16, 16)
+    for number in range(8):
+        factory.conv(f"body.{number}.one", 8, 3, padding=1)
+        factory.relu(f"body.{number}.act")
+    factory.flatten("flatten")
+    for number in range(7):
+        factory.linear(f"tail.{number}.one", 64)
+        factory.relu(f"tail.{number}.act")
+        factory.linear(f"tail.{number}.two", 16)
+    factory.loss()
+    network, settings = factory.network("blocks"), PlanSettings(batch=8)
+    shared = SharedWorks(network, settings)
+    places = shared.places
+    assert len(shared.few.network.layers) < len(network.layers)
+    axes = tuple(axis for axis in parse_strategy(text).axes if axis.kind != "data")
+    whole, work = shared_work(network, axes, settings, PartsOfLayers(network)), shared.of((axes, ()))
+    for name in ("share", "held", "gradient_bytes", "bytes_alike"):
+        assert getattr(work, name).tolist() == getattr(whole, name).tolist()
+    assert work.kept[:, places].tolist() == whole.kept.tolist()
+    for layer, place in enumerate(places.tolist()):
+        own = [each._replace(layer=layer) for each in work.messages if each.layer == place]
+        assert own == [each for each in whole.messages if each.layer == layer]
+    held = {parameter.name: parameter.shape for parameter in whole.parameters}
+    assert {each.name: each.shape for each in shared.network_of((axes, ())).parameters} == held

@@ -68,7 +68,9 @@ def test_a_rings_messages_are_told_by_what_waits_for_them(network: ModelGraph) -
     work = shared.of(((axis,), (ContextOptions(context_exchange="ring"),)))
     # Of two own tokens: keys and values of two heads, of four features each.
     assert {(each.operation, each.bytes_per_sample) for each in work.messages} == {("send_recv", 2 * 2 * 2 * 4 * 4)}
-    counts = Counter((each.phase, each.beside) for each in work.messages)
+    counts = Counter[tuple[str, bool]]()
+    for each in work.messages:
+        counts[each.phase, each.beside] += each.times
     assert counts == {("FW", True): 2 * 3, ("BW", True): 2 * (3 + 2), ("BW", False): 2}
     attention = next(at for at, layer in enumerate(network.layers) if layer.kind == "attention")
     assert work.share[attention] == pytest.approx(1 / 4)

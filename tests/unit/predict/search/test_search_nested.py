@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[b
 
 from network_factory import NetworkFactory
 from profile_factory import make_network, ring_fit
-from search_cases import exactly, found, profile_of
+from search_cases import exactly, found, profile_of, profile_on
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.cli import group as bench
@@ -24,14 +25,15 @@ from paradl_bench.commands import train
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.space import Space, find_space
+from predict.search.candidates.space import Space, find_space, hold_activations_of
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.memory_bound import MemoryBounds, hold_activations_of
+from predict.search.pricing.memory_bound import MemoryBounds
 from predict.search.pricing.shared_work import SharedWorks
 
 WIDTHS = (64, 512, 256, 512, 32)
@@ -124,16 +126,31 @@ def test_no_stage_of_zero_is_faster_than_its_estimate(name: str, *, blocking: bo
     assert max(ratios) < 4
 
 
-@pytest.mark.parametrize("name", [TOKENS, EXPERTS])
-def test_no_nested_candidate_holds_less_than_its_bound(name: str) -> None:
-    costs = costs_of(name)
-    space = find_space(costs.network, PlanSettings(batch=8, blocking=True), 4, ())
-    bounds = MemoryBounds(costs, space, SharedWorks(costs.network, space.settings)).bytes()
-    peaks = [
-        costs.memory(space.strategies[space.strategy[c]], space.settings_of(c)).peak_bytes for c in range(len(space))
-    ]
-    larger = np.flatnonzero(bounds > np.array(peaks)).tolist()
-    assert [(named(space)[c], space.settings_of(c)) for c in larger] == []
+@pytest.mark.parametrize(
+    ("name", "nested", "dtype", "device"),
+    [
+        (TOKENS, {"x2t2", "t2x2", "p2x2", "z3d2x2"}, "fp32", "cpu"),
+        (EXPERTS, {"p2e2", "d2e2"}, "fp32", "cpu"),
+        (EXPERTS, {"p2e2", "d2e2"}, "bf16", "cuda"),
+    ],
+    ids=["tokens", "experts", "copies of experts"],
+)
+def test_no_nested_candidate_holds_less_than_its_bound(name: str, nested: set[str], dtype: str, device: str) -> None:
+    network = network_of(name)
+    costs = CostModel(profile=profile_on(network, device), network=network, dtype=dtype)
+    settings = PlanSettings(batch=8, blocking=True, dtype=dtype, device=device)
+    space = find_space(network, settings, 4, (), computed_in=(dtype, ""))
+    names, points = named(space), [space.settings_of(c) for c in range(len(space))]
+    assert nested <= set(names)
+    in_parts = {names[c] for c, point in enumerate(points) if point.of(SequenceOptions).on and point.recompute}
+    assert in_parts >= ({"d2t2", "p2t2"} if name == TOKENS else set())
+    peaks = [costs.memory(space.strategies[space.strategy[c]], point).peak_bytes for c, point in enumerate(points)]
+    memory_bounds = MemoryBounds(costs, space, SharedWorks(as_held(network, dtype), space.settings))
+    # Where nothing fits, the parameters alone are looked at.
+    for within in (math.inf, 0.0):
+        bounds = memory_bounds.of(space, within)
+        larger = np.flatnonzero(bounds > np.array(peaks)).tolist()
+        assert [(within, names[c], points[c]) for c in larger] == []
 
 
 def test_stages_of_shared_layers_are_bounded_from_below() -> None:

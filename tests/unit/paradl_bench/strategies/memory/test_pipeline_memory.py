@@ -46,6 +46,19 @@ def test_a_buffer_for_every_micro_batch_and_value_that_crosses() -> None:
     assert use("p4", "gpipe", 4)["communication"] in (16 * 16 * 4, 2 * 16 * 16 * 4)
 
 
+def test_the_first_rank_that_needs_too_much_is_the_answer() -> None:
+    factory = NetworkFactory(16)
+    factory.linear("narrow", 16)
+    factory.linear("wide", 256)
+    factory.loss()
+    network, strategy = factory.network("chain"), parse_strategy("p2")
+    settings = plan_settings(batch=4, micro_batches=2, schedule="gpipe")
+    most = pipelined_memory(network, strategy, settings)
+    first = pipelined_memory(network, strategy, settings, within=0)
+    assert 0 < first.peak_bytes < most.peak_bytes
+    assert pipelined_memory(network, strategy, settings, within=first.peak_bytes) == most
+
+
 @pytest.mark.parametrize("count", [4, 8])
 def test_gpipe_keeps_all_micro_batches_and_1f1b_only_following_stages(count: int) -> None:
     gpipe, alternating = (use("p4", schedule, count)["activations"] for schedule in ("gpipe", "1f1b"))
