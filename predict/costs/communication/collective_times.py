@@ -40,7 +40,7 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
     regime = np.searchsorted(edges, m / pieces[0].parts(p))
     seconds = np.empty(m.shape)
-    for at in np.unique(regime).tolist():
+    for at in np.flatnonzero(np.bincount(regime.ravel())).tolist():
         in_regime = regime == at
         seconds[in_regime] = piecewise_seconds(
             pieces[at // 2 : at // 2 + 1 + at % 2], p[in_regime], m[in_regime], g[in_regime]
