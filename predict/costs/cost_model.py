@@ -155,11 +155,7 @@ class CostModel:
         return self.plans.plan(Strategy(), PlanSettings(batch=1, optimizer=self.optimizer))
 
     def memory(self, strategy: Strategy, settings: PlanSettings, within: float = math.inf) -> EstimatedMemory:
-        """What the rank that needs most holds at its peak, on the device that was measured.
-
-        Args:
-            within: bytes of tensors; the first rank that needs more is the answer, if there is one.
-        """
+        """What the rank that needs most holds at its peak, or the first that needs over ``within`` bytes of tensors."""
         return with_factor(self.profile, self.plans.memory(strategy, settings, within))
 
     def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:

@@ -137,10 +137,8 @@ def search(
             most = options["predictions"] or most_predictions(len(costs.network.layers))
             ranker = Ranker(estimating, _spaces(costs, *asked), limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)
-            account = ranker.account()
-            if limited != (limit is not None) and options["offload"] is None:
-                account = msgspec.structs.replace(account, not_searched=(*account.not_searched, _UNPRICED))
-            searched.append(account)
+            unpriced = limited != (limit is not None) and options["offload"] is None
+            searched.append(_account(ranker, (_UNPRICED,) if unpriced else ()))
         except UserError as error:
             refused.append(error)
     if not searched:
@@ -155,6 +153,11 @@ def search(
         further=further,
         searched=tuple(searched),
     )
+
+
+def _account(ranker: Ranker, not_searched: tuple[str, ...]) -> Searched:
+    account = ranker.account()
+    return msgspec.structs.replace(account, not_searched=(*account.not_searched, *not_searched))
 
 
 def _spaces(
