@@ -157,7 +157,8 @@ def test_stages_of_shared_layers_are_bounded_from_below() -> None:
     costs = costs_of(TOKENS)
     space = find_space(costs.network, PlanSettings(batch=4, blocking=True), 8, ())
     shared = SharedWorks(costs.network, space.settings)
-    estimates, bounds = Estimates(costs, space, shared).seconds(), MemoryBounds(costs, space, shared).bytes()
+    estimates = Estimates(costs, space, shared).seconds()
+    bounds = MemoryBounds(costs, space, shared).of(space, math.inf)
     # Both axes that share layers, and one of them beside ZeRO.
     nested = {"p2x2t2", "t2p2x2", "z2d2p2t2", "p2z3d2x2"}
     times: dict[str, list[float]] = {}
