@@ -66,6 +66,17 @@ def test_layers_are_cut_by_both_axes_or_by_one(llama: ModelGraph, text: str) -> 
     assert attention.fw_flops * 4 == whole.fw_flops
 
 
+def test_in_stages_each_unit_sums_what_it_read(llama: ModelGraph) -> None:
+    found = planned(llama, "z3d2p2t2", micro_batches=1)
+    works = [found.works[work] for role in found.roles for work in role.work]
+    # Eight tokens of 16 features, in four bytes.
+    sums = [work for work in works if isinstance(work, Collective) and work.message_bytes == 8 * 16 * 4]
+    assert {work.operation for work in sums} == {"all_reduce"}
+    # Queries, keys and values read one tensor, as gate and up do, and each is a unit: three sums backward and two, and
+    # one forward of either. Two parts of the vocabulary have roles, with a sum at the embedding and one at the head.
+    assert len(sums) == 2 * (2 * (3 + 1 + 2 + 1) + 2)
+
+
 def test_a_ring_passes_on_the_heads_of_a_rank(llama: ModelGraph) -> None:
     halos = [work for work in planned(llama, "x2t2", context_exchange="ring").of_layers() if sends(work)]
     blocks = {work.sends_bytes for work in halos if isinstance(work, HaloExchange)}
