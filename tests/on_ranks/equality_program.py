@@ -9,6 +9,7 @@ a limit refused, why.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import sys
@@ -24,6 +25,7 @@ from paradl_bench.measure.proof.parts import own_parts, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
@@ -49,8 +51,13 @@ def load(case: dict[str, Any]) -> LoadedModel:
         equality_networks.drawn = lambda: equality_networks.Drawn(**case["network"])  # type: ignore[attr-defined]
         name = "drawn"
     place, _, factory = name.rpartition(".")
-    model = load_model(f"{place or 'equality_networks'}:{factory}")
-    return model
+    return load_model(f"{place or 'equality_networks'}:{factory}")
+
+
+@functools.cache
+def traced(name: str) -> ModelGraph:
+    """Once for all cases of a network: to trace it takes as long as its iterations."""
+    return trace_network(load({"network": name}))
 
 
 class Comparison:
@@ -61,7 +68,8 @@ class Comparison:
         self.seeded = case.get("seeded", False)
         self.context = context
         self.model, serial = load(case), load(case)
-        self.network = trace_network(self.model)
+        name = case["network"]
+        self.network = traced(name) if isinstance(name, str) else trace_network(self.model)
         self.replicas = degree_of(self.strategy, Trait.DIVIDES_BATCH)
         chosen = {"first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **case.get("options", {})}
         self.settings = plan_settings(

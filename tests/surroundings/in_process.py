@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import IO
 from unittest import mock
 
 from paradl_bench.cli import main as paradl_bench
@@ -18,9 +19,10 @@ def run_in_process(
     where: Path, *arguments: str, main: Callable[[], None] = paradl_bench, program: str = "paradl-bench"
 ) -> CompletedProcess[str]:
     """What ``python -m paradl_bench ARGUMENTS`` gives in a directory; ranks that it starts are processes."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code = 0
     with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as err,
         _in_directory(where),
         mock.patch.object(sys, "argv", [program, *arguments]),
         contextlib.redirect_stdout(out),
@@ -30,10 +32,10 @@ def run_in_process(
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return CompletedProcess(arguments, code, _text(out), _text(err))
+        return CompletedProcess(arguments, code, _text(out), _text(err))
 
 
-def _text(stream: io.TextIOWrapper) -> str:
+def _text(stream: IO[str]) -> str:
     stream.seek(0)
     return stream.read()
 

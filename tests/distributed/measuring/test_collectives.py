@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from in_process import run_in_process
+
 from paradl_bench.core.errors import WorkError
 from paradl_bench.measure.collectives import beside_compute
 from paradl_bench.plan.collectives.catalog import operations, routines
@@ -29,8 +31,10 @@ QUICK = ["--blocks", "2", "--point-seconds", "0.005"]
 
 
 def collectives(output: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, *(launcher or ("-m", "paradl_bench")), "collectives"]
-    command = [*start, *arguments, "-o", str(output)]
+    words = ("collectives", *arguments, "-o", str(output))
+    if not launcher:
+        return run_in_process(Path.cwd(), *words)
+    command = [sys.executable, *launcher, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from in_process import run_in_process
+
 from calibrate.fitting.fit import fit_profile
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
@@ -28,8 +30,7 @@ QUICK = ["--blocks", "1", "--point-seconds", "0.002"]
 
 
 def collectives(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paradl_bench", "collectives", *QUICK, *arguments, "-o", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return run_in_process(Path.cwd(), "collectives", *QUICK, *arguments, "-o", str(output))
 
 
 def swept(output: Path) -> list[CollectiveSamples]:

@@ -54,7 +54,7 @@ def t5_untied(): return t5(tied=False)
 """
 
 CHECK = """
-import sys
+import functools, sys
 import torch
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, differences, planned_collectives
@@ -68,11 +68,15 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import build_parallel
 
+@functools.cache
+def traced(name):
+    return trace_network(load_model(f"networks:{name}"))
+
 def build(name, text, schedule, context, double):
     strategy = parse_strategy(text)
     replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
     model = load_model(f"networks:{name}")
-    network = trace_network(model)
+    network = traced(name)
     if double:
         model.module.double()
     settings = plan_settings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -50,8 +49,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def layers(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paradl_bench", "layers", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+    return run_in_process(where, "layers", *arguments)
 
 
 def read(directory: Path) -> tuple[list[LayerSamples], list[IterationSamples], list[CopySamples]]:

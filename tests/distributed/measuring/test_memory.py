@@ -123,7 +123,7 @@ class Few(Tied):
 """
 
 PROGRAM = """
-import json, sys
+import functools, json, sys
 import msgspec
 from paradl_bench.records.training.training_record import MemoryPeak
 from paradl_bench.ranks.groups.process_groups import join_ranks
@@ -142,6 +142,10 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.strategies.memory.peak import planned_memory
 from paradl_bench.strategies.pipeline.memory import pipelined_memory
 
+@functools.cache
+def traced(model):
+    return trace_network(load_model(model))
+
 def peaks(case, context):
     name, text, *words = case.split()
     strategy = parse_strategy(text)
@@ -151,7 +155,7 @@ def peaks(case, context):
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=8, device="cpu",
         verify=False, axes=axes, **others)
     model = load_model(request.model)
-    network = trace_network(model)
+    network = traced(request.model)
     trainer = Trainer(model, request, context)
     if request.kernel_settings.label:
         # Which lays the model out.

@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES
 from paradl_bench.ranks.launcher import launch_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.own_interpreters]
 
 # A program as a user's command is one: errors are one line on stderr, and the exit code says whose they are.
 PROGRAM = """

@@ -19,7 +19,7 @@ from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, network_of_its_own, s
 from paradl_bench.core.errors import WorkError
 from paradl_bench.ranks.launcher import launch_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.own_interpreters]
 
 TRAIN = ["train", "alexnet", "--strategy", "d2", "--batch", "8", "--input-shape", "3x64x64", "--iterations", "4"]
 

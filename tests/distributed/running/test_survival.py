@@ -24,7 +24,7 @@ from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, re
 from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 
-pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=3)]
+pytestmark = [pytest.mark.distributed, pytest.mark.own_interpreters, pytest.mark.long(minutes=3)]
 
 SWEEP = ("collectives", "--ranks", "2", "--ops", "all_reduce", "--sizes", "1K,64K", "--point-seconds", "0.005")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -29,9 +29,9 @@ MODEL = "pipeline_networks:Chain"
 
 
 def train(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paradl_bench", "train", MODEL, *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(NETWORKS), str(NETWORKS.parents[1])))}
-    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    places = os.pathsep.join((str(NETWORKS), str(NETWORKS.parents[1])))
+    with mock.patch.dict(os.environ, PYTHONPATH=places):
+        return run_in_process(where, "train", MODEL, *arguments)
 
 
 def write_layers(path: Path, slow: str) -> None:

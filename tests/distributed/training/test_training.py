@@ -32,8 +32,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def train(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paradl_bench", "train", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+    return run_in_process(where, "train", *arguments)
 
 
 def measured(directory: Path, rank: int = 0) -> int:

@@ -16,6 +16,8 @@ from paradl_bench.records.training.verification import read_verified_shards
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 
+from in_process import run_in_process
+
 pytestmark = pytest.mark.distributed
 
 PROGRAM = Path(__file__).parents[2] / "on_ranks" / "verification_program.py"
@@ -124,8 +126,7 @@ class Mixing(nn.Module):
 
 
 def _run(where: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "paradl_bench", *command]
-    return subprocess.run(program, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+    return run_in_process(where, *command)
 
 
 def _train(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
