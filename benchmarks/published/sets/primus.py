@@ -21,7 +21,7 @@ from paradl_bench.records.devices.sheet import sheet_of_measured
 RUNS = Path("primus-schedules", "llama2_7b_mi300_pp8.csv")
 NEEDS = (RUNS,)
 CITED = "AMD-AGI/Primus @ fd1eeabb, MIT"
-MODEL, BLOCKS, STAGES = "sets.networks:llama2_7b", 32, 8
+MODEL, BLOCKS, STAGES = "sets.simumax.models:llama2_7b", 32, 8
 PLACE = Place("AMD Instinct MI300X", 192_000_000_000, "mi300x")
 MICRO_BATCHES = (16, 32, 64, 128)
 SHARE_OF_PEAK = 0.5
