@@ -97,15 +97,12 @@ def by_model(found: list[Row]) -> dict[str, list[Row]]:
 
 
 def timed_layers(network: ModelGraph, smallest: Row, tokens: int) -> list[Timed]:
-    """The smallest run's seconds of a micro-batch, by FLOPs; a block that is recomputed runs forward in backward again.
-
-    ``predict`` knows no recomputation beside ZeRO stage 3, so that it stands in backward's time.
-    """
+    """The smallest run's seconds of a micro-batch, by FLOPs; blocks run forward once more where they are recomputed."""
     forward = {layer.name: layer.fw_flops for layer in network.layers}
     backward = {layer.name: layer.bw_input_flops + layer.bw_weight_flops for layer in network.layers}
-    if smallest.recompute:
-        backward |= {name: backward[name] + forward[name] for name in forward if name.startswith("blocks.")}
-    second = smallest.micro_batch * tokens / smallest.tokens_per_s / (sum(forward.values()) + sum(backward.values()))
+    again = sum(flops for name, flops in forward.items() if smallest.recompute and name.startswith("blocks."))
+    flops = sum(forward.values()) + sum(backward.values()) + again
+    second = smallest.micro_batch * tokens / smallest.tokens_per_s / flops
     return [Timed(each, forward[each.name] * second, backward[each.name] * second) for each in network.layers]
 
 
@@ -175,7 +172,7 @@ def simulated(fitted: Path, row: Row) -> tuple[float, tuple[float, float], bool]
         "--reduce-dtype",
         row.reduce_dtype,
     )
-    settings = ("--optimizer", "adam", "--backend", "nccl")
+    settings = ("--optimizer", "adam", "--backend", "nccl", "--recompute", "all" if row.recompute else "none")
     told = json.loads(run("predict", *about, *how, *settings, "--json"))[0]
     low_s, high_s = told["interval_s"]
     return samples / told["iteration_s"], (samples / high_s, samples / low_s), bool(told["fits"])
@@ -206,20 +203,13 @@ def predictions(data: Path, work: Path) -> tuple[dict[Row, tuple[Predicted, Pred
     return found, fits
 
 
-def _fitting(row: Row, fits: bool) -> str:
-    return "recomputes: no memory is predicted" if row.recompute else "fits" if fits else "does not fit"
-
-
 def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     """The set of all runs."""
     found, fits = predictions(data, work)
-    runs = [Run(row.name, row.tokens_per_s, by, _fitting(row, fits[row])) for row, by in found.items()]
+    runs = [Run(row.name, row.tokens_per_s, by, "fits" if fits[row] else "does not fit") for row, by in found.items()]
     left = [row for group in by_model(rows(data, "a100_40gb")).values() for row in group[1:]]
     runs += [Run(f"A100: {row.name}", row.tokens_per_s, (), "the data have no sweep of this network") for row in left]
-    kept = [row for row in fits if not row.recompute]
-    fitting = (
-        f"Of {len(kept)} runs that keep activations, all of which ran, {sum(fits[row] for row in kept)} fit by predict."
-    )
+    fitting = f"Of {len(fits)} runs, the smallest ones too, all of which ran, {sum(fits.values())} fit by predict."
     inputs = "the smallest run of the same model, linear layers of a GH200, and nccl-tests of other H100 nodes"
     return (
         PublishedSet("llm-foundry, FSDP", CITED, inputs, (*CAUSES, fitting), tuple(runs), "measured tokens/s", 1.0),
