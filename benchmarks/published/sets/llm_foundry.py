@@ -212,5 +212,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     fitting = f"Of {len(fits)} runs, the smallest ones too, all of which ran, {sum(fits.values())} fit by predict."
     inputs = "the smallest run of the same model, linear layers of a GH200, and nccl-tests of other H100 nodes"
     return (
-        PublishedSet("llm-foundry, FSDP", CITED, inputs, (*CAUSES, fitting), tuple(runs), "measured tokens/s", 1.0),
+        PublishedSet(
+            "llm-foundry, FSDP", CITED, inputs, (*CAUSES, fitting), tuple(runs), "measured tokens/s", 1.0, wanted=0.04
+        ),
     )

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks" / "published"))
 from published_runs import DATA, SETS, report
 from sets import evidence, llm_foundry, neusight, neusight_four, primus, vtrain
 from sets.measured_layers import Timed
-from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
+from sets.runs import Predicted, PublishedSet, Run, coverage, orders, short_by, summary, table
 from shipped.compact_fit import fit_compact
 
 from calibrate.fitting.kernels.kernel_trial import timed_shapes
@@ -52,6 +52,11 @@ def test_blocks_are_repeated_and_launches_taken_off(trace: Path) -> None:
     assert [each.forward_s for each in found] == pytest.approx([0.5e-3, *[0, 1.5e-3, 0] * 3, 1.5e-3])
     assert [each.backward_s for each in found] == pytest.approx([1e-3, *[0, 3e-3, 0] * 3, 2.5e-3])
     assert sum(each.forward_s for each in neusight.layers(operations, 3, 0.0)) == pytest.approx(12e-3)
+
+
+def test_one_devices_runs_have_a_figure_of_their_own() -> None:
+    runs = [Run(name, 1.0, (Predicted("", value),)) for name, value in (("H100 a", 1.05), ("L4 b", 1.5))]
+    assert neusight.of_h100(runs) == "H100 alone, 1 runs: mean 5.0%, wanted 4.0%, missed by 1.0 points."
 
 
 def test_the_simplest_prediction_counts_products_alone(trace: Path) -> None:
@@ -197,6 +202,11 @@ def test_stages_have_as_many_blocks() -> None:
     assert primus.cuts(4) == "blocks.8.norm_1,blocks.16.norm_1,blocks.24.norm_1"
 
 
+def test_ratios_count_where_they_are_near() -> None:
+    runs = [Run(name, 1.0, tuple(Predicted("", value) for value in (1.03, 0.95, 1.1, 1.2))) for name in ("a", "b")]
+    assert primus.of_each(runs).endswith("by micro-batches: 2 with 16, 0 with 32, 0 with 64, 0 with 128.")
+
+
 def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
     path = tmp_path / primus.RUNS
     path.parent.mkdir()
@@ -206,9 +216,13 @@ def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
 
 def test_a_summary_has_a_row_a_set() -> None:
     runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
-    text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
-    assert "| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n" in text
-    assert text.endswith("| mean of sets | | | | 100.0% hold, half-width 18.2% |\n")
+    found = PublishedSet("T", "who", "what", (), runs, wanted=0.08)
+    text = "\n".join(summary([found, PublishedSet("none", "", "", (), ())]))
+    assert "| T | 1 of 2 | a 10.0%, +10.0%; wanted 8.0%, missed by 2.0 points | b 20.0% | 1 of 1 hold" in text
+    assert "| mean of sets | | | | 100.0% hold, half-width 18.2% |\n" in text
+    assert "| all runs | | | | 1 of 1 hold (100.0%), half-width 18.2% |\n" in text
+    assert "\nMean: wanted 8.0%, missed by 2.0 points.\n" in "\n".join(table(found))
+    assert short_by(0.08, 0.08) == "wanted 8.0%, reached"
 
 
 def test_a_large_set_has_a_row_a_group() -> None:
@@ -250,8 +264,11 @@ def test_blocks_compute_forward_again_in_backward() -> None:
 def test_pairs_of_degrees_count_where_their_order_is_right() -> None:
     said = {"d2t1p1": (1.0, 1.0), "d1t2p1": (2.0, 3.0), "d1t1p2": (3.0, 2.0)}
     runs = [(_gpt_run(name), Run(name, measured, (Predicted("x", value),))) for name, (measured, value) in said.items()]
-    text = vtrain.best_of_sets(runs)
-    assert "order is right in 0.0%, the best in 100.0%; of 3 pairs 66.7%" in text
+    alone = (_gpt_run("d4t1p1"), Run("d4t1p1", 1.0, (Predicted("x", 1.0),)))
+    shares, wrong = orders(vtrain.alike([*runs, alone]))
+    assert "Of 1 sets that differ by degrees alone, the order is right in 0.0% (90% wanted)" in shares
+    assert "the best in 100.0%; of 3 pairs 66.7%" in shares
+    assert wrong.endswith("tensor and pipeline 1 of 1, measured 50.0% apart in the median.")
 
 
 def linear_kernel(batch: int) -> KernelShape:
