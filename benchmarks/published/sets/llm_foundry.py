@@ -42,7 +42,8 @@ CITED = (
     "mosaicml/llm-foundry @ 8c8dd48f, Apache-2.0; xxrjun/nccl-tests-cluster @ 455de4f8, Apache-2.0;"
     " DebarghaG/estimate-train-time @ 1ac4d5e4, MIT"
 )
-PLACE = Place("NVIDIA H100 80GB HBM3", round(79.11 * 2**30), "h100")
+GIB = 2**30
+PLACE = Place("NVIDIA H100 80GB HBM3", round(79.11 * GIB), "h100")
 """torch counts 79.11 GiB of such a GPU (vllm-project/vllm, issue 27508): its maker's 80 GB are of 2**30 bytes."""
 CAUSES = (
     "The smallest run of the 70b model has a micro-batch of 2, the other of 8; of the 30b model 3, and 10 and 14."
@@ -50,6 +51,8 @@ CAUSES = (
     " which take 1.6 to 1.9% less a token at these sizes. No input says what the rest is.",
     "The smallest run of the 760m model is 8% slower a GPU than the larger ones with the same micro-batch. It adds up"
     " two micro-batches, they have one. No input says why.",
+    "Runs that do not fit by predict have the largest micro-batches: its loss holds copies of the logits in fp32."
+    " llm-foundry's is flash-attention's kernel by default (llmfoundry/models/mpt/modeling_mpt.py), which holds none.",
 )
 
 
@@ -158,8 +161,8 @@ def model_of(row: Row) -> str:
     return f"sets.networks:mpt_{row.model}"
 
 
-def simulated(fitted: Path, row: Row) -> tuple[float, tuple[float, float], bool]:
-    """Tokens a second and GPU over those of one sample a second: rate, interval, and whether it fits in memory."""
+def simulated(fitted: Path, row: Row) -> tuple[float, tuple[float, float], int]:
+    """Tokens a second and GPU over those of one sample a second: rate, interval, and the bytes that a rank needs."""
     samples = row.micro_batch * row.accumulate
     about = ("--from-profile", str(fitted), "--model", model_of(row), "--strategy", f"z3d{row.ranks}")
     how = (
@@ -175,22 +178,22 @@ def simulated(fitted: Path, row: Row) -> tuple[float, tuple[float, float], bool]
     settings = ("--optimizer", "adam", "--backend", "nccl", "--recompute", "all" if row.recompute else "none")
     told = json.loads(run("predict", *about, *how, *settings, "--json"))[0]
     low_s, high_s = told["interval_s"]
-    return samples / told["iteration_s"], (samples / high_s, samples / low_s), bool(told["fits"])
+    return samples / told["iteration_s"], (samples / high_s, samples / low_s), int(told["memory_bytes"])
 
 
-def predictions(data: Path, work: Path) -> tuple[dict[Row, tuple[Predicted, Predicted]], dict[Row, bool]]:
-    """Of every H100 run but the smallest of its model: simulated, and the smallest's rate as it is; which runs fit."""
+def predictions(data: Path, work: Path) -> tuple[dict[Row, tuple[Predicted, Predicted]], dict[Row, int]]:
+    """Of every H100 run but the smallest of its model: simulated, and the smallest's rate as it is; bytes of all."""
     sweeps = work / "nccl"
     work.mkdir(parents=True)
     told = ("--cluster", PLACE.cluster, "--device-name", PLACE.device_name, "-o", str(sweeps))
     run("paradl_bench", "import", "nccl-tests", *(str(data / path) for path in SWEEPS), *told)
-    found, fits = {}, {}
+    found, needed = {}, {}
     for name, runs in by_model(rows(data, "h100_80gb")).items():
         smallest, *others = runs
         alone, fitted = profiles(data, runs, sweeps, work / name)
-        base, _, fits[smallest] = simulated(fitted, smallest)
+        base, _, needed[smallest] = simulated(fitted, smallest)
         for row in others:
-            rate, (low, high), fits[row] = simulated(fitted, row)
+            rate, (low, high), needed[row] = simulated(fitted, row)
             if row.micro_batch != smallest.micro_batch:
                 # As uncertain as without the other GPU's table, of which the profile knows no error.
                 own, edges, _ = simulated(alone, row)
@@ -200,16 +203,24 @@ def predictions(data: Path, work: Path) -> tuple[dict[Row, tuple[Predicted, Pred
                 Predicted("simulate", rate * scale, (low * scale, high * scale)),
                 Predicted("as the smallest", smallest.tokens_per_s),
             )
-    return found, fits
+    return found, needed
+
+
+def _room(needed_bytes: int) -> str:
+    return f"{needed_bytes / GIB:.1f} GiB"
 
 
 def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     """The set of all runs."""
-    found, fits = predictions(data, work)
-    runs = [Run(row.name, row.tokens_per_s, by, "fits" if fits[row] else "does not fit") for row, by in found.items()]
+    found, needed = predictions(data, work)
+    runs = [Run(row.name, row.tokens_per_s, by, _room(needed[row])) for row, by in found.items()]
     left = [row for group in by_model(rows(data, "a100_40gb")).values() for row in group[1:]]
     runs += [Run(f"A100: {row.name}", row.tokens_per_s, (), "the data have no sweep of this network") for row in left]
-    fitting = f"Of {len(fits)} runs, the smallest ones too, all of which ran, {sum(fits.values())} fit by predict."
+    beyond = [f"{row.name} ({_room(size)})" for row, size in needed.items() if size > PLACE.memory_bytes]
+    fitting = (
+        f"Of {len(needed)} runs, the smallest ones too, all of which ran, {len(needed) - len(beyond)} fit in"
+        f" {PLACE.memory_bytes / GIB:.1f} GiB by predict. Others: {'; '.join(beyond) or 'none'}."
+    )
     inputs = "the smallest run of the same model, linear layers of a GH200, and nccl-tests of other H100 nodes"
     return (
         PublishedSet(
