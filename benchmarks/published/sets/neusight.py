@@ -224,7 +224,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
 
 def of_h100(runs: Sequence[Run]) -> str:
     """What is wanted of the H100's runs."""
-    own = [run for run in runs if run.name.startswith("H100")]
+    own = [run for run in runs if "H100" in run.name]
     size, _ = mean_error(own, 0)
     return f"H100 alone, {len(own)} runs: mean {size:.1%}, {short_by(size, H100_WITHIN)}."
 

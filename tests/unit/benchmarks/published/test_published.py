@@ -55,7 +55,8 @@ def test_blocks_are_repeated_and_launches_taken_off(trace: Path) -> None:
 
 
 def test_one_devices_runs_have_a_figure_of_their_own() -> None:
-    runs = [Run(name, 1.0, (Predicted("", value),)) for name, value in (("H100 a", 1.05), ("L4 b", 1.5))]
+    names = {"NVIDIA_H100_80GB_HBM3 a": 1.05, "NVIDIA_L4 b": 1.5}
+    runs = [Run(name, 1.0, (Predicted("", value),)) for name, value in names.items()]
     assert neusight.of_h100(runs) == "H100 alone, 1 runs: mean 5.0%, wanted 4.0%, missed by 1.0 points."
 
 
