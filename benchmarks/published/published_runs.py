@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imports import DATA  # noqa: E402
-from sets import evidence, llm_foundry, neusight, neusight_four, neusight_kernels, primus, simumax, vtrain  # noqa: E402
+from sets import evidence, llm_foundry, neusight, neusight_four, neusight_kernels, primus, vtrain  # noqa: E402
 from sets.runs import PublishedSet, summary, table  # noqa: E402
+from sets.simumax import published_set as simumax  # noqa: E402
 
 from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
 

@@ -113,7 +113,7 @@ def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[K
 
 
 def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device, ...]:
-    reached = rates_reached(times, measured.networks)
+    reached = rates_reached(times, measured.networks, measured.environments[0].device)
     devices: dict[str, Device] = {}
     for index, environment in enumerate(measured.environments):
         if environment.device_name in devices:

@@ -30,6 +30,7 @@ from paradl_bench.core.statistics import (
 )
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 
 _FEWEST_MEASUREMENTS = 3
@@ -285,15 +286,19 @@ class Reached(NamedTuple):
     memory_bandwidth_bytes_per_s: float | None = None
 
 
-def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph]) -> Reached:
+def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph], device: str = "cpu") -> Reached:
     """Best FLOP/s of any operation, and best bytes/s of operations that compute next to nothing.
 
     Bandwidth is read off forward of the operations with at most one FLOP a byte that move at least half of what the
     largest of them moves: small ones live in a cache and say nothing of memory.
+
+    Args:
+        device: kind of the device, which decides how wide the numbers are that an operation reads in lower precision.
     """
     layers = {layer.operation: layer for network in networks.values() for layer in network.layers}
     # The basis of rooflines is of fp32, where any was measured.
     times = [time for time in times if time.dtype == "fp32" and "tf32" not in time.kernel_settings] or times
+    narrowed = {dtype: _narrowed(networks, dtype, device) for dtype in {time.dtype for time in times} - {"fp32"}}
     flops: list[float] = []
     moved: list[tuple[float, float]] = []
     for time in times:
@@ -310,7 +315,22 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph]
         if layer.parameters and work:
             flops.append(work * samples / time.time.typical_s)
         if time.phase == "FW" and not layer.parameters and 0 < layer.fw_bytes >= layer.fw_flops:
-            moved.append((layer.fw_bytes * samples, time.time.typical_s))
+            share = narrowed[time.dtype][time.operation] if time.dtype in narrowed else 1.0
+            moved.append((layer.fw_bytes * share * samples, time.time.typical_s))
     largest = max((size for size, _ in moved), default=0.0)
     rates = [size / seconds for size, seconds in moved if size >= largest / 2]
     return Reached(max(flops, default=None), max(rates, default=None))
+
+
+def _narrowed(networks: Mapping[str, ModelGraph], dtype: str, device: str) -> dict[str, float]:
+    """By operation, bytes of its elements in a dtype over those in fp32, which networks count."""
+    return {
+        layer.operation: lower.runs / whole.runs
+        for network in networks.values()
+        for layer, lower, whole in zip(
+            network.layers,
+            widths_of(as_held(network, dtype), dtype, device),
+            widths_of(network, "fp32", device),
+            strict=True,
+        )
+    }

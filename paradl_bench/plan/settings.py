@@ -67,7 +67,7 @@ class PlanSettings(ChosenSettings, frozen=True, kw_only=True, forbid_unknown_fie
         dtype: that is trained in, which decides what activations are handed on in. device: kind of the device, ``cpu``
             or ``cuda``, which decides what autocast makes of operations.
         preset: name of the framework that holds what its own memory says (:data:`PRESETS
-            <paradl_bench.strategies.passes.input_presets.PRESETS>`); empty for torch.
+            <paradl_bench.strategies.frameworks.presets.PRESETS>`); empty for torch.
         axes: options of axes, by :meth:`of`; those that are the default are left out, so that equal settings compare
             equal.
     """

@@ -11,8 +11,8 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
+from paradl_bench.strategies.frameworks.presets import PRESETS
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.input_presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import Fetch
 from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,

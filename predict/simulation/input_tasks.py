@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan
-from paradl_bench.strategies.passes.input_presets import PRESETS
+from paradl_bench.strategies.frameworks.presets import PRESETS
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES, readers_on_host
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import InputWait

@@ -16,8 +16,8 @@ from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.emulation import words_of_emulation
 from paradl_bench.records.training.input_times import RunInput
 from paradl_bench.strategies.data.fusion.rules import Fusion
+from paradl_bench.strategies.frameworks.presets import preset_named
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.input_presets import preset_named
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_network

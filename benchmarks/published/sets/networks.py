@@ -53,67 +53,6 @@ def opt_13() -> torch.nn.Module:
     return build_language_model("gpt2", **sizes, **how)
 
 
-class _Block(torch.nn.Module):
-    """A block of Llama; positions are not rotated."""
-
-    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
-        super().__init__()
-        self.head_width = width // heads
-        self.norm_1, self.norm_2 = torch.nn.RMSNorm(width), torch.nn.RMSNorm(width)
-        self.query = torch.nn.Linear(width, width, bias=False)
-        self.key, self.value = (torch.nn.Linear(width, groups * self.head_width, bias=False) for _ in range(2))
-        self.projection = torch.nn.Linear(width, width, bias=False)
-        self.up, self.down = torch.nn.Linear(width, 2 * inner, bias=False), torch.nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the next block reads."""
-        read = self.norm_1(x)
-        query, key, value = (
-            part(read).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        x = x + self.projection(seen.transpose(1, 2).flatten(-2))
-        gate, up = self.up(self.norm_2(x)).chunk(2, dim=-1)
-        return x + self.down(torch.nn.functional.silu(gate) * up)
-
-
-class Llama(torch.nn.Module):
-    """A causal language model as Megatron-LM trains it, 4,096 tokens."""
-
-    equal_blocks = ("blocks",)
-
-    def __init__(self, blocks: int, width: int, heads: int, groups: int, inner: int, vocabulary: int = 128_256) -> None:
-        super().__init__()
-        self.token_task = NextToken(vocabulary=vocabulary, sequence=4096)
-        self.embedding = torch.nn.Embedding(vocabulary, width)
-        self.blocks = torch.nn.ModuleList(_Block(width, heads, groups, inner) for _ in range(blocks))
-        self.norm, self.head = torch.nn.RMSNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of token ids (batch, tokens)."""
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
-
-
-def llama3_70b_l12() -> Llama:
-    """Twelve blocks of Llama-3 70B."""
-    return Llama(12, 8192, 64, 8, 28672)
-
-
-def llama3_405b_l4() -> Llama:
-    """Four blocks of Llama-3 405B."""
-    return Llama(4, 16384, 128, 16, 53248)
-
-
-def llama2_7b() -> Llama:
-    """Llama-2 7B."""
-    return Llama(32, 4096, 32, 32, 11008, 32_000)
-
-
 class _MptBlock(torch.nn.Module):
     """A block of MPT, without biases."""
 

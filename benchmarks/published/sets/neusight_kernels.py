@@ -111,4 +111,4 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
         for answer, each in zip(answers, found.values(), strict=True)
     )
     inputs = "tables of forward kernels alone"
-    return (PublishedSet("NeuSight, one GPU, from kernels alone", neusight.CITED, inputs, CAUSES, runs),)
+    return (PublishedSet("NeuSight, one GPU, from kernels alone", neusight.CITED, inputs, CAUSES, runs, wanted=0.09),)

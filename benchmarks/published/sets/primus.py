@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from public.toolkit import run
@@ -21,10 +22,11 @@ from paradl_bench.records.devices.sheet import sheet_of_measured
 RUNS = Path("primus-schedules", "llama2_7b_mi300_pp8.csv")
 NEEDS = (RUNS,)
 CITED = "AMD-AGI/Primus @ fd1eeabb, MIT"
-MODEL, BLOCKS, STAGES = "sets.networks:llama2_7b", 32, 8
+MODEL, BLOCKS, STAGES = "sets.simumax.models:llama2_7b", 32, 8
 PLACE = Place("AMD Instinct MI300X", 192_000_000_000, "mi300x")
 MICRO_BATCHES = (16, 32, 64, 128)
 SHARE_OF_PEAK = 0.5
+EACH_WITHIN = 0.04
 LINK_ALPHA_S = 1e-5
 """Of a transfer between two devices; no sweep is of any."""
 SCHEDULES = {"1f1b": ("1f1b", STAGES), "interleaved": ("interleaved", 2 * STAGES), "zbb": ("zb", STAGES)}
@@ -96,7 +98,15 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
     answers = read_answers(data)
     runs = [Run(name, ratio, found.get(name, ()), "" if name in found else _MISSING) for name, ratio in answers.items()]
     inputs = "FLOPs, and the device's link"
-    return (PublishedSet("Primus, eight MI300", CITED, inputs, CAUSES, tuple(runs), "ratio to 1F1B", 1.0),)
+    causes = (of_each([run for run in runs if run.predicted]), *CAUSES)
+    return (PublishedSet("Primus, eight MI300", CITED, inputs, causes, tuple(runs), "ratio to 1F1B", 1.0),)
+
+
+def of_each(runs: Sequence[Run]) -> str:
+    """By the number of micro-batches, how many ratios are as near as wanted."""
+    near = [sum(abs(run.error(at)) <= EACH_WITHIN for run in runs) for at in range(len(MICRO_BATCHES))]
+    told = ", ".join(f"{count} with {number}" for count, number in zip(near, MICRO_BATCHES, strict=True))
+    return f"Wanted within {EACH_WITHIN:.0%} each. Of {len(runs)} ratios this near, by micro-batches: {told}."
 
 
 _MISSING = "the tool has no such schedule"

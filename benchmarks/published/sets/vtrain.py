@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from public.toolkit import run
 from sets.measured_layers import Place, Timed, write_layers
-from sets.runs import Predicted, PublishedSet, Run
+from sets.runs import Predicted, PublishedSet, Run, orders
 from shipped.regressors import Regressors, fitted
 
 from calibrate.fitting.kernels.kernel_trial import timed_shapes
@@ -93,8 +93,12 @@ class Case(NamedTuple):
     @property
     def kind(self) -> str:
         """Of runs alike: width and axes."""
-        axes = {"data": self.data, "tensor": self.tensor, "pipeline": self.stages}
-        return f"h{self.hidden}: {' and '.join(axis for axis, degree in axes.items() if degree > 1)}"
+        return f"h{self.hidden}: {' and '.join(axis for axis, degree in self.by_axis.items() if degree > 1)}"
+
+    @property
+    def by_axis(self) -> dict[str, int]:
+        """Degrees by the names of their axes."""
+        return {"data": self.data, "tensor": self.tensor, "pipeline": self.stages}
 
     @property
     def micro_batches(self) -> int:
@@ -338,24 +342,13 @@ def by_flops(network: ModelGraph, case: Case) -> Predicted:
     return Predicted("FLOPs", flops / (SHARE_OF_PEAK * peak * case.gpus))
 
 
-def best_of_sets(runs: Sequence[tuple[Case, Run]]) -> str:
-    """Of runs alike but for their degrees, how many pairs were predicted in their measured order."""
-    groups: dict[tuple[int, ...], list[Run]] = {}
+def alike(runs: Sequence[tuple[Case, Run]]) -> list[list[tuple[Mapping[str, int], Run]]]:
+    """Sets of runs that differ by degrees alone, with these."""
+    groups: dict[tuple[int, ...], list[tuple[Mapping[str, int], Run]]] = {}
     for case, each in runs:
-        groups.setdefault((case.gpus, case.batch, case.micro_batch, case.hidden, case.layers), []).append(each)
-    sets = [group for group in groups.values() if len(group) > 1]
-    whole, best, pairs, right = 0, 0, 0, 0
-    for group in sets:
-        order = sorted(group, key=lambda each: each.measured)
-        said = [each.predicted[0].value for each in order]
-        ahead = [said[low] < said[high] for high in range(len(said)) for low in range(high)]
-        whole += all(ahead)
-        best += said[0] == min(said)
-        pairs, right = pairs + len(ahead), right + sum(ahead)
-    return (
-        f"Of {len(sets)} sets that differ by degrees alone, the order is right in {whole / len(sets):.1%}, the best"
-        f" in {best / len(sets):.1%}; of {pairs} pairs {right / pairs:.1%}."
-    )
+        settings = case.gpus, case.batch, case.micro_batch, case.hidden, case.layers
+        groups.setdefault(settings, []).append((case.by_axis, each))
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
@@ -375,7 +368,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
         second = (without.predicted(case, "simulate, no run"), by_flops(network, case))
         others.append(Run(case.name, answers[case], second, group=case.kind))
     told = f"Dispatch: {dispatch.forward_s * 1e6:.1f} us an operation, deviation {dispatch.relative_sd:.1%}, from "
-    causes = (told + "; ".join(dispatch.runs) + ".", best_of_sets(runs), *CAUSES)
+    causes = (told + "; ".join(dispatch.runs) + ".", *orders(alike(runs)), *CAUSES)
     inputs = "operators of Perlmutter, and all-reduce tables of vTrain"
     return (
         PublishedSet(
@@ -384,6 +377,7 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
             f"{inputs}; host from five runs",
             causes,
             tuple(each for _, each in runs),
+            wanted=0.08,
         ),
         PublishedSet("vTrain, host not measured", CITED, inputs, (), tuple(others)),
     )

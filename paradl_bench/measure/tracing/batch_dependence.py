@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.module_paths import RunningModule, following_modules
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.strategies.running.operations import function_name, is_operation
+from paradl_bench.strategies.running.operations import function_name, is_operation, shaped
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets."""
@@ -53,7 +53,7 @@ class _Names(TorchFunctionMode):
         self.operations: list[Operation] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+        result = shaped(function)(*args, **(kwargs or {}))
         if is_operation(function, result):
             count = len(result) if isinstance(result, (tuple, list)) else 1
             module = self.running[-1].name if self.running else ""

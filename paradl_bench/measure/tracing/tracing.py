@@ -42,7 +42,14 @@ from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelG
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation, output_of
+from paradl_bench.strategies.running.operations import (
+    asks_else,
+    asks_extent,
+    function_name,
+    is_operation,
+    output_of,
+    shaped,
+)
 
 _FLOATS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _OTHERS = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
@@ -81,7 +88,7 @@ class _TracingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         before = versions_of(tensors_in((args, kwargs)))
         if function_name(function)[0] in self._kinds:
-            result, flops = function(*args, **kwargs), 0
+            result, flops = shaped(function)(*args, **kwargs), 0
         else:
             with FlopCounterMode(display=False) as counter:
                 result = function(*args, **kwargs)

@@ -19,7 +19,7 @@ from paradl_bench.measure.tracing.layouts import laid_out_as_on_a_cpu
 from paradl_bench.measure.tracing.traced_values import tensors_in
 from paradl_bench.network.graph import NEXT_FORWARD, Layer
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.strategies.running.operations import function_name, is_operation, output_of
+from paradl_bench.strategies.running.operations import function_name, is_operation, output_of, shaped
 
 
 class _Deaths(TorchFunctionMode):
@@ -42,7 +42,7 @@ class _Deaths(TorchFunctionMode):
         return [None if held else count - 1 for held, count in zip(self._held, self._let_go, strict=True)]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+        result = shaped(function)(*args, **(kwargs or {}))
         if is_operation(function, result):
             result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
             self._follow(tuple(tensors_in(output_of(function, args, result))))

@@ -23,9 +23,9 @@ from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.data.fusion.fusion_file import AskedFusion
 from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.frameworks.framework_memory import TORCH
+from paradl_bench.strategies.frameworks.presets import DEFAULT_PRESET, Preset, preset_named
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.framework_memory import TORCH
-from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, Preset, preset_named
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings, settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 

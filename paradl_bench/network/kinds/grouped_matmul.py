@@ -42,10 +42,16 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     groups, out_features = layer.attributes.get("groups"), layer.attributes.get("out_features")
     if not isinstance(groups, int) or not isinstance(out_features, int):
         return None
-    if len(layer.parameters) != 1 or len(layer.input_shapes[0]) != 1:
+    if len(layer.parameters) != 1:
         return None
-    (in_features,) = layer.input_shapes[0]
-    sizes = {"batch": batch, "groups": groups, "in_features": in_features, "out_features": out_features}
+    # A sample has one row, or those of its tokens.
+    *rows, in_features = layer.input_shapes[0]
+    sizes = {
+        "batch": batch * math.prod(rows),
+        "groups": groups,
+        "in_features": in_features,
+        "out_features": out_features,
+    }
     return Operands(sizes, {"function": "grouped_mm"}, groups * in_features * out_features)
 
 

@@ -15,7 +15,7 @@ class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         source: folder that is read, or ``synthetic``. files: images in it.
         crop: pixels of a sample's sides. workers: of each rank's loader; 0 reads in the process that trains.
         preset: how input and gradient exchange overlap
-            (:mod:`~paradl_bench.strategies.passes.input_presets`).
+            (:mod:`~paradl_bench.strategies.frameworks.presets`).
     """
 
     source: str

@@ -11,8 +11,10 @@ from paradl_bench.plan.mesh import check_batch, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, RoleBuilder
+from paradl_bench.strategies.data.zero.even_parts import add_even_update
 from paradl_bench.strategies.data.zero.limits import check_zero
 from paradl_bench.strategies.data.zero.plan import ShardedStages, add_optimizer_broadcasts, add_sharded_role
+from paradl_bench.strategies.frameworks.presets import scatters_gradients
 
 
 class DataPlanner:
@@ -53,9 +55,11 @@ class DataPlanner:
         settings: PlanSettings,
         done: tuple[int, ...],
     ) -> Before | None:
-        """The weight update of stage 1, whose parts are broadcast."""
+        """The weight update of stage 1, whose parts are broadcast, or gathered where they are equal."""
         if zero_stage(strategy) != 1:
             return None
+        if scatters_gradients(strategy, settings):
+            return add_even_update(builder, network, strategy, settings, done)
         return add_optimizer_broadcasts(builder, network, strategy, settings, done)
 
     def stage_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> StageParts | None:

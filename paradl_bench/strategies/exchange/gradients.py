@@ -21,6 +21,9 @@ Where the settings give messages (:mod:`~paradl_bench.strategies.exchange.messag
 of buckets, from the first iteration on; parameters without gradient are passed over. Where the settings say so they
 are sent behind backward, one after the other, as frameworks do that do not overlap the two.
 
+A framework may hold all gradients in one buffer (:mod:`~paradl_bench.strategies.frameworks.framework_memory`): they are
+divided and sent where they lie, and where ranks update equal parts they are scattered.
+
 Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
 :mod:`~paradl_bench.strategies.passes.accumulation` has.
 
@@ -29,11 +32,12 @@ Source: torch/csrc/distributed/c10d/reducer.cpp, comm.cpp; torch/nn/parallel/dis
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import cached_property
 
-from paradl_bench.network.graph import ModelGraph, Tensor
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.compute import gradient_layers, gradient_order
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Setup, Stream
@@ -41,6 +45,7 @@ from paradl_bench.strategies.exchange.buckets import assign_buckets, broadcast_b
 from paradl_bench.strategies.exchange.messages import messages_of
 from paradl_bench.strategies.exchange.node_groups import NodeGroups
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.frameworks.presets import framework_of
 
 _INT64_BYTES = 8
 _INT32_BYTES = 4
@@ -61,6 +66,8 @@ class GradientBuckets:
         unused: parameters that get no gradient, for which DDP sends something; none where messages are given.
         fused: whether the settings give messages, which are then the buckets, from the first iteration on.
         after_backward: whether these are sent when backward is over.
+        buffer_dtype: of a framework's buffer that holds all gradients and is sent as it is; empty where buckets are
+            tensors of their own.
 
     Raises:
         UserError: messages that are not of this network.
@@ -83,6 +90,7 @@ class GradientBuckets:
         options = settings.of(ExchangeOptions)
         self.fused = bool(options.fused_bytes)
         self.after_backward = options.after_backward
+        self.buffer_dtype = framework_of(settings).gradient_dtype
         self._messages = messages_of(network, options.fused_bytes) if self.fused else []
         without = [parameter for parameter in self.registered if parameter.name not in arriving]
         self.unused = [] if self.fused else without
@@ -104,6 +112,12 @@ class GradientBuckets:
             return self.first
         rebuilt = assign_buckets(self.arrival, self._limits, in_order_of_arrival=True)
         return [[self.arrival[i] for i in bucket] for bucket in rebuilt]
+
+    def bytes_of(self, gradients: Sequence[Tensor]) -> int:
+        """Of so many gradients as they are sent."""
+        if not self.buffer_dtype:
+            return total_bytes(gradients)
+        return sum(gradient.elements for gradient in gradients) * DTYPE_BYTES[self.buffer_dtype]
 
     @property
     def used_map_bytes(self) -> int:
@@ -149,6 +163,7 @@ class GradientExchange:
 
     Args:
         nodes: how ranks lie on nodes, and the place of this one on its own, where the exchange knows nodes.
+        scatters: whether each rank needs the sums of an equal part alone.
     """
 
     def __init__(
@@ -160,8 +175,10 @@ class GradientExchange:
         ranks: int,
         axes: tuple[int, ...],
         nodes: tuple[NodeGroups, int] | None = None,
+        *,
+        scatters: bool = False,
     ) -> None:
-        self._builder = builder
+        self._builder, self._scatters = builder, scatters
         self._ranks, self._axes, self._nodes = ranks, axes, nodes
         self._buckets = buckets
         self._bucket_of = {parameter.name: i for i, bucket in enumerate(buckets.rebuilt) for parameter in bucket}
@@ -179,7 +196,7 @@ class GradientExchange:
         for parameter in ready:
             by_bucket.setdefault(self._bucket_of[parameter.name], []).append(parameter)
         for bucket, tensors in by_bucket.items():
-            work = BucketCopy(direction="into", bytes=total_bytes(tensors), tensors=len(tensors))
+            work = BucketCopy(direction="into", bytes=self._buckets.bytes_of(tensors), tensors=len(tensors))
             self._copies[bucket].append(self._builder.add(work, Phase.GE, Stream.COMPUTE, (task,)))
             self._missing[bucket] -= len(tensors)
             if not self._buckets.after_backward:
@@ -194,13 +211,20 @@ class GradientExchange:
 
     def _send(self, bucket: Sequence[Tensor], waits: tuple[int, ...]) -> int:
         if self._nodes is None:
-            return self._all_reduce(total_bytes(bucket), waits)
+            return self._reduce(self._buckets.bytes_of(bucket), waits)
         groups, local = self._nodes
         divided = BucketCopy(direction="into", bytes=total_bytes(bucket), tensors=1)
         task = self._builder.add(divided, Phase.GE, Stream.COMPUTE, waits)
         for work in groups.collectives(bucket, local):
             task = self._builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,))
         return task
+
+    def _reduce(self, message_bytes: int, waits: tuple[int, ...]) -> int:
+        if not self._scatters:
+            return self._all_reduce(message_bytes, waits)
+        part = math.ceil(message_bytes / self._ranks)
+        work = Collective(operation="reduce_scatter", message_bytes=part, ranks=self._ranks, axes=self._axes)
+        return self._builder.add(work, Phase.GE, Stream.COMMUNICATION, waits)
 
     def _all_reduce(self, message_bytes: int, waits: tuple[int, ...]) -> int:
         work = Collective(operation="all_reduce", message_bytes=message_bytes, ranks=self._ranks, axes=self._axes)
@@ -213,6 +237,9 @@ class GradientExchange:
         used_map = self._buckets.used_map_bytes
         before: tuple[int, ...] = (self._all_reduce(used_map, (last,)),) if used_map else ()
         done = list(before)
+        if self._buckets.buffer_dtype:
+            # The weight update reads the buffer.
+            return (*done, last, *self._all_reduces)
         for bucket, all_reduce in zip(self._buckets.rebuilt, self._all_reduces, strict=True):
             work = BucketCopy(direction="out", bytes=total_bytes(bucket), tensors=len(bucket))
             done.append(self._builder.add(work, Phase.GE, Stream.COMPUTE, (last, all_reduce)))

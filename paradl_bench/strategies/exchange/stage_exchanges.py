@@ -20,6 +20,7 @@ from paradl_bench.strategies.exchange.gradients import (
     exchanged_along,
     issued_before_steady_state,
 )
+from paradl_bench.strategies.frameworks.presets import scatters_gradients
 
 Axes = tuple[int, ...]
 
@@ -55,6 +56,7 @@ class StageExchanges:
         self, networks: Mapping[int, ModelGraph], strategy: Strategy, settings: PlanSettings, apart: frozenset[str]
     ) -> None:
         self._networks, self._strategy = networks, strategy
+        self._scatters = scatters_gradients(strategy, settings)
         self._buckets = {
             stage: [
                 (axes, GradientBuckets(network, settings, apart, of_apart=of_apart))
@@ -68,9 +70,11 @@ class StageExchanges:
 
     def begin(self, builder: RoleBuilder, stage: int, backward_layers: Sequence[int]) -> list[GradientExchange]:
         """Those of a stage's last backward, which comes to these layers."""
-        network = self._networks[stage]
+        network, scatters = self._networks[stage], self._scatters
         return [
-            GradientExchange(builder, network, buckets, backward_layers, ranks_along(self._strategy, axes), axes)
+            GradientExchange(
+                builder, network, buckets, backward_layers, ranks_along(self._strategy, axes), axes, scatters=scatters
+            )
             for axes, buckets in self._buckets[stage]
         ]
 

@@ -4,9 +4,9 @@ Fused attention returns heads behind positions in memory. A model that puts them
 ``contiguous``) copies nothing then.
 
 A framework's fused kernels read and write the tensors that they are given
-(:class:`~paradl_bench.strategies.passes.framework_memory.FrameworkMemory`). A gated activation (SwiGLU, GeGLU) has the
-activation's output and its gradient in registers. It makes the gradient of what it reads in one piece, while it reads
-that of the gate.
+(:class:`~paradl_bench.strategies.frameworks.framework_memory.FrameworkMemory`). A gated activation (SwiGLU, GeGLU) has
+the activation's output and its gradient in registers. It makes the gradient of what it reads in one piece, while it
+reads that of the gate.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.frameworks.presets import preset_named
 from paradl_bench.strategies.memory.paradl import paradl_memory_of
 from paradl_bench.strategies.memory.peak import MemoryUse, planned_memory
-from paradl_bench.strategies.passes.input_presets import preset_named
 
 
 @runtime_checkable

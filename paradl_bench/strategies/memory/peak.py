@@ -28,12 +28,12 @@ from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_orde
 from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL, GROUPED, FrameworkMemory
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.rank_operations import LINEAR_KINDS, RankRun
+from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.framework_memory import TORCH, FrameworkMemory
-from paradl_bench.strategies.passes.input_presets import preset_named
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
@@ -198,11 +198,6 @@ def optimizer_state(
     return OptimizerState(kept, update)
 
 
-def framework_of(settings: PlanSettings) -> FrameworkMemory:
-    """What the settings' framework holds in the place of what torch does."""
-    return preset_named(settings.preset).memory if settings.preset else TORCH
-
-
 def updated_by_rank(
     parted: PartedState | None, network: ModelGraph, framework: FrameworkMemory
 ) -> tuple[Tensor, ...] | None:
@@ -221,9 +216,14 @@ def buffer_bytes(network: ModelGraph, framework: FrameworkMemory) -> int:
     buffer = sum(p.elements for p in updated_parameters(network)) * DTYPE_BYTES[framework.gradient_dtype]
     if not framework.placeholders:
         return buffer
-    linear = {name for layer in network.layers if layer.kind in LINEAR_KINDS for name in layer.parameters}
-    weights = {(p.shape, p.dtype): p.bytes for p in network.parameters if p.name in linear and len(p.shape) > 1}
-    return buffer + sum(weights.values())
+    kinds = {name: layer.kind for layer in network.layers for name in layer.parameters}
+    # Each expert's matrix is a parameter of its own.
+    shapes = {
+        (p.shape[1:] if kinds[p.name] == GROUPED else p.shape, p.dtype)
+        for p in network.parameters
+        if kinds.get(p.name) in ADDED_IN_KERNEL and len(p.shape) > 1
+    }
+    return buffer + sum(math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in shapes)
 
 
 def fixed_parts(

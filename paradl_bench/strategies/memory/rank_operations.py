@@ -13,10 +13,10 @@ from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import INPUT, LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
+from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL, TORCH, FrameworkMemory
 from paradl_bench.strategies.memory.casts import Casts
 from paradl_bench.strategies.memory.gpu_kernels import fused_layers, in_registers, layers_on_gpu, with_memory_of
 from paradl_bench.strategies.memory.ledger import Ledger, Storage
-from paradl_bench.strategies.passes.framework_memory import TORCH, FrameworkMemory
 
 _INDEX_BYTES = 8
 _GPU_MASK_BYTES = 1
@@ -24,7 +24,6 @@ _WATCHED_WIDTH = 4
 """Bytes of an element where memory was watched."""
 _STATISTIC_BYTES = 4
 """Statistics are of fp32 whatever activations are."""
-LINEAR_KINDS = frozenset({"linear", "addmm"})
 RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
 
@@ -188,7 +187,7 @@ class RankOperations:
         return sum(self._input_bytes(self._shards[source].layer) for source in parts or gated)
 
     def _is_linear(self, i: int) -> bool:
-        return self._layers[i].kind in LINEAR_KINDS and bool(self._layers[i].parameters)
+        return self._layers[i].kind in ADDED_IN_KERNEL and bool(self._layers[i].parameters)
 
     def _is_cut(self, i: int) -> bool:
         """Whether the rank holds a block of a layer's output, or makes one number of one; of the input it has all."""

@@ -54,6 +54,7 @@ from paradl_bench.strategies.exchange.gradients import (
 from paradl_bench.strategies.exchange.messages import check_messages
 from paradl_bench.strategies.exchange.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.frameworks.presets import scatters_gradients
 from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
@@ -241,7 +242,9 @@ class NestedPlanner:
         received = add_buffer_broadcasts(builder, network, ranks, axes)
         steps.add_but_last(received)
         nodes = None if once.nodes is None else (once.nodes, leader_index)
-        exchanges = [GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)]
+        scatters = scatters_gradients(strategy, settings)
+        in_backward = builder, network, buckets, steps.backward_layers, ranks, axes, nodes
+        exchanges = [GradientExchange(*in_backward, scatters=scatters)]
         before = sums_before(network, strategy, settings) + (exchanged_over_nodes(buckets, *nodes) if nodes else ())
         of_apart = axes_apart(strategy) if sharded.apart else ()
         if of_apart:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from paradl_bench.core.bounds import MOST_ACCUMULATED
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import NetworkCompute, gradient_order
@@ -23,6 +23,8 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Phase, RoleBuilder, Stream
+from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.passes.recomputation import segments_of
 
 
@@ -60,7 +62,8 @@ class MicroSteps:
         self._compute = NetworkCompute(
             builder, sharded.network, sharded.shards, operations=operations, recomputed=again
         )
-        self._added = added_with(sharded.network, self.backward_layers)
+        self._added = added_with(sharded.network, self.backward_layers, settings)
+        self._adds_first = adds_first(settings)
 
     @property
     def backward_layers(self) -> tuple[int, ...]:
@@ -72,31 +75,44 @@ class MicroSteps:
         for step in range(self._count - 1):
             self._compute.add_forward(after)
             for layer, task in self._compute.add_backward():
-                if step:
+                if step or self._adds_first:
                     self._add_up(layer, task)
 
     def add_last(self, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
         """Append the last one; yields (layer index, task) once a layer's gradients are those of all micro-batches."""
         self._compute.add_forward(after)
         for layer, task in self._compute.add_backward():
-            yield layer, self._add_up(layer, task) if self._count > 1 else task
+            yield layer, self._add_up(layer, task) if self._count > 1 or self._adds_first else task
 
     def _add_up(self, layer: int, task: int) -> int:
         added = self._added.get(layer)
         return task if added is None else self._builder.add(added, Phase.BW, Stream.COMPUTE, (task,))
 
 
-def added_with(network: ModelGraph, backward_layers: tuple[int, ...]) -> dict[int, BucketCopy]:
+def adds_first(settings: PlanSettings) -> bool:
+    """Whether gradients of the first micro-batch are added too: to a buffer that a framework holds."""
+    return bool(framework_of(settings).gradient_dtype)
+
+
+def added_with(network: ModelGraph, backward_layers: tuple[int, ...], settings: PlanSettings) -> dict[int, BucketCopy]:
     """Per layer, the gradients that are added to earlier ones once its backward has run.
 
-    One of a parameter that several layers read is complete with the layer that backward reaches last.
+    One of a parameter that several layers read is complete with the layer that backward reaches last. Those that a
+    framework's kernel adds are none of them.
     """
+    framework = framework_of(settings)
+    in_kernel, otherwise = set[str](), set[str]()
+    for reader in network.layers:
+        adds = framework.placeholders and reader.kind in ADDED_IN_KERNEL
+        (in_kernel if adds else otherwise).update(reader.parameters)
     trained = {parameter.name: parameter for parameter in network.parameters}
-    updated = set(gradient_order(network)) & trained.keys()
+    alone = {name for name in in_kernel & trained.keys() - otherwise if len(trained[name].shape) > 1}
+    updated = set(gradient_order(network)) & trained.keys() - alone
     last = {name: layer for layer in backward_layers for name in network.layers[layer].parameters if name in updated}
     sizes: dict[int, list[int]] = {}
     for name, layer in last.items():
-        sizes.setdefault(layer, []).append(trained[name].bytes)
+        dtype = framework.gradient_dtype or trained[name].dtype
+        sizes.setdefault(layer, []).append(trained[name].elements * DTYPE_BYTES[dtype])
     return {
         layer: BucketCopy(direction="add", bytes=sum(layer_sizes), tensors=len(layer_sizes))
         for layer, layer_sizes in sizes.items()

@@ -12,6 +12,7 @@ Source: torch/nn/utils/clip_grad.py (torch 2.13).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
@@ -22,6 +23,7 @@ from paradl_bench.plan.mesh import ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Before, Collective, GradientClipping, Phase, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.strategies.frameworks.presets import scatters_gradients
 
 
 def axes_of_norm(strategy: Strategy) -> tuple[int, ...]:
@@ -84,9 +86,9 @@ def add_clipping(
     if settings.clip_norm is None:
         return after
     update = held or weight_update(network, settings)
-    norm, scale = (
-        GradientClipping(part=part, elements=update.elements, tensors=update.tensors) for part in ("norm", "scale")
-    )
+    parts = ranks_along(strategy, sharing_axes(strategy)) if scatters_gradients(strategy, settings) else 1
+    elements = math.ceil(update.elements / parts)
+    norm, scale = (GradientClipping(part=part, elements=elements, tensors=update.tensors) for part in ("norm", "scale"))
     done = builder.add(norm, Phase.WU, Stream.COMPUTE, after)
     for _, work in sums_before(network, strategy, settings)[:1]:
         done = builder.add(work, Phase.WU, Stream.COMMUNICATION, (done,))

@@ -32,6 +32,8 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.frameworks.framework_memory import FrameworkMemory
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.memory.ledger import Ledger, Storage, hold
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
@@ -40,7 +42,6 @@ from paradl_bench.strategies.memory.peak import (
     block_of_input,
     buffer_bytes,
     fixed_parts,
-    framework_of,
     memory_use,
     most_needed,
     moving_parts,
@@ -51,7 +52,6 @@ from paradl_bench.strategies.memory.peak import (
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses, Walks
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.framework_memory import FrameworkMemory
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, likeness, message_bytes, shard_stage

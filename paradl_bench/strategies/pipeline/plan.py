@@ -52,7 +52,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets
 from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
-from paradl_bench.strategies.passes.accumulation import added_with
+from paradl_bench.strategies.passes.accumulation import added_with, adds_first
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
@@ -241,11 +241,10 @@ class _RankPlan:
         is_forward, last = direction == _FORWARD, micro_batches == self._count - 1
         completes = direction == _COMPLETES
         exchanging = completes & last & bool(self._exchanges)
-        adding = completes & (micro_batches > 0)
+        adding = completes & ((micro_batches > 0) | adds_first(self._settings))
         # Nothing is before the first one, which waits for nothing where the network begins, and gathers what replicas
         # hold parts of; its backward is not like others then.
-        begins = (stages == 0) & is_forward
-        opening = (stages == self._rank) & (micro_batches == 0) & (begins | bool(self._parts))
+        opening = (stages == self._rank) & (micro_batches == 0) & (((stages == 0) & is_forward) | bool(self._parts))
         kinds = 16 * stages + 8 * ~opening + 4 * adding + direction + exchanging
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
         # Works are numbered in the order in which a rank comes to them.
@@ -360,7 +359,8 @@ class _RankPlan:
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last = received[-1] if received else builder.tasks - 1
         part = _part_of_backward(compute, action)
-        added = added_with(shard.network, part.layers) if action.completes and action.micro_batch else {}
+        adds = action.completes and (action.micro_batch or adds_first(self._settings))
+        added = added_with(shard.network, part.layers, self._settings) if adds else {}
         exchanges = self._exchanges.begin(builder, action.stage, part.layers) if exchanging else []
         for layer, computed in compute.add_backward(received, part=part):
             if layer in added:

@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
-from paradl_bench.network.kinds.grouped_matmul import KIND as GROUPED
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, untouched
-from paradl_bench.strategies.running.operations import function_name, is_operation, output_of
+from paradl_bench.strategies.running.operations import is_operation, output_of, shaped
 from paradl_bench.strategies.running.sharded_module import control_flow_varies
 
 INPUT = Crossing(-1)
@@ -189,21 +188,6 @@ class OnMeta:
             self._copies[id(tensor)] = tensor, tensor.detach().to("meta")
             self.copied.append(self._copies[id(tensor)])
         return self._copies[id(tensor)][1]
-
-
-def shaped(function: Any) -> Any:
-    """What returns a tensor without memory as a function does; torch's product of groups has it in bf16 alone."""
-    return _of_groups(function) if function_name(function)[0] in GROUPED.functions else function
-
-
-def _of_groups(function: Any) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        rows, matrices = tensors_of((args, kwargs))[:2]
-        if rows.is_meta and (rows.dim(), matrices.dim()) == (2, 3):
-            return rows @ matrices[0]
-        return function(*args, **kwargs)
-
-    return run
 
 
 class _Recorder(TorchFunctionMode):

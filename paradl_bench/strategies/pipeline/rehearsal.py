@@ -20,10 +20,11 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.module import StageModule
-from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, shaped, tensors_of
+from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
 from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
+from paradl_bench.strategies.running.operations import shaped
 from paradl_bench.strategies.running.sharded_module import Sharding
 
 

@@ -25,7 +25,7 @@ from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Communication, Phase, RoleBuilder, Stream, Transfer
-from paradl_bench.strategies.passes.input_presets import preset_named
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
@@ -131,7 +131,7 @@ def _shard_stage(
         range(part.start - start, part.stop - start) for part in parts_within(network, settings, stage.layers)
     )
     held = hold_parameters(stage.network, (stage,), sharded)
-    fused = preset_named(settings.preset).memory.fuses if settings.preset else frozenset[str]()
+    fused = framework_of(settings).fuses
     inside = widths_of(network, settings.dtype, settings.device, fused) if fused else widths
     return StageShard(stage, held, shards, widths_inside(network, stage, inside), receives, sends, again)
 

@@ -18,7 +18,7 @@ from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
-from paradl_bench.strategies.passes.input_presets import DEFAULT_PRESET, preset_named
+from paradl_bench.strategies.frameworks.presets import DEFAULT_PRESET, preset_named
 from paradl_bench.strategies.passes.input_tasks import Fetch, Fetched
 from predict.costs.sourced import Cost, Costs, Remark, Source
 from predict.costs.spread.assembly import Priced, assemble
@@ -82,7 +82,7 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
 
 
 def _of_input(preset: str) -> str:
-    """The preset, or the default where it differs from that by its memory alone, which says nothing of the input."""
+    """The preset, or the default where both read input alike and differ in what they hold, add up and send."""
     default = preset_named(DEFAULT_PRESET)
     return DEFAULT_PRESET if preset_named(preset)._replace(memory=default.memory) == default else preset
 

@@ -30,8 +30,9 @@ from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import copies_of_state
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
-from paradl_bench.strategies.memory.peak import framework_of, kept_copies, run_again
+from paradl_bench.strategies.memory.peak import kept_copies, run_again
 from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.axis import PipelineOptions

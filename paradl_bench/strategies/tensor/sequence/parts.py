@@ -165,18 +165,25 @@ class _Walk(TokenWalk):
                 raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
 
 
-def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> None:
+def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts, *, cuts_again: bool = False) -> None:
     """Refuse what can't run on parts of the sequence.
+
+    Args:
+        cuts_again: whether a framework runs that cuts what another axis leaves of the sequence.
 
     Raises:
         UserError: layers that need all of it, a length that does not part evenly, another axis that cuts it.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
-    cutting = next((axis.kind for axis in strategy.axes if axis.has(Trait.CUTS_TOKENS) and axis.degree > 1), None)
-    if cutting:
-        raise UserError(f"{what} cuts the sequence, which {cutting} parallelism cuts already; leave that option out")
+    cutting = next((axis for axis in strategy.axes if axis.has(Trait.CUTS_TOKENS) and axis.degree > 1), None)
+    if cutting and not cuts_again:
+        raise UserError(
+            f"{what} cuts the sequence, which {cutting.kind} parallelism cuts already; leave that option out, or"
+            " predict --preset megatron, which cuts it twice"
+        )
     if parts.refused:
         raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
+    ranks *= cutting.degree if cutting else 1
     if parts.length % ranks:
         raise uneven(f"{what}: a sequence of {parts.length} tokens", parts.length, ranks, f"{ranks} ranks")
 

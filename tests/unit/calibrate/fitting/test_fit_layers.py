@@ -263,6 +263,18 @@ def test_rates_reached_are_those_of_the_fastest_layer() -> None:
     assert rates_reached([], {}) == (None, None)
 
 
+def test_bytes_reached_are_as_wide_as_the_dtype() -> None:
+    net = network()
+    relu = net.layers[1]
+
+    def reached(dtype: str) -> float | None:
+        record = place(LAYER, operation=relu.operation, layer="relu1", samples_s=(1e-4,), dtype=dtype)
+        return rates_reached(times_of(record), {"toy": net}, "cuda").memory_bandwidth_bytes_per_s
+
+    assert reached("bf16") == reached("bf16-weights") == pytest.approx(relu.fw_bytes * 4 / 1e-4 / 2)
+    assert reached("fp32") == pytest.approx(relu.fw_bytes * 4 / 1e-4)
+
+
 def copies(tensors: int, count: int, seconds: float, model: str) -> Placed[CopySamples]:
     return Placed(
         0,

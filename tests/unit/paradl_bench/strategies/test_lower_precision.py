@@ -132,6 +132,13 @@ def test_tensor_and_pipeline_parallelism_are_trained_in_bf16(strategy: str) -> N
     check_dtype(parse_strategy(strategy), PlanSettings(batch=4), "bf16")
 
 
+def test_a_framework_holds_its_own_copies_of_experts() -> None:
+    settings = PlanSettings(batch=4)
+    with pytest.raises(UserError, match="no run has shown fp32 copies of parameters that fewer"):
+        check_dtype(parse_strategy("d2e2"), settings, "bf16-weights")
+    check_dtype(parse_strategy("d2e2"), msgspec.structs.replace(settings, preset="megatron"), "bf16-weights")
+
+
 def sent_bytes(dtype: str) -> dict[str, list[int]]:
     """Of two layers behind each other in halves, and in two stages."""
     factory = NetworkFactory(16)

@@ -13,11 +13,12 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.frameworks.framework_memory import MEGATRON, TORCH, FrameworkMemory
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.memory.peak import buffer_bytes
 from paradl_bench.strategies.memory.rank_operations import RankRun
-from paradl_bench.strategies.passes.framework_memory import MEGATRON, TORCH, FrameworkMemory
 
 SAMPLES, WIDTH, INNER, CLASSES = 6, 16, 40, 24
 BF16, FP32 = 2, 4
@@ -258,3 +259,14 @@ def test_every_declared_difference_lowers_some_peak() -> None:
     """No field of the declaration is without an effect."""
     assert all(getattr(MEGATRON, field) != getattr(TORCH, field) for field in FrameworkMemory._fields)
     assert math.isfinite(sum(parts(gated(), "d2", "megatron").values()))
+
+
+def test_a_placeholder_is_of_one_expert() -> None:
+    factory = NetworkFactory(WIDTH)
+    matrices = factory._parameter("experts", 4, WIDTH, INNER)
+    factory.call("up", "grouped_mm", (factory._read("input"), matrices), (INNER,), ("input",))
+    factory.linear("down", CLASSES, bias=False)
+    factory.loss()
+    network = factory.network("experts")
+    elements = 4 * WIDTH * INNER + INNER * CLASSES
+    assert buffer_bytes(network, MEGATRON) == (elements + WIDTH * INNER + INNER * CLASSES) * FP32

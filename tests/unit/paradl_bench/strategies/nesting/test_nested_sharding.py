@@ -111,7 +111,11 @@ def of_both_axes(plan: Plan) -> Counter[tuple[str, str, int]]:
             "strategy x2t2: --context-exchange all-to-all: 1 heads of keys that another axis leaves on a rank, of layer"
             r" model.layers.0.*scaled_dot_product_attention do not split evenly over 2 ranks",
         ),
-        ("t2x2", {"sequence_parallel": "on"}, "which context parallelism cuts already; leave that option out"),
+        (
+            "t2x2",
+            {"sequence_parallel": "on"},
+            "which context parallelism cuts already; leave that option out, or predict --preset megatron",
+        ),
         ("x2f2", {}, "context and filter both share layers out, .* features and tokens of the same layers, as t2x2"),
         ("x2t2f2", {}, "context and tensor and filter both share layers out"),
     ],
@@ -119,6 +123,24 @@ def of_both_axes(plan: Plan) -> Counter[tuple[str, str, int]]:
 def test_what_does_not_nest_says_what_does(llama: ModelGraph, text: str, options: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         planned(llama, text, **options)
+
+
+@pytest.mark.parametrize(("text", "options"), [("x2t2", {}), ("p2x2t2", {"micro_batches": 1})])
+def test_a_framework_cuts_the_sequence_twice(llama: ModelGraph, text: str, options: dict[str, Any]) -> None:
+    found = planned(llama, text, sequence_parallel="on", preset="megatron", **options)
+    axis = (text.index("t") // 2,)
+    works = [found.works[work] for role in found.roles for work in role.work]
+    tensor = [work for work in works if isinstance(work, Collective) and work.axes == axis]
+    sizes = {
+        name: {work.message_bytes for work in tensor if work.operation == name}
+        for name in ("all_gather", "reduce_scatter")
+    }
+    # Of two samples, two own tokens of 16 features.
+    assert sizes == {"all_gather": {2 * 2 * 16 * 4}, "reduce_scatter": {2 * 2 * 16 * 4}}
+    # Of five norms every gradient is summed whole, whatever tokens it is of, by ranks of either part of the context.
+    assert sum(work.operation == "all_reduce" and work.message_bytes == 16 * 4 for work in tensor) == 2 * 5
+    labels = {work.layer.rpartition(".")[2]: work.shard for work in found.works if isinstance(work, Compute)}
+    assert labels["norm"] == labels["q_proj"] == "t2[sequence_parallel=on]x2"
 
 
 def test_parts_of_two_axes_are_measured_by_themselves() -> None:

@@ -59,6 +59,7 @@ ARRAYS = ("phase", "stream", "work", "dependency_start", "dependencies", "action
         ("p4", (3, 6, 9), {}),
         ("d2p4t2", (3, 6, 9), {"sequence_parallel": "on", "recompute": ("all",)}),
         ("z1d2p4", (3, 6, 9), {"schedule": "zb", "dtype": "bf16"}),
+        ("z1d2p4", (3, 6, 9), {"preset": "megatron", "dtype": "bf16-weights", "clip_norm": 1.0}),
         ("p4", (2, 3, 4, 6, 8, 9, 10), {"schedule": "interleaved"}),
     ],
 )

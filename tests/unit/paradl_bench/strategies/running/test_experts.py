@@ -15,9 +15,11 @@ from torch import nn
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.layers import shards_proof
+from paradl_bench.measure.tracing import tracing
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.kinds.kernel_shape import kernel_shape
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -61,6 +63,19 @@ def test_experts_on_several_ranks_train_as_on_one(name: str, strategy: str) -> N
     assert not proof.why_not
     # Qwen's router runs in single precision.
     assert proof.largest_difference < (1e-6 if name == "qwen_tokens" else 1e-12)
+
+
+@pytest.mark.parametrize("name", ["Sorted", "Added"])
+def test_experts_are_traced_without_memory(name: str) -> None:
+    model = load_model(f"transformer_networks:{name}")
+    on_meta = tracing._trace_on_meta(model)
+    on_cpu = tracing._trace(model.fresh("cpu"), tracing._CPU_BATCH, "cpu")
+    assert [layer.operation for layer in on_meta.layers] == [layer.operation for layer in on_cpu.layers]
+    # Each product has a kernel, on the rows of all tokens.
+    products = [layer for layer in on_meta.layers if layer.kind == "grouped_matmul"]
+    kernels = [kernel_shape(layer, "FW", 2, "fp32") for layer in products]
+    assert products
+    assert [kernel.sizes["batch"] for kernel in kernels if kernel] == [2 * layer.output_shape[0] for layer in products]
 
 
 def in_order_of_arrival(rows: torch.Tensor, sizes: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a framework holds in the place of what torch's own modules, DDP and pipelines hold.
+"""What a framework holds in the place of what torch's own modules, DDP and pipelines hold, and what it adds up.
 
 Sources of Megatron-LM's: its code at 23e00ed0 (``megatron/core``) and TransformerEngine's 2.11 (``pytorch``).
 """
@@ -6,6 +6,10 @@ Sources of Megatron-LM's: its code at 23e00ed0 (``megatron/core``) and Transform
 from __future__ import annotations
 
 from typing import NamedTuple
+
+GROUPED = "grouped_matmul"
+ADDED_IN_KERNEL = frozenset({"linear", "addmm", GROUPED})
+"""Layers whose kernel adds the gradient of weights to what is there, where a framework's does."""
 
 
 class FrameworkMemory(NamedTuple):
@@ -19,10 +23,13 @@ class FrameworkMemory(NamedTuple):
             empty where each gradient is a tensor of its own.
         placeholders: whether linear layers add to that buffer in their kernel, and give autograd one tensor for each
             shape of weights, of the weights' dtype, which stays.
-        splits_evenly: whether ranks that share the optimizer's state have equal parts of it; else whole parameters.
+        splits_evenly: whether ranks that share the optimizer's state have equal parts of it, to which gradients are
+            scattered and of which parameters are gathered; else whole parameters, of gradients that all ranks have.
         gathers_again: whether backward gathers a linear layer's input again where forward gathered it.
         drops_messages: whether stages let go of what they have sent, and receive each message into new memory; else
             every micro-batch has a buffer from the beginning.
+        cuts_tokens_again: whether ranks of a tensor axis may hold a part each of the tokens that context parallelism
+            leaves them.
     """
 
     fuses: frozenset[str] = frozenset()
@@ -31,6 +38,7 @@ class FrameworkMemory(NamedTuple):
     splits_evenly: bool = False
     gathers_again: bool = False
     drops_messages: bool = False
+    cuts_tokens_again: bool = False
 
 
 TORCH = FrameworkMemory()
@@ -47,4 +55,6 @@ MEGATRON = FrameworkMemory(
     gathers_again=True,
     # pipeline_parallel/schedules.py, deallocate_output_tensor.
     drops_messages=True,
+    # tensor_parallel/layers.py under --sequence-parallel, whatever --context-parallel-size is.
+    cuts_tokens_again=True,
 )

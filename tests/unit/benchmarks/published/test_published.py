@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks" / "published"))
 
 from published_runs import DATA, SETS, report
-from sets import evidence, llm_foundry, neusight, neusight_four, primus, simumax, vtrain
-from sets.runs import Predicted, PublishedSet, Run, coverage, summary, table
+from sets import evidence, llm_foundry, neusight, neusight_four, primus, vtrain
+from sets.measured_layers import Timed
+from sets.runs import Predicted, PublishedSet, Run, coverage, orders, short_by, summary, table
 from shipped.compact_fit import fit_compact
 
 from calibrate.fitting.kernels.kernel_trial import timed_shapes
@@ -51,6 +52,12 @@ def test_blocks_are_repeated_and_launches_taken_off(trace: Path) -> None:
     assert [each.forward_s for each in found] == pytest.approx([0.5e-3, *[0, 1.5e-3, 0] * 3, 1.5e-3])
     assert [each.backward_s for each in found] == pytest.approx([1e-3, *[0, 3e-3, 0] * 3, 2.5e-3])
     assert sum(each.forward_s for each in neusight.layers(operations, 3, 0.0)) == pytest.approx(12e-3)
+
+
+def test_one_devices_runs_have_a_figure_of_their_own() -> None:
+    names = {"NVIDIA_H100_80GB_HBM3 a": 1.05, "NVIDIA_L4 b": 1.5}
+    runs = [Run(name, 1.0, (Predicted("", value),)) for name, value in names.items()]
+    assert neusight.of_h100(runs) == "H100 alone, 1 runs: mean 5.0%, wanted 4.0%, missed by 1.0 points."
 
 
 def test_the_simplest_prediction_counts_products_alone(trace: Path) -> None:
@@ -121,33 +128,6 @@ def test_the_real_trace_has_every_kind_of_layer() -> None:
     assert sum(row.in_block and row.kind != "" for row in rows) == 24
 
 
-def test_a_case_of_simumax_says_its_strategy() -> None:
-    pipeline = simumax.case_of("llama3_70b_l12_tp1_pp2_dp4_mbc8_cef", "llama3-70b", 8)
-    how = ("--schedule", "1f1b", "--micro-batches", "8", "--stages", "blocks.6.norm_1")
-    assert pipeline.strategy == ("z1d4p2", "--batch", "32", *how)
-    tensor = simumax.case_of("llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "llama3-405b", 4)
-    how = ("--sequence-parallel", "on", "--accumulate", "4")
-    assert tensor.strategy == ("z1d2t4", "--batch", "8", *how)
-    assert tensor.not_here == ""
-    experts = simumax.case_of("deepseekv2_tp1_ep8_pp1_dp8_l4_mbc4_cef", "deepseekv2", 4)
-    assert "no network of DeepSeek's attention" in experts.not_here
-
-
-def test_times_and_peaks_of_simumax_are_sets_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"mbc": 4, "real_ms": 500.0, "real_alloc_gib": 40.0, "perf_ms": 400.0, "perf_alloc_gib": 38.0}
-    named = (("l4_tp4_pp1_dp2_mbc4", "llama3-405b"), ("ep8_pp1_dp8_mbc4", "deepseekv2"))
-    path = tmp_path / simumax.RUNS
-    path.parent.mkdir()
-    path.write_text(json.dumps([{**said, "case": name, "model": model} for name, model in named]))
-    found = Predicted("simulate", 0.45), Predicted("FLOPs", 0.3), Predicted("walk", 50.0)
-    monkeypatch.setattr(simumax, "predictions", lambda data, work: {named[0][0]: found})
-    times, peaks = simumax.published(tmp_path, tmp_path)
-    assert [run.error(at) for run in times.runs[:1] for at in range(3)] == pytest.approx([-0.1, -0.4, -0.2])
-    assert not times.runs[1].predicted
-    assert [peaks.runs[0].error(at) for at in range(2)] == pytest.approx([0.25, -0.05])
-    assert len(peaks.runs) == 1
-
-
 def _linear(name: str, features: int) -> Layer:
     attributes = {"out_features": features, "bias": False}
     return Layer(
@@ -158,39 +138,6 @@ def _linear(name: str, features: int) -> Layer:
         input_shapes=((4, 8),),
         output_shape=(4, features),
     )
-
-
-def test_queries_keys_and_values_share_one_product() -> None:
-    share = {"efficient_factor": 0.5, "gbps": 8, "latency_us": 30}
-    system = {"accelerator": {"bandwidth": {"default": share, "ce_fusion": share}}}
-    times = {
-        ("linear", stage, (1, 4, 0, 8, 12)): seconds
-        for stage, seconds in (("FW", 3.0), ("BW_input", 4.0), ("BW_weight", 5.0))
-    }
-    times["linear", "FW", (1, 4, 0, 8, 100)] = 20.0
-    prices = simumax.Prices(system, times, 12, 100)
-    found = [prices.timed(_linear(name, features)) for name, features in (("query", 8), ("key", 2), ("value", 2))]
-    assert [each.forward_s for each in found] == pytest.approx([2.0, 0.5, 0.5])
-    assert sum(each.backward_s for each in found) == pytest.approx(9.0)
-    # Of the head, whose products were timed whole, a rank has a quarter.
-    assert prices._seconds(_linear("head", 25), "FW") == pytest.approx(5.0)
-    # A kernel that memory bounds takes its latency too.
-    assert prices._moved_s(2**32, "default") == pytest.approx(1 + 30e-6)
-
-
-def test_a_link_is_a_hop_of_the_fitted_ring(tmp_path: Path) -> None:
-    fit = {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 5.0, "fixed_latency_us": 12.0}
-    system = {"networks": {"high_intra_node": {"bandwidth": {"gbps": 2}, "op": {"reduce_scatter": fit}}}}
-    level = json.loads(simumax.link_file(system, 4, tmp_path / "c.yaml").read_text())["levels"][0]
-    assert level["alpha_s"] == pytest.approx(7e-6)
-    assert level["beta_s_per_byte"] == pytest.approx(1 / 2**30)
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements are not beside the repository")
-def test_every_run_of_simumax_is_predicted_or_says_why() -> None:
-    found = simumax.cases(DATA)
-    assert len(found) == 22
-    assert sum(not case.not_here for case in found) == 12
 
 
 _FSDP = (
@@ -228,13 +175,37 @@ def test_layers_add_up_to_the_smallest_run(fsdp: Path) -> None:
     network = ModelGraph(name="toy", input_shape=(10,), layers=layers, parameters=())
     block, head = llm_foundry.timed_layers(network, smallest, 10)
     # Two samples of ten tokens; the block runs forward twice.
-    assert block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
-    assert block.backward_s == pytest.approx(3 * block.forward_s)
-    assert head.backward_s == pytest.approx(2 * head.forward_s)
+    assert 2 * block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
+    assert block.backward_s == head.backward_s == pytest.approx(2 * head.forward_s)
+
+
+def test_larger_products_take_less_a_token(tmp_path: Path) -> None:
+    for path in llm_foundry.LINEAR_LAYERS:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        lines = (
+            "mp,b,l,dim,F_dur(us),B_dur(us)",
+            "1,2,1024,8,1,2",
+            "1,1,2048,8,2,3",
+            "2,1,2048,8,9,9",
+            "1,4,1024,8,2,3",
+        )
+        (tmp_path / path).write_text("\n".join(lines))
+    assert llm_foundry.us_a_token(tmp_path, 8, 2048) == pytest.approx(4 * (3 + 5) / 2 / 2048)
+    assert llm_foundry.us_a_token(tmp_path, 8, 4096) == pytest.approx(4 * 5 / 4096)
+    assert llm_foundry.us_a_token(tmp_path, 16, 4096) is None
+    norm = Layer(name="norm", kind="norm", inputs=("input",))
+    timed = [Timed(_linear("up", 8), 1.0, 2.0), Timed(norm, 1.0, 2.0)]
+    product, other = llm_foundry.of_micro_batch(timed, 3.0, 0.5)
+    assert (product.forward_s, product.backward_s, other.forward_s, other.backward_s) == (1.5, 3.0, 3.0, 6.0)
 
 
 def test_stages_have_as_many_blocks() -> None:
     assert primus.cuts(4) == "blocks.8.norm_1,blocks.16.norm_1,blocks.24.norm_1"
+
+
+def test_ratios_count_where_they_are_near() -> None:
+    runs = [Run(name, 1.0, tuple(Predicted("", value) for value in (1.03, 0.95, 1.1, 1.2))) for name in ("a", "b")]
+    assert primus.of_each(runs).endswith("by micro-batches: 2 with 16, 0 with 32, 0 with 64, 0 with 128.")
 
 
 def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
@@ -246,9 +217,13 @@ def test_answers_are_ratios_to_the_first_schedule(tmp_path: Path) -> None:
 
 def test_a_summary_has_a_row_a_set() -> None:
     runs = (Run("one", 1.0, (Predicted("a", 1.1, (0.9, 1.3)), Predicted("b", 0.8))), Run("two", 2.0))
-    text = "\n".join(summary([PublishedSet("T", "who", "what", (), runs), PublishedSet("none", "", "", (), ())]))
-    assert "| T | 1 of 2 | a 10.0%, +10.0% | b 20.0% | 1 of 1 hold, half-width 18.2% |\n" in text
-    assert text.endswith("| mean of sets | | | | 100.0% hold, half-width 18.2% |\n")
+    found = PublishedSet("T", "who", "what", (), runs, wanted=0.08)
+    text = "\n".join(summary([found, PublishedSet("none", "", "", (), ())]))
+    assert "| T | 1 of 2 | a 10.0%, +10.0%; wanted 8.0%, missed by 2.0 points | b 20.0% | 1 of 1 hold" in text
+    assert "| mean of sets | | | | 100.0% hold, half-width 18.2% |\n" in text
+    assert "| all runs | | | | 1 of 1 hold (100.0%), half-width 18.2% |\n" in text
+    assert "\nMean: wanted 8.0%, missed by 2.0 points.\n" in "\n".join(table(found))
+    assert short_by(0.08, 0.08) == "wanted 8.0%, reached"
 
 
 def test_a_large_set_has_a_row_a_group() -> None:
@@ -290,8 +265,11 @@ def test_blocks_compute_forward_again_in_backward() -> None:
 def test_pairs_of_degrees_count_where_their_order_is_right() -> None:
     said = {"d2t1p1": (1.0, 1.0), "d1t2p1": (2.0, 3.0), "d1t1p2": (3.0, 2.0)}
     runs = [(_gpt_run(name), Run(name, measured, (Predicted("x", value),))) for name, (measured, value) in said.items()]
-    text = vtrain.best_of_sets(runs)
-    assert "order is right in 0.0%, the best in 100.0%; of 3 pairs 66.7%" in text
+    alone = (_gpt_run("d4t1p1"), Run("d4t1p1", 1.0, (Predicted("x", 1.0),)))
+    shares, wrong = orders(vtrain.alike([*runs, alone]))
+    assert "Of 1 sets that differ by degrees alone, the order is right in 0.0% (90% wanted)" in shares
+    assert "the best in 100.0%; of 3 pairs 66.7%" in shares
+    assert wrong.endswith("tensor and pipeline 1 of 1, measured 50.0% apart in the median.")
 
 
 def linear_kernel(batch: int) -> KernelShape:

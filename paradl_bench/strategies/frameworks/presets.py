@@ -1,6 +1,6 @@
 """How frameworks overlap an iteration's input and its gradient exchange (S-SGD's DAG, Shi et al. 2018).
 
-And what they hold (:mod:`~paradl_bench.strategies.passes.framework_memory`).
+And what they hold (:mod:`~paradl_bench.strategies.frameworks.framework_memory`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.strategies.passes.framework_memory import MEGATRON, TORCH, FrameworkMemory
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import zero_stage
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.frameworks.framework_memory import MEGATRON, TORCH, FrameworkMemory
 
 
 class Preset(NamedTuple):
@@ -46,3 +50,17 @@ def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise UserError(f"--preset {name}: choices are {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def framework_of(settings: PlanSettings) -> FrameworkMemory:
+    """What the settings' framework holds in the place of what torch does."""
+    return preset_named(settings.preset).memory if settings.preset else TORCH
+
+
+def scatters_gradients(strategy: Strategy, settings: PlanSettings) -> bool:
+    """Whether each rank updates equal parts of all parameters: gradients are scattered, and parameters gathered.
+
+    Where some ranks hold other parameters than others, no part is of all of them.
+    """
+    alike = not any(axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes)
+    return alike and zero_stage(strategy) == 1 and framework_of(settings).splits_evenly

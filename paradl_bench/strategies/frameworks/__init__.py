@@ -1,0 +1,1 @@
+"""What a framework overlaps, holds, adds up and sends in the place of torch."""
