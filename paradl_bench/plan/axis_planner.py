@@ -132,9 +132,9 @@ def shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
     Args:
         ranks: along the other axis, which each hold an equal part of what the first axis sends.
     """
-    before_fw, after_fw, before_bw, after_bw, sums = (
+    before_fw, after_fw, before_bw, after_bw = (
         tuple(_of_one_part(work, ranks) for work in works)
-        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw, outer.sums)
+        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
     )
     return own._replace(
         shard=outer.shard + own.shard,
@@ -142,7 +142,8 @@ def shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
         after_fw=(*own.after_fw, *after_fw),
         before_bw=(*before_bw, *own.before_bw),
         after_bw=(*own.after_bw, *after_bw),
-        sums=(*own.sums, *sums),
+        # Gradients of parameters, which have no tokens.
+        sums=(*own.sums, *outer.sums),
         leader=outer.leader if own.leader is None else own.leader,
     )
 

@@ -1,7 +1,8 @@
 """What two axes together make of a module: each layer that both have a rule for runs by one inside of the other.
 
 The outer axis leaves a rank a part of every tensor, as some heads. The inner one cuts that again, as by tokens. In the
-place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself.
+place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself. Where the outer
+axis cuts tokens too, it takes its part of those that the inner one leaves: there the rules run the other way round.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import torch
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, Substitute, beside, instead
 
 
-def nest(outer: Sharding, inner: Sharding) -> Sharding:
-    """Both; ``inner`` leaves parameters as ``outer`` has made them, and has a loss of parts if one of them has."""
+def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
+    """Both; ``inner`` leaves parameters as ``outer`` has made them, and has a loss of parts if one of them has.
+
+    Args:
+        ranks: along the inner axis, which each hold an equal part of the tokens.
+    """
     assert outer.loss is None
+    outer = outer.within(ranks) if outer.within else outer
     both = outer.rules.keys() & inner.rules.keys()
     rules = {**outer.rules, **inner.rules}
     return inner._replace(
@@ -67,7 +73,7 @@ class _Inner(Substitute):
 
 
 def _rule(outer: Rule, inner: Rule) -> Rule:
-    if inner.around:
+    if inner.around or outer.inside:
         outer, inner = inner, outer
 
     def run(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,10 +99,10 @@ class _WholeShape:
 
 
 class _OwnPart:
-    """This rank's part of a whole tensor: the inner axis' part of the outer axis' part."""
+    """This rank's part of a whole tensor: of the inner axis' tokens, the outer axis' part."""
 
     def __init__(self, *shardings: Sharding) -> None:
-        self._of_axes = [sharding.own_part for sharding in shardings if sharding.own_part]
+        self._of_axes = [sharding.own_part for sharding in reversed(shardings) if sharding.own_part]
 
     def __call__(self, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float] | None:
         times = 1.0

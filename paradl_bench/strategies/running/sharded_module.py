@@ -82,12 +82,14 @@ class Rule:
             calls on the layer's tensors goes through :func:`instead` or :func:`beside`, communication aside.
         mark: notes of what ``run`` returned that it is a part, where another rule made another tensor of that.
         around: whether it calls the layer's function otherwise than the model does, and so runs around other rules.
+        inside: whether it takes parts of what the rules of an axis have cut that shards further, and so runs inside.
     """
 
     functions: frozenset[str]
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
     mark: Callable[[Any], Any] | None = None
     around: bool = False
+    inside: bool = False
 
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -126,6 +128,7 @@ class Sharding(NamedTuple):
         run_layer: what runs layers, below all rules; None for torch's own functions.
         loss: what the loss is taken by; None where every rank has all of the output.
         apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
+        within: what it is where another axis cuts the tokens first, in so many parts; None where that changes nothing.
     """
 
     rules: Mapping[int, Rule]
@@ -141,6 +144,7 @@ class Sharding(NamedTuple):
     run_layer: RunLayer | None = None
     loss: LossOfParts | None = None
     apart: frozenset[str] = frozenset()
+    within: Callable[[int], Sharding] | None = None
 
 
 class ShardedModule(torch.nn.Module):

@@ -16,13 +16,19 @@ from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnToken
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
 
 Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+_TOLD_BY = "_paradl_sequence"
 
 
 class SequenceRun:
-    """This rank's part of the sequence: how it is left and entered, and what runs on it."""
+    """This rank's part of the sequence: how it is left and entered, and what runs on it.
 
-    def __init__(self, parts: SequenceParts, group: Group, random: OwnRandomness) -> None:
-        self.own, self._parts, self._group, self._random = OwnTokens(group, parts.length), parts, group, random
+    Args:
+        cut: in how many parts another axis cuts the sequence first.
+    """
+
+    def __init__(self, parts: SequenceParts, group: Group, random: OwnRandomness, cut: int) -> None:
+        self.own = OwnTokens(group, parts.length // cut, _TOLD_BY)
+        self._parts, self._group, self._random = parts, group, random
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """All of the sequence, in front of layers by columns; its gradient is reduce-scattered."""
@@ -62,7 +68,8 @@ class SequenceRun:
             if index in self._parts.summed and index not in pieces:
                 run = _Summed(run or _as_it_is, self._group)
             if run is not None:
-                rules[index] = Rule(functions_of(layer), run)
+                # It takes its part of what another axis has cut.
+                rules[index] = Rule(functions_of(layer), run, inside=True)
         return rules
 
 

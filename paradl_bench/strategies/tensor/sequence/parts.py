@@ -21,6 +21,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
@@ -169,12 +170,11 @@ def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> Non
     """Refuse what can't run on parts of the sequence.
 
     Raises:
-        UserError: layers that need all of it, a length that does not part evenly, another axis that cuts it.
+        UserError: layers that need all of it, a length that does not part evenly.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
-    cutting = next((axis.kind for axis in strategy.axes if axis.has(Trait.CUTS_TOKENS) and axis.degree > 1), None)
-    if cutting:
-        raise UserError(f"{what} cuts the sequence, which {cutting} parallelism cuts already; leave that option out")
+    # What another axis leaves of the sequence is cut again.
+    ranks *= degree_of(strategy, Trait.CUTS_TOKENS)
     if parts.refused:
         raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
     if parts.length % ranks:
