@@ -2,12 +2,12 @@
 
 The outer axis leaves a rank a part of every tensor, as some heads. The inner one cuts that again, as by tokens. In the
 place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself. Where the outer
-axis cuts tokens too, it takes its part of those that the inner one leaves: there the rules run the other way round.
+axis cuts tokens too, it takes its part of those that the inner one leaves, by rules inside of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +23,8 @@ def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
     """
     assert outer.loss is None
     outer = outer.within(ranks) if outer.within else outer
-    both = outer.rules.keys() & inner.rules.keys()
-    rules = {**outer.rules, **inner.rules}
     return inner._replace(
-        rules=rules | {index: _rule(outer.rules[index], inner.rules[index]) for index in both},
+        rules=one_inside(one_inside(outer.rules, inner.rules), outer.inside),
         network=outer.network,
         enter=_in_turn(outer.enter, inner.enter),
         leave=_in_turn(inner.leave, outer.leave),
@@ -38,6 +36,12 @@ def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
         own_part=_OwnPart(outer, inner),
         apart=outer.apart | inner.apart,
     )
+
+
+def one_inside(outer: Mapping[int, Rule], inner: Mapping[int, Rule]) -> dict[int, Rule]:
+    """All rules, by index of the layer; where a layer has one of either, the outer one calls the inner one."""
+    both = outer.keys() & inner.keys()
+    return {**outer, **inner} | {index: _rule(outer[index], inner[index]) for index in both}
 
 
 def _in_turn(first: Callable[..., Any] | None, second: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -73,7 +77,7 @@ class _Inner(Substitute):
 
 
 def _rule(outer: Rule, inner: Rule) -> Rule:
-    if inner.around or outer.inside:
+    if inner.around:
         outer, inner = inner, outer
 
     def run(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -82,14 +82,12 @@ class Rule:
             calls on the layer's tensors goes through :func:`instead` or :func:`beside`, communication aside.
         mark: notes of what ``run`` returned that it is a part, where another rule made another tensor of that.
         around: whether it calls the layer's function otherwise than the model does, and so runs around other rules.
-        inside: whether it takes parts of what the rules of an axis have cut that shards further, and so runs inside.
     """
 
     functions: frozenset[str]
     run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
     mark: Callable[[Any], Any] | None = None
     around: bool = False
-    inside: bool = False
 
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -129,6 +127,7 @@ class Sharding(NamedTuple):
         loss: what the loss is taken by; None where every rank has all of the output.
         apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
         within: what it is where another axis cuts the tokens first, in so many parts; None where that changes nothing.
+        inside: rules that run inside of such an axis', since they take their part of what that leaves.
     """
 
     rules: Mapping[int, Rule]
@@ -145,6 +144,7 @@ class Sharding(NamedTuple):
     loss: LossOfParts | None = None
     apart: frozenset[str] = frozenset()
     within: Callable[[int], Sharding] | None = None
+    inside: Mapping[int, Rule] = {}
 
 
 class ShardedModule(torch.nn.Module):

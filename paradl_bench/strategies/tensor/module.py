@@ -21,6 +21,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
+from paradl_bench.strategies.running.nested_sharding import one_inside
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
@@ -90,7 +91,8 @@ def _sharding(
         elif piece.part != "row":
             run = _Inside(part, random)
         rules[index] = Rule(functions_of(layer), run)
-    rules |= sequence.rules(network, frozenset(parts)) if sequence else {}
+    rules |= sequence.sums(network, frozenset(parts)) if sequence else {}
+    on_tokens = sequence.rules(network) if sequence else {}
 
     def receive(index: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
         if index in parts and parts[index].piece.part not in WHOLE_OUTPUT:
@@ -99,7 +101,7 @@ def _sharding(
         return sequence.received(index, tensor) if sequence else tensor
 
     return Sharding(
-        rules,
+        one_inside(rules, on_tokens) if cut_before == 1 else rules,
         held,
         whole_shape=partial(_whole_shape, sequence),
         receive=receive,
@@ -107,6 +109,7 @@ def _sharding(
         randomness=(random,),
         own_part=partial(_own_part, sequence),
         within=partial(_sharding, network, held, pairs, group, settings) if sequence else None,
+        inside=on_tokens,
     )
 
 

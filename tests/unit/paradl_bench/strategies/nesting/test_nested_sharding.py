@@ -162,21 +162,25 @@ def test_the_outer_rule_calls_the_inner_one() -> None:
         return tensor
 
     network: Any = None
+    last = rule("last")
     both = nest(
-        Sharding({0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network),
+        Sharding(
+            {0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network, inside=dict.fromkeys((1, 3, 4), last)
+        ),
         Sharding({1: rule("inner", marked), 2: rule("inner", around=True), 3: rule("inner")}, network),
         2,
     )
     found = {}
-    for index in range(4):
+    for index in range(5):
         called.clear()
         result = both.rules[index].run(torch.relu, (torch.zeros(1),), {})
         found[index] = (list(called), result.item())
     assert found == {
         0: (["outer"], 1),
-        1: (["outer", "inner", "mark"], 2),
+        1: (["outer", "inner", "last", "mark"], 3),
         2: (["inner", "outer"], 2),
-        3: (["inner"], 1),
+        3: (["inner", "last"], 2),
+        4: (["last"], 1),
     }
 
 
