@@ -142,6 +142,7 @@ def shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
         after_fw=(*own.after_fw, *after_fw),
         before_bw=(*before_bw, *own.before_bw),
         after_bw=(*own.after_bw, *after_bw),
+        # Gradients of parameters, which have no tokens.
         sums=(*own.sums, *outer.sums),
         leader=outer.leader if own.leader is None else own.leader,
     )

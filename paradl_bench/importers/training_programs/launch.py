@@ -265,13 +265,8 @@ class FileSettings:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option, where there is tensor parallelism; predictions have none beside context parallelism."""
-        if not on or degrees.tensor == 1:
-            return {}
-        if degrees.context > 1:
-            self.notes.append("predictions leave out sequence parallelism beside context parallelism")
-            return {}
-        return {"sequence_parallel": "on"}
+        """The option, where there is tensor parallelism."""
+        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 else {}
 
     def context_exchange(self, degrees: Degrees, name: str, words: Mapping[str, str], default: str) -> dict[str, str]:
         """The option, where there is context parallelism and the program's word is no default."""

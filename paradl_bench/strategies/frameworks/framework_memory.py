@@ -28,8 +28,6 @@ class FrameworkMemory(NamedTuple):
         gathers_again: whether backward gathers a linear layer's input again where forward gathered it.
         drops_messages: whether stages let go of what they have sent, and receive each message into new memory; else
             every micro-batch has a buffer from the beginning.
-        cuts_tokens_again: whether ranks of a tensor axis may hold a part each of the tokens that context parallelism
-            leaves them.
     """
 
     fuses: frozenset[str] = frozenset()
@@ -38,7 +36,6 @@ class FrameworkMemory(NamedTuple):
     splits_evenly: bool = False
     gathers_again: bool = False
     drops_messages: bool = False
-    cuts_tokens_again: bool = False
 
 
 TORCH = FrameworkMemory()
@@ -55,6 +52,4 @@ MEGATRON = FrameworkMemory(
     gathers_again=True,
     # pipeline_parallel/schedules.py, deallocate_output_tensor.
     drops_messages=True,
-    # tensor_parallel/layers.py under --sequence-parallel, whatever --context-parallel-size is.
-    cuts_tokens_again=True,
 )

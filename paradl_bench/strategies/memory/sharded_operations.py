@@ -197,7 +197,8 @@ class ShardedOperations(RankOperations):
         """What the rank's part of a sharded layer gets of the output's gradient."""
         gathers = of_operation(self._shards[i].before_bw, "all_gather")
         if gathers and arrived:
-            return [self._replaced(arrived[0], self._output_bytes(self._layers[i]), gathers[0].ranks * arrived[0].size)]
+            whole = self._output_bytes(self._shards[i].layer)
+            return [self._replaced(arrived[0], whole, gathers[0].ranks * arrived[0].size)]
         if of_operation(self._shards[i].before_bw, "all_to_all") and arrived:
             return [self._replaced(arrived[0], arrived[0].size, arrived[0].size)]
         part = self._output_bytes(self._shards[i].layer)

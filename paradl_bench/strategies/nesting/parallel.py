@@ -241,7 +241,7 @@ def _sharding(
     for number, index in enumerate(axes_that_shard(strategy)):
         axis = strategy.axes[index]
         of_axis = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
-        sharding = nest(sharding, of_axis) if number else of_axis
+        sharding = nest(sharding, of_axis, axis.degree) if number else of_axis
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}

@@ -1,12 +1,13 @@
 """What two axes together make of a module: each layer that both have a rule for runs by one inside of the other.
 
 The outer axis leaves a rank a part of every tensor, as some heads. The inner one cuts that again, as by tokens. In the
-place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself.
+place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself. Where the outer
+axis cuts tokens too, it takes its part of those that the inner one leaves, by rules inside of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ import torch
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, Substitute, beside, instead
 
 
-def nest(outer: Sharding, inner: Sharding) -> Sharding:
-    """Both; ``inner`` leaves parameters as ``outer`` has made them, and has a loss of parts if one of them has."""
+def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
+    """Both; ``inner`` leaves parameters as ``outer`` has made them, and has a loss of parts if one of them has.
+
+    Args:
+        ranks: along the inner axis, which each hold an equal part of the tokens.
+    """
     assert outer.loss is None
-    both = outer.rules.keys() & inner.rules.keys()
-    rules = {**outer.rules, **inner.rules}
+    outer = outer.within(ranks) if outer.within else outer
     return inner._replace(
-        rules=rules | {index: _rule(outer.rules[index], inner.rules[index]) for index in both},
+        rules=one_inside(one_inside(outer.rules, inner.rules), outer.inside),
         network=outer.network,
         enter=_in_turn(outer.enter, inner.enter),
         leave=_in_turn(inner.leave, outer.leave),
@@ -32,6 +36,12 @@ def nest(outer: Sharding, inner: Sharding) -> Sharding:
         own_part=_OwnPart(outer, inner),
         apart=outer.apart | inner.apart,
     )
+
+
+def one_inside(outer: Mapping[int, Rule], inner: Mapping[int, Rule]) -> dict[int, Rule]:
+    """All rules, by index of the layer; where a layer has one of either, the outer one calls the inner one."""
+    both = outer.keys() & inner.keys()
+    return {**outer, **inner} | {index: _rule(outer[index], inner[index]) for index in both}
 
 
 def _in_turn(first: Callable[..., Any] | None, second: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -93,10 +103,10 @@ class _WholeShape:
 
 
 class _OwnPart:
-    """This rank's part of a whole tensor: the inner axis' part of the outer axis' part."""
+    """This rank's part of a whole tensor: of the inner axis' tokens, the outer axis' part."""
 
     def __init__(self, *shardings: Sharding) -> None:
-        self._of_axes = [sharding.own_part for sharding in shardings if sharding.own_part]
+        self._of_axes = [sharding.own_part for sharding in reversed(shardings) if sharding.own_part]
 
     def __call__(self, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float] | None:
         times = 1.0

@@ -126,6 +126,8 @@ class Sharding(NamedTuple):
         run_layer: what runs layers, below all rules; None for torch's own functions.
         loss: what the loss is taken by; None where every rank has all of the output.
         apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
+        within: what it is where another axis cuts the tokens first, in so many parts; None where that changes nothing.
+        inside: rules that run inside of such an axis', since they take their part of what that leaves.
     """
 
     rules: Mapping[int, Rule]
@@ -141,6 +143,8 @@ class Sharding(NamedTuple):
     run_layer: RunLayer | None = None
     loss: LossOfParts | None = None
     apart: frozenset[str] = frozenset()
+    within: Callable[[int], Sharding] | None = None
+    inside: Mapping[int, Rule] = {}
 
 
 class ShardedModule(torch.nn.Module):

@@ -21,6 +21,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.running.autocast import as_product_reads_it
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
+from paradl_bench.strategies.running.nested_sharding import one_inside
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
@@ -31,7 +32,7 @@ from paradl_bench.strategies.tensor.linear import function_of
 from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
 from paradl_bench.strategies.tensor.plan import Ranges, parameter_ranges
 from paradl_bench.strategies.tensor.sequence.module import SequenceRun
-from paradl_bench.strategies.tensor.sequence.on_tokens import MARK, whole_shape_of_tokens
+from paradl_bench.strategies.tensor.sequence.on_tokens import whole_shape_of_tokens
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, find_parts
 from paradl_bench.strategies.tensor.vocabulary.module import LookUp, PartedEntropy
@@ -57,52 +58,59 @@ class TensorRunner:
             held = _take(module.get_parameter(name), dim, ranges)
             replace_parameter(module, name, held)
             shapes[name] = tuple(held.shape)
-        last_of = {piece.leader: index for index, piece in pairs.pieces.items()}
-        random = OwnRandomness(group)
-        sequence = _sequence_run(network, pairs, group, random, settings)
-        summed = sequence.scattered if sequence else partial(reduce, group=group)
-        inputs = {leader: _SharedInput(group, sequence) for leader in last_of}
-        rules, parts = {}, {}
-        for index, piece in pairs.pieces.items():
-            layer = network.layers[index]
-            part = parts[index] = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
-            run: Any = _Row(layer, summed, sequence)
-            if piece.part == "table":
-                run = LookUp(layer, part.own, summed)
-            elif piece.part == "loss":
-                run = PartedEntropy(layer, part.own, group)
-            elif piece.part == "column":
-                run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
-            elif piece.part != "row":
-                run = _Inside(part, random)
-            rules[index] = Rule(functions_of(layer), run)
-        rules |= sequence.rules(network, frozenset(parts)) if sequence else {}
-
-        def receive(index: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
-            if index in parts and parts[index].piece.part not in WHOLE_OUTPUT:
-                marked: torch.Tensor = parts[index].mark(tensor, number)
-                return marked
-            return sequence.received(index, tensor) if sequence else tensor
-
-        return Sharding(
-            rules,
-            with_parameter_shapes(network, shapes),
-            whole_shape=partial(_whole_shape, sequence),
-            receive=receive,
-            forget=partial(_forget, tuple(inputs.values())),
-            randomness=(random,),
-            own_part=partial(_own_part, sequence),
-        )
+        return _sharding(network, with_parameter_shapes(network, shapes), pairs, group, settings)
 
 
 RUNNER = TensorRunner()
 
 
-def _sequence_run(
-    network: ModelGraph, pairs: Pairs, group: Group, random: OwnRandomness, settings: PlanSettings
-) -> SequenceRun | None:
-    on = settings.of(SequenceOptions).on
-    return SequenceRun(find_parts(network, pairs), group, random) if on else None
+def _sharding(
+    network: ModelGraph, held: ModelGraph, pairs: Pairs, group: Group, settings: PlanSettings, cut_before: int = 1
+) -> Sharding:
+    """How a module with this rank's weights runs.
+
+    Args:
+        held: the network with this rank's shapes. cut_before: in how many parts another axis cuts the sequence first.
+    """
+    last_of = {piece.leader: index for index, piece in pairs.pieces.items()}
+    on, random = settings.of(SequenceOptions).on, OwnRandomness(group)
+    sequence = SequenceRun(find_parts(network, pairs), group, random, cut_before) if on else None
+    summed = sequence.scattered if sequence else partial(reduce, group=group)
+    inputs = {leader: _SharedInput(group, sequence) for leader in last_of}
+    rules, parts = {}, {}
+    for index, piece in pairs.pieces.items():
+        layer = network.layers[index]
+        part = parts[index] = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
+        run: Any = _Row(layer, summed, sequence)
+        if piece.part == "table":
+            run = LookUp(layer, part.own, summed)
+        elif piece.part == "loss":
+            run = PartedEntropy(layer, part.own, group)
+        elif piece.part == "column":
+            run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
+        elif piece.part != "row":
+            run = _Inside(part, random)
+        rules[index] = Rule(functions_of(layer), run)
+    rules |= sequence.sums(network, frozenset(parts)) if sequence else {}
+    on_tokens = sequence.rules(network) if sequence else {}
+
+    def receive(index: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        if index in parts and parts[index].piece.part not in WHOLE_OUTPUT:
+            marked: torch.Tensor = parts[index].mark(tensor, number)
+            return marked
+        return sequence.received(index, tensor) if sequence else tensor
+
+    return Sharding(
+        one_inside(rules, on_tokens) if cut_before == 1 else rules,
+        held,
+        whole_shape=partial(_whole_shape, sequence),
+        receive=receive,
+        forget=partial(_forget, tuple(inputs.values())),
+        randomness=(random,),
+        own_part=partial(_own_part, sequence),
+        within=partial(_sharding, network, held, pairs, group, settings) if sequence else None,
+        inside=on_tokens,
+    )
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
@@ -155,14 +163,14 @@ def _own_part(sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.T
     part: Part | None = getattr(tensor, _MARK, None)
     if part is not None:
         return part.take(whole, part.piece.cut), 1.0
-    tokens: tuple[int, int] | None = getattr(tensor, MARK, None)
-    return (whole if sequence is None or tokens is None else sequence.own.part(whole, tokens[0])), 1.0
+    along = sequence.own.parted_along(tensor) if sequence else None
+    return (whole if sequence is None or along is None else sequence.own.part(whole, along)), 1.0
 
 
 def _whole_shape(sequence: SequenceRun | None, tensor: torch.Tensor) -> torch.Size | None:
     part: Part | None = getattr(tensor, _MARK, None)
     if part is None:
-        return whole_shape_of_tokens(tensor) if sequence else None
+        return sequence.own.whole_shape(tensor) if sequence else None
     shape = list(tensor.shape)
     dim = part.piece.cut.dim
     shape[dim] = shape[dim] * part.piece.atoms // part.own.extent
@@ -181,7 +189,7 @@ class _SharedInput:
         if self._shared is None or self._whole is not whole:
             # Converted once for all of them, so that what is summed is as narrow as what the products make.
             self._whole, read = whole, as_product_reads_it(whole)
-            if self._sequence and hasattr(whole, MARK):
+            if self._sequence and self._sequence.own.parted_along(whole) is not None:
                 self._shared = self._sequence.gathered(read)
             else:
                 self._shared = reduce_gradient(read, self._group)

@@ -27,7 +27,6 @@ from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
-from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import is_view
@@ -68,8 +67,7 @@ class TensorPlanner:
         if settings.of(SequenceOptions).on and strategy.axes[axis].degree > 1:
             # Of an empty network, what no network could make right.
             parts = self._parts(network, settings) if network.layers else SequenceParts(0, {})
-            cuts_again = framework_of(settings).cuts_tokens_again
-            refuse_sequence(strategy, strategy.axes[axis].degree, parts, cuts_again=cuts_again)
+            refuse_sequence(strategy, strategy.axes[axis].degree, parts)
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""

@@ -89,7 +89,8 @@ class LayerCosts:
         self._as = frozenset((of, shard) for of, phase, shard in keys if phase in ("FW", "BW", "BW_weight"))
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
-        self._known: dict[tuple[str, PhaseName, str, int, int], Cost] = {}
+        self._shard_of: dict[str, str] = {}
+        self._known: dict[tuple[str, PhaseName, str, int, int, str], Cost] = {}
         self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, computed_in(dtype))
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
@@ -117,9 +118,12 @@ class LayerCosts:
         return Roofline(self._profile, self._network, computed_in(self._dtype))
 
     def learn(self, layers: Sequence[tuple[Layer, int]]) -> None:
-        """Operations that the network lacks, with the bytes of their parameters: shards of its layers."""
-        for layer, parameter_bytes in layers:
-            self._learnt.setdefault(layer.operation, (layer, parameter_bytes))
+        """Operations that the network lacks, with the bytes of their parameters: shards of a plan's layers.
+
+        Where another plan has the same operation of another layer, this one's stands for it from now on.
+        """
+        self._learnt |= {layer.operation: (layer, parameter_bytes) for layer, parameter_bytes in layers}
+        self._shard_of |= {layer.operation: layer.name for layer, _ in layers}
 
     def share_out(self, shares: Mapping[str, tuple[str, float]]) -> None:
         """Take operations as a share of another's time from now on: (operation, share) by operation."""
@@ -137,7 +141,7 @@ class LayerCosts:
             part = cost.times(share)
             return part._replace(adjustments=cost.adjusted("share of the whole layer", part.seconds).adjustments)
         # Blocks repeat their operations: what is asked for again is looked up as it was asked for.
-        asked = operation, phase, shard, batch, ranks_on_host
+        asked = operation, phase, shard, batch, ranks_on_host, self._shard_of.get(operation, "")
         known = self._known.get(asked)
         if known is None:
             key = operation, phase, self._measured_as(operation, shard)
@@ -155,7 +159,7 @@ class LayerCosts:
             self._roofline.learn(*self._learnt[operation])
             layer = self._roofline.layers[operation]
             likes = self._likes(layer.kind, phase, batch, ranks_on_host)
-            like = likes.nearest(Call(layer, batch), self._whole_of(layer))[0].layer.operation if likes else ""
+            like = likes.nearest(Call(layer, batch), self._whole_of(operation))[0].layer.operation if likes else ""
             series = self._in_situ.get((like, phase, ""))
         if not series:
             return 0.0
@@ -279,7 +283,7 @@ class LayerCosts:
     def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         if operation in self._learnt:
             self._roofline.learn(*self._learnt[operation])
-        layer = self._roofline.layers.get(operation)
+        layer = self._learnt[operation][0] if operation in self._learnt else self._roofline.layers.get(operation)
         if layer is None:
             raise UserError(f"the profile holds no time of {operation}, and no network that describes it")
         regressed = self._kernels.estimate(layer, phase, batch)
@@ -330,7 +334,7 @@ class LayerCosts:
 
     def _scaled(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int, likes: LikeCalls) -> Cost:
         call = Call(layer, batch)
-        like, distance = likes.nearest(call, self._whole_of(layer))
+        like, distance = likes.nearest(call, self._whole_of(layer.operation))
         cost = self.cost(like.layer.operation, phase, "", like.batch, ranks_on_host)
         factor = likes.ratio(call, like)
         seconds = max(cost.seconds * factor, likes.floor_s(call))
@@ -344,9 +348,9 @@ class LayerCosts:
             remarks=(*cost.remarks, remark),
         )
 
-    def _whole_of(self, layer: Layer) -> str:
+    def _whole_of(self, operation: str) -> str:
         """The operation of the network's own layer that a shard is of."""
-        return self._own_layers.get(layer.name, "") if layer.operation in self._learnt else ""
+        return self._own_layers.get(self._shard_of.get(operation, ""), "")
 
     def _likes(self, kind: str, phase: PhaseName, batch: int, ranks_on_host: int) -> LikeCalls | None:
         """Calls of a kind that were measured whole, with as many ranks on the host if any were.

@@ -226,8 +226,8 @@ OF_TOKENS[4] += ["p2x2 schedule=1f1b micro_batches=4 context_exchange=all-to-all
 for exchange in ("all-to-all", "ring"):
     OF_TOKENS[2] += [f"{case} context_exchange={exchange}" for case in OF_TOKENS[2][:4]]
 OF_TOKENS[4] += ["x4 context_exchange=ring", "d2x2 context_exchange=all-to-all", "z3d2x2 context_exchange=ring"]
-OF_TOKENS[4] += ["x2t2", "x2t2 dtype=bf16", "x2t2 recompute=all", "z3d1x2t2"]
-OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 context_exchange=all-to-all"]
+OF_TOKENS[4] += ["x2t2", "x2t2 sequence_parallel=on dtype=bf16", "x2t2 sequence_parallel=on recompute=all", "z3d1x2t2"]
+OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 sequence_parallel=on context_exchange=all-to-all"]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
     4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],

@@ -99,11 +99,11 @@ CASES = {
         "transformer_networks.masked:d2x2:accumulate=3 transformer_networks.gpt2_tokens:x4:all-to-all "
         "transformer_networks.bert_tokens:z3d2x2:all-to-all transformer_networks.llama_tokens:x4:ring "
         "transformer_networks.masked:x4:ring transformer_networks.gpt2_tokens:z3d2x2:ring "
-        "transformer_networks.llama_tokens:z2d2x2:ring:accumulate=3 transformer_networks.gpt2_tokens:x2t2 "
+        "transformer_networks.llama_tokens:z2d2x2:ring:accumulate=3 transformer_networks.gpt2_tokens:x2t2:sequence "
         "transformer_networks.llama_tokens:t2x2 transformer_networks.masked:t2x2 transformer_networks.Reading:x2t2 "
         "transformer_networks.gpt2_tokens:x2t2:all-to-all:recompute=all "
-        "transformer_networks.bert_tokens:t2x2:all-to-all:accumulate=3 "
-        "transformer_networks.llama_tokens:x2t2:ring:accumulate=3 transformer_networks.llama_tokens:z3d1x2t2 "
+        "transformer_networks.bert_tokens:t2x2:all-to-all:accumulate=3:sequence "
+        "transformer_networks.llama_tokens:x2t2:ring:accumulate=3:sequence transformer_networks.llama_tokens:z3d1x2t2 "
         "transformer_networks.gpt2_tokens:z1d1t2x2:ring transformer_networks.gpt2_tokens:t2x2:split=*mlp* "
         "transformer_networks.Biased:x2t2 transformer_networks.Skewed:e2d2 transformer_networks.Sorted:e4 "
         "transformer_networks.mixtral_tokens:d2e2:accumulate=3 Plain:s2d2:segmented@2 Recalling:s2x2 "
@@ -112,8 +112,8 @@ CASES = {
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
     8: (
         "Plain:d4f2:leader@4 Plain:d4f2:2leaders@4 Plain:d4f2:segmented@4 Grouped:d8:3leaders@4 Plain:d8:2leaders@4 "
-        "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.llama_tokens:z3d2t2x2 "
-        "transformer_networks.gpt2_tokens:z1d2x2t2:ring"
+        "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.gpt2_tokens:z1d2x2t2:ring "
+        "transformer_networks.llama_tokens:z3d2t2x2:sequence"
     ),
 }
 

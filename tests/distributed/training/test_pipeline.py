@@ -117,7 +117,7 @@ CONTEXT = {
     ],
     8: [
         *("Tied:p2d2x2:zb:2:clip", "gpt2_tokens:p2x2t2:1f1b:2:transformer.h.0.attn.view#2"),
-        "llama_tokens:p2z3d1x2t2:zb:2:clip",
+        "llama_tokens:p2z3d1x2t2:zb:2:clip:sequence",
     ],
 }
 

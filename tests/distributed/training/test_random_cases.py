@@ -73,7 +73,7 @@ OF_KINDS = (
     _decoder(12, "z1d2x2", recompute=ALL),
     _decoder(23, "z3d1x2", bucket_cap_mb=0.001),
     _decoder(12, "x2t2", optimizer="adamw"),
-    _decoder(6, "t2x2", context_exchange="ring", accumulate=2),
+    _decoder(6, "t2x2", context_exchange="ring", sequence_parallel="on", accumulate=2),
     _decoder(6, "z3d2t2", sequence_parallel="on", optimizer="adamw"),
     _decoder(23, "d2z3d2", optimizer="adamw", accumulate=2),
     _decoder(23, "z3d2", optimizer="adamw-fused", recompute=("blocks1.0.grouped_attention0_out",)),

@@ -16,13 +16,19 @@ from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnToken
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
 
 Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+_TOLD_BY = "_paradl_sequence"
 
 
 class SequenceRun:
-    """This rank's part of the sequence: how it is left and entered, and what runs on it."""
+    """This rank's part of the sequence: how it is left and entered, and what runs on it.
 
-    def __init__(self, parts: SequenceParts, group: Group, random: OwnRandomness) -> None:
-        self.own, self._parts, self._group, self._random = OwnTokens(group, parts.length), parts, group, random
+    Args:
+        cut: in how many parts another axis cuts the sequence first.
+    """
+
+    def __init__(self, parts: SequenceParts, group: Group, random: OwnRandomness, cut: int) -> None:
+        self.own = OwnTokens(group, parts.length // cut, _TOLD_BY)
+        self._parts, self._group, self._random = parts, group, random
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """All of the sequence, in front of layers by columns; its gradient is reduce-scattered."""
@@ -50,29 +56,28 @@ class SequenceRun:
         """What is added to a part."""
         return sum_gradients([bias], self._group)[0] if bias.requires_grad else bias
 
-    def rules(self, network: ModelGraph, pieces: frozenset[int]) -> dict[int, Rule]:
-        """Of layers in no pair."""
+    def sums(self, network: ModelGraph, pieces: frozenset[int]) -> dict[int, Rule]:
+        """Of the gradients of parameters of layers in no pair.
+
+        All of a parameter, whatever part of it other rules take.
+        """
+        alone = self._parts.summed.keys() - pieces
+        return {index: Rule(functions_of(network.layers[index]), _Summed(self._group)) for index in alone}
+
+    def rules(self, network: ModelGraph) -> dict[int, Rule]:
+        """Of layers on a part of the sequence, which are in no pair."""
         rules = {}
-        for index, layer in enumerate(network.layers):
-            on_part = self._parts.layers.get(index)
-            run: Run | None = None
-            if on_part is not None and on_part.output is not None:
-                run = OnTokens(layer, on_part.output, self.own, self._random)
-                run = _Entered(run, self.own) if index in self._parts.entered else run
-            if index in self._parts.summed and index not in pieces:
-                run = _Summed(run or _as_it_is, self._group)
-            if run is not None:
-                rules[index] = Rule(functions_of(layer), run)
+        for index, on_part in self._parts.layers.items():
+            assert on_part.output is not None
+            layer = network.layers[index]
+            run: Run = OnTokens(layer, on_part.output, self.own, self._random)
+            rules[index] = Rule(functions_of(layer), _Entered(run, self.own) if index in self._parts.entered else run)
         return rules
 
 
 def _by_sample(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
     """With a dim of its own for samples that lie one after the other along the sequence."""
     return tensor.reshape(*tensor.shape[:-2], -1, tokens, tensor.shape[-1])
-
-
-def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
 
 
 class _Entered:
@@ -90,17 +95,17 @@ class _Entered:
 class _Summed:
     """An operation whose parameters' gradients are summed over the group: each rank makes a part of them."""
 
-    def __init__(self, run: Run, group: Group) -> None:
-        self._run, self._group = run, group
+    def __init__(self, group: Group) -> None:
+        self._group = group
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given: dict[int, torch.Tensor] = {}
         tree_map_only(torch.nn.Parameter, lambda parameter: given.setdefault(id(parameter), parameter), (args, kwargs))
         trained = {key: parameter for key, parameter in given.items() if parameter.requires_grad}
         if not trained or not torch.is_grad_enabled():
-            return self._run(function, args, kwargs)
+            return function(*args, **kwargs)
         summed = dict(zip(trained, sum_gradients(list(trained.values()), self._group), strict=True))
         args, kwargs = tree_map_only(
             torch.nn.Parameter, lambda parameter: summed.get(id(parameter), parameter), (args, kwargs)
         )
-        return self._run(function, args, kwargs)
+        return function(*args, **kwargs)

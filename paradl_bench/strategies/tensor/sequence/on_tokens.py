@@ -21,14 +21,20 @@ from paradl_bench.strategies.running.sharded_module import Call
 from paradl_bench.strategies.tensor.cuts import Cut
 
 MARK = "_paradl_tokens"
+"""Attribute of a tensor that is a rank's part of the tokens: along which dim, and in how many parts."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class OwnTokens(NamedTuple):
-    """The tokens of one rank of a group, ``length`` in all."""
+    """The tokens of one rank of a group, ``length`` in all: all of a sample's, or those that another axis leaves.
+
+    Attributes:
+        told_by: attribute of tensors that are a part of them, each axis' own.
+    """
 
     group: Group
     length: int
+    told_by: str = MARK
 
     def slices(self, dims: int, dim: int) -> tuple[Slices, ...]:
         """Every rank's part of a tensor of so many dims along one of them, which is counted from the end."""
@@ -53,13 +59,22 @@ class OwnTokens(NamedTuple):
     def mark(self, result: Any, along: Cut) -> Any:
         """The result, so that the module's code is told whole shapes of it."""
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            setattr(tensor, MARK, (along.dim, self.group.size))
+            setattr(tensor, self.told_by, (along.dim, self.group.size))
         return result
 
+    def parted_along(self, tensor: torch.Tensor) -> int | None:
+        """The dim along which a tensor is this rank's part, counted from the end; None where it is none."""
+        mark: tuple[int, int] | None = getattr(tensor, self.told_by, None)
+        return mark[0] if mark else None
 
-def whole_shape_of_tokens(tensor: torch.Tensor) -> torch.Size | None:
+    def whole_shape(self, tensor: torch.Tensor) -> torch.Size | None:
+        """The shape with all of these tokens, where a tensor is this rank's part."""
+        return whole_shape_of_tokens(tensor, self.told_by)
+
+
+def whole_shape_of_tokens(tensor: torch.Tensor, told_by: str = MARK) -> torch.Size | None:
     """The shape of all tokens, where a tensor is a part of them."""
-    mark: tuple[int, int] | None = getattr(tensor, MARK, None)
+    mark: tuple[int, int] | None = getattr(tensor, told_by, None)
     if mark is None:
         return None
     shape = list(tensor.shape)
@@ -89,7 +104,8 @@ class OnTokens:
 
     def _taken(self, tensor: torch.Tensor) -> torch.Tensor:
         dim = self._along.dim
-        if hasattr(tensor, MARK) or tensor.dim() < -dim or tensor.shape[dim] != self._own.length:
+        own_part = self._own.parted_along(tensor) is not None
+        if own_part or tensor.dim() < -dim or tensor.shape[dim] != self._own.length:
             return tensor
         return self._own.part(tensor, dim)
 

@@ -21,6 +21,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
@@ -165,25 +166,17 @@ class _Walk(TokenWalk):
                 raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
 
 
-def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts, *, cuts_again: bool = False) -> None:
+def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> None:
     """Refuse what can't run on parts of the sequence.
 
-    Args:
-        cuts_again: whether a framework runs that cuts what another axis leaves of the sequence.
-
     Raises:
-        UserError: layers that need all of it, a length that does not part evenly, another axis that cuts it.
+        UserError: layers that need all of it, a length that does not part evenly.
     """
     what = f"strategy {strategy}: --sequence-parallel on"
-    cutting = next((axis for axis in strategy.axes if axis.has(Trait.CUTS_TOKENS) and axis.degree > 1), None)
-    if cutting and not cuts_again:
-        raise UserError(
-            f"{what} cuts the sequence, which {cutting.kind} parallelism cuts already; leave that option out, or"
-            " predict --preset megatron, which cuts it twice"
-        )
+    # What another axis leaves of the sequence is cut again.
+    ranks *= degree_of(strategy, Trait.CUTS_TOKENS)
     if parts.refused:
         raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
-    ranks *= cutting.degree if cutting else 1
     if parts.length % ranks:
         raise uneven(f"{what}: a sequence of {parts.length} tokens", parts.length, ranks, f"{ranks} ranks")
 

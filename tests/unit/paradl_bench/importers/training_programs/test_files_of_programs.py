@@ -108,9 +108,11 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
 )
 def test_ranks_along_the_sequence_are_written_and_read(file: str, strategy: str, exchange: str, tmp_path: Path) -> None:
     piped = {"schedule": "1f1b"} if "p" in strategy else {}
-    told = launch(strategy, dtype="fp32", context_exchange=exchange, **piped)
+    parted = {"sequence_parallel": "on"} if "t" in strategy else {}
+    told = launch(strategy, dtype="fp32", context_exchange=exchange, **piped, **parted)
     read = read_launch(written(tmp_path, file, told)[0]).launch
     assert str(read.strategy) == strategy
+    assert {name: read.options[name] for name in parted} == parted
     assert read.batch == told.batch
     assert read.options.get("context_exchange", "gather") == exchange
 
@@ -292,11 +294,6 @@ def test_files_of_others_are_read(
             "a.args",
             "--micro-batch-size 1 --pipeline-model-parallel-size 2 --use-megatron-fsdp",
             "gather once an iteration",
-        ),
-        (
-            "a.args",
-            "--micro-batch-size 1 --tensor-model-parallel-size 2 --context-parallel-size 2 --sequence-parallel",
-            "leave out sequence parallelism beside context parallelism",
         ),
     ],
 )

@@ -84,6 +84,27 @@ def test_a_ring_passes_on_the_heads_of_a_rank(llama: ModelGraph) -> None:
     assert blocks == {(2 * 2 * 4 * 4 * 4,)}
 
 
+@pytest.mark.parametrize("text", ORDERS)
+def test_parts_of_own_tokens_are_sent_and_whole_gradients_summed(llama: ModelGraph, text: str) -> None:
+    found = planned(llama, text, sequence_parallel="on")
+    tensor, context = text.index("t") // 2, text.index("x") // 2
+    sent = Counter((work.operation, work.axes, work.message_bytes) for work in found.of_layers() if sends(work))
+    # Of two samples, in four bytes: two own tokens of 16 features, and of four tokens a number, or a head's features.
+    part, numbers, head = (2 * 4 * count for count in (2 * 16, 4, 4 * 4))
+    assert sent == {
+        # Round two pairs of each layer; behind the embedding, or in front of the head.
+        ("all_gather", (tensor,), part): 10,
+        ("reduce_scatter", (tensor,), part): 10,
+        ("all_reduce", (tensor,), numbers): 3,
+        # Of the weights of five norms.
+        ("all_reduce", (tensor,), 4 * 16): 5,
+        ("all_gather", (context,), head): 4,
+        ("reduce_scatter", (context,), head): 4,
+    }
+    labels = {work.layer.rpartition(".")[2]: work.shard for work in found.works if isinstance(work, Compute)}
+    assert {labels[name] for name in ("norm", "input_layernorm", "down_proj")} == {"t2[sequence_parallel=on]x2"}
+
+
 @pytest.mark.parametrize("text", ["p2x2t2", "t2p2x2", "z1d2p2x2t2"])
 def test_stages_part_what_both_axes_leave(llama: ModelGraph, text: str) -> None:
     cut = "model.layers.1.input_layernorm"
@@ -111,11 +132,7 @@ def of_both_axes(plan: Plan) -> Counter[tuple[str, str, int]]:
             "strategy x2t2: --context-exchange all-to-all: 1 heads of keys that another axis leaves on a rank, of layer"
             r" model.layers.0.*scaled_dot_product_attention do not split evenly over 2 ranks",
         ),
-        (
-            "t2x2",
-            {"sequence_parallel": "on"},
-            "which context parallelism cuts already; leave that option out, or predict --preset megatron",
-        ),
+        ("t2x8", {"sequence_parallel": "on"}, "--sequence-parallel on: .* of 8 tokens is smaller than 16 ranks"),
         ("x2f2", {}, "context and filter both share layers out, .* features and tokens of the same layers, as t2x2"),
         ("x2t2f2", {}, "context and tensor and filter both share layers out"),
     ],
@@ -163,20 +180,25 @@ def test_the_outer_rule_calls_the_inner_one() -> None:
         return tensor
 
     network: Any = None
+    last = rule("last")
     both = nest(
-        Sharding({0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network),
+        Sharding(
+            {0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network, inside=dict.fromkeys((1, 3, 4), last)
+        ),
         Sharding({1: rule("inner", marked), 2: rule("inner", around=True), 3: rule("inner")}, network),
+        2,
     )
     found = {}
-    for index in range(4):
+    for index in range(5):
         called.clear()
         result = both.rules[index].run(torch.relu, (torch.zeros(1),), {})
         found[index] = (list(called), result.item())
     assert found == {
         0: (["outer"], 1),
-        1: (["outer", "inner", "mark"], 2),
+        1: (["outer", "inner", "last", "mark"], 3),
         2: (["inner", "outer"], 2),
-        3: (["inner"], 1),
+        3: (["inner", "last"], 2),
+        4: (["last"], 1),
     }
 
 
@@ -193,7 +215,7 @@ def test_what_a_stage_receives_is_of_the_inner_axis_first() -> None:
 
     network: Any = None
     outer, inner = (Sharding({}, network, receive=of_axis(name)) for name in ("outer", "inner"))
-    both = nest(outer, inner).receive
+    both = nest(outer, inner, 2).receive
     assert both is not None
     assert both(3, 1, torch.zeros(1)).item() == 2
     assert received == [("inner", 3, 1), ("outer", 3, 1)]
