@@ -30,7 +30,7 @@ def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
 
 
 def _numbers_in(values: Ints) -> list[int]:
-    """The distinct ones among small numbers. (``np.unique`` loads masked arrays, which every command would wait for.)"""
+    """The distinct ones among small numbers. (``np.unique`` loads masked arrays, which every command waits for.)"""
     return list(np.flatnonzero(np.bincount(values)).tolist())
 
 
