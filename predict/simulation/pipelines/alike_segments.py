@@ -63,7 +63,7 @@ def alike_segments(segment: Ints, work: Ints) -> AlikeSegments:
 def _scattered(count: int) -> NDArray[np.uint64]:
     """So many numbers spread over 64 bits, as SplitMix64 draws them (Steele, Lea and Flood, OOPSLA 2014, figure 16).
 
-    (``np.random`` takes longer to load than most commands simulate.)
+    (``np.random`` would be loaded for this alone.)
     """
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
