@@ -54,7 +54,7 @@ _SPREAD_HELP = (
 _FUSION_OUT_HELP = (
     "Write the messages of --fusion for paradl-bench train --fusion FILE. It takes one strategy and batch."
 )
-_ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
+_ALLOCATIONS_BETWEEN_COLLECTIONS = 400_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -245,7 +245,7 @@ group.add_command(explore)
 
 def main() -> None:
     """Entry point of ``predict``."""
-    # A prediction makes tens of thousands of objects and drops few before it ends: at Python's own threshold, looking
-    # for circles among them takes a tenth of it.
+    # A large prediction makes millions of objects and drops few in circles before it ends: at Python's own threshold,
+    # looking for circles among them takes a tenth of it.
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     run_command(cast(click.Command, group), "predict")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from io import FileIO
@@ -172,7 +171,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     """As :func:`write_bytes_atomically`, for what is too long to be held as a whole; ``pieces`` is read once."""
     # Not tempfile: its files are private to the user, and results are shared as the user's umask says.
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb", buffering=0) as stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from html import escape
 
 # Colours and cursor movements, titles of windows (up to BEL or ST), and the escapes of two characters.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
@@ -35,6 +34,9 @@ def in_code(text: str) -> str:
 
 def in_html(text: str) -> str:
     """A text as one line that HTML shows as it is."""
+    # Not above: few commands write HTML, and all would wait for its names of characters.
+    from html import escape
+
     return escape(" ".join(plain(text).split()))
 
 

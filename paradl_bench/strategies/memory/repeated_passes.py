@@ -3,12 +3,14 @@
 What a forward does to a ledger depends on nothing that came before it. What a backward does depends on whether it is
 the stage's first, which makes the gradients that later ones add to, and on who else holds the outputs that it lets go
 of. So each is walked once on a ledger of its own, for each such case, and its effect is repeated: the same bytes, in
-time that does not grow with the layers. Either part of backward, where that runs in two, is such a pass.
+time that does not grow with the layers. The walk of a first backward tells what a later one does as well, whose
+gradients alone differ: none stays. Either part of backward, where that runs in two, is such a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from paradl_bench.plan.schedules.schedule import Direction
@@ -17,6 +19,30 @@ from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 
 _UNMARKED = (-(1 << 62), 0)
+
+
+@dataclass(slots=True)
+class _Scratch(Ledger):
+    """A walk's own ledger.
+
+    Attributes:
+        peak_later: the peak, were all gradients of parameters added to earlier ones.
+    """
+
+    peak_later: tuple[int, int] = _UNMARKED
+
+    def mark(self, more: int = 0, gradients: int = 0) -> None:
+        """See :class:`Ledger`."""
+        # Not by super(): a class with slots is not the one that was written down.
+        Ledger.mark(self, more, gradients)
+        activations = self.activations + more
+        if activations + gradients > self.peak_later[0] + self.peak_later[1]:
+            self.peak_later = activations, gradients
+
+    def start_over(self) -> None:
+        """Count from here on."""
+        self.activations = self.gradients = 0
+        self.peak = self.peak_later = _UNMARKED
 
 
 class _Effect(NamedTuple):
@@ -53,7 +79,7 @@ class Walks:
         *,
         into_buffers: bool = True,
     ) -> None:
-        self._scratch, self._make = Ledger(), walk
+        self._scratch, self._make = _Scratch(), walk
         self._received_bytes, self._sent, self._into_buffers = received_bytes, tuple(sent), into_buffers
         self._forward: _Effect | None = None
         self._backward: dict[tuple[Direction, bool, tuple[int, ...]], _Effect] = {}
@@ -64,7 +90,7 @@ class Walks:
     def forward(self) -> _Effect:
         """What forward of a micro-batch does."""
         if self._forward is None:
-            self._start_over()
+            self._scratch.start_over()
             walk = self._make(self._scratch)
             left = self._walk_forward(walk)
             self._forward, self._fresh = self._effect(left.outputs), (walk, left)
@@ -72,9 +98,12 @@ class Walks:
 
     def backward(self, direction: Direction, is_first: bool, held: tuple[int, ...]) -> _Effect:
         """What backward does, or a part of it; ``held``: by how many each output of the micro-batch is held."""
-        case = direction, is_first, held
+        # The input's part makes no gradients of parameters: the first is like all others.
+        case = direction, is_first or direction == "BW_input", held
         if case not in self._backward:
-            self._backward[case] = self._walk_backward(direction, is_first, held)
+            effect = self._backward[case] = self._walk_backward(*case)
+            later = effect._replace(peak=self._scratch.peak_later, gradients=0)
+            self._backward.setdefault((direction, False, held), later)
         return self._backward[case]
 
     def _walk_backward(self, direction: Direction, is_first: bool, held: tuple[int, ...]) -> _Effect:
@@ -86,7 +115,7 @@ class Walks:
             stage.backward_input(left, given)
         for output, holders in zip(left.outputs, held, strict=True):
             output.holders = holders
-        self._start_over()
+        self._scratch.start_over()
         if direction == "BW_weight":
             # What the first part has not let go of, it has left for the second.
             stage.backward_weight(left, given)
@@ -123,10 +152,6 @@ class Walks:
         left = walk.forward(received)
         self._scratch.release(received)
         return left
-
-    def _start_over(self) -> None:
-        self._scratch.activations = self._scratch.gradients = 0
-        self._scratch.peak = _UNMARKED
 
     def _effect(self, made: Sequence[Storage], given: Sequence[Storage] = ()) -> _Effect:
         scratch = self._scratch

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of, zero_stage
-from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Collective, Ints, Phase, Plan, Role, Stream, Transfer, Work
 from predict.costs.communication.communication_costs import Call
 
 
@@ -24,9 +24,14 @@ def _find_calls(plan: Plan) -> list[Call]:
 
 
 def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
-    issued = {int(work) for role in plan.roles for work in np.unique(role.work[role.phase == Phase.GE])}
+    issued = {work for role in plan.roles for work in _numbers_in(role.work[role.phase == Phase.GE])}
     works = plan.of_kind(Collective).items()
     return [work for index, work in works if index in issued and work.operation == "all_reduce"]
+
+
+def _numbers_in(values: Ints) -> list[int]:
+    """The distinct ones among small numbers. (``np.unique`` loads masked arrays, which every command waits for.)"""
+    return list(np.flatnonzero(np.bincount(values)).tolist())
 
 
 def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
@@ -44,7 +49,7 @@ def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
 def _is_blocking(plan: Plan, work: int) -> bool:
     if not (plan.works[work].is_of_layer and plan.works[work].meets):
         return False
-    phases = {int(phase) for role in plan.roles for phase in np.unique(role.phase[role.work == work])}
+    phases = {phase for role in plan.roles for phase in _numbers_in(role.phase[role.work == work])}
     return phases <= {int(Phase.FW), int(Phase.BW)}
 
 

@@ -192,14 +192,19 @@ def _gaps(
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
     counted, alike = (host_s > 0) | is_overhead, Answers()
-    of_roles = [alike.once(role.arrays, functools.partial(_stretches, role, counted)) for role in plan.roles]
+    of_roles = [
+        alike.once(role.arrays, functools.partial(_stretches, role, counted, is_overhead)) for role in plan.roles
+    ]
+    occurrences = np.zeros(len(plan.works))
+    for role, stretches in zip(plan.roles, of_roles, strict=True):
+        occurrences += role.multiplicity * stretches.occurrences
     gaps_of_ends = []
     for times in ends:
-        gaps = _Gaps(np.zeros(len(plan.works)), np.zeros(len(plan.works)), all_s)
+        gaps = _Gaps(occurrences, np.zeros(len(plan.works)), all_s)
         of_end_s, alike = times * host_s, Answers()
         for role, stretches in zip(plan.roles, of_roles, strict=True):
             waits_s = alike.once(role.arrays, functools.partial(_waits_s, stretches, device_s, of_end_s))
-            _add_waits(role.multiplicity, stretches, waits_s, is_overhead, gaps)
+            _add_waits(role.multiplicity, stretches, waits_s, gaps.waits_s)
         gaps_of_ends.append(gaps)
     return gaps_of_ends
 
@@ -216,26 +221,30 @@ def _waits_s(stretches: _Stretches, device_s: Floats, host_s: Floats) -> list[fl
     return waits_s
 
 
-def _add_waits(ranks: int, stretches: _Stretches, waits_s: Sequence[float], is_overhead: Bools, gaps: _Gaps) -> None:
+def _add_waits(ranks: int, stretches: _Stretches, waits_s: Sequence[float], of_works_s: Floats) -> None:
     """Add what stretches of one phase wait on so many ranks, shared out over the operations of each."""
-    for works, waited_s, times in zip(stretches.distinct, waits_s, np.bincount(stretches.order), strict=True):
-        overheads = works[is_overhead[works]]
-        if len(overheads):
-            np.add.at(gaps.occurrences, overheads, ranks * times)
-            np.add.at(gaps.waits_s, overheads, ranks * waited_s / len(overheads))
+    for overheads, waited_s in zip(stretches.overheads, waits_s, strict=True):
+        if waited_s and len(overheads):
+            np.add.at(of_works_s, overheads, ranks * waited_s / len(overheads))
 
 
 class _Stretches(NamedTuple):
     """Runs of a role's tasks that are of one phase, forward or backward: works of those that differ, and their order.
 
     Micro-batches repeat their stretches.
+
+    Attributes:
+        overheads: per distinct stretch, those of its works that are time between operations.
+        occurrences: per work of the plan, how often such time is among the tasks of all stretches.
     """
 
     distinct: list[Ints]
     order: list[int]
+    overheads: list[Ints]
+    occurrences: NDArray[np.int64]
 
 
-def _stretches(role: Role, counts: Bools) -> _Stretches:
+def _stretches(role: Role, counts: Bools, is_overhead: Bools) -> _Stretches:
     kept = np.flatnonzero(np.isin(role.phase, (Phase.FW, Phase.BW)) & counts[role.work])
     phases = role.phase[kept]
     numbers: dict[bytes, int] = {}
@@ -245,7 +254,9 @@ def _stretches(role: Role, counts: Bools) -> _Stretches:
         order.append(numbers.setdefault(works.tobytes(), len(numbers)))
         if len(numbers) > len(distinct):
             distinct.append(works)
-    return _Stretches(distinct, order)
+    overheads = [works[is_overhead[works]] for works in distinct]
+    occurrences = np.bincount(role.work[kept], minlength=len(counts)) * is_overhead
+    return _Stretches(distinct, order, overheads, occurrences)
 
 
 class _Stretch(NamedTuple):

@@ -45,7 +45,7 @@ def alike_segments(segment: Ints, work: Ints) -> AlikeSegments:
     start = np.cumsum(count) - count
     place = np.arange(len(order)) - np.repeat(start, count)
     # A number that tells segments apart as a rule; whether it did is looked at below.
-    codes = np.random.default_rng(0).integers(1 << 63, size=int(work.max(initial=0)) + 1, dtype=np.uint64)
+    codes = _scattered(int(work.max(initial=0)) + 1)
     number = np.add.reduceat(codes[works] * (2 * place.astype(np.uint64) + 1), start) if len(start) else start
     _, first, kind = np.unique(number, return_index=True, return_inverse=True)
     like = first[kind]
@@ -58,6 +58,17 @@ def alike_segments(segment: Ints, work: Ints) -> AlikeSegments:
     chosen[first] = True
     tasks = np.repeat(chosen, count)
     return AlikeSegments(works[tasks], np.repeat(kind, count)[tasks], kind)
+
+
+def _scattered(count: int) -> NDArray[np.uint64]:
+    """So many numbers spread over 64 bits, as SplitMix64 draws them (Steele, Lea and Flood, OOPSLA 2014, figure 16).
+
+    (``np.random`` would be loaded for this alone.)
+    """
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)), np.uint64)
 
 
 def joined(roles: list[AlikeSegments]) -> AlikeSegments:

@@ -126,3 +126,22 @@ def test_repeating_the_parts_of_backward_is_walking_them_again(
         assert ledger.activations == 0
     assert ledgers[0] == ledgers[1]
     assert ledgers[0].gradients > 0
+
+
+def test_one_walk_tells_of_first_and_later_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[str] = []
+    for name in ("forward", "backward"):
+        walk = getattr(PartedLiveness, name)
+        monkeypatch.setattr(
+            PartedLiveness,
+            name,
+            lambda self, *given, _name=name, _walk=walk: walked.append(_name) or _walk(self, *given),
+        )
+    ledger = Ledger()
+    passes = RepeatedPasses(ledger, Walks(lambda ledger: walk_over(make_network(), ledger), RECEIVED, (SENT,)))
+    held = []
+    for _ in range(4):
+        passes.backward("BW", passes.forward())
+        held.append(ledger.gradients)
+    assert walked == ["forward", "backward"]
+    assert held == [held[0]] * 4
