@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -81,11 +81,16 @@ class GhostTwin:
         sleeper, seconds = self.sleeper, self._seconds
 
         class Ghost(torch.optim.Optimizer):
+            made: ClassVar[list[torch.optim.Optimizer]] = []
+
             def __init__(self, parameters: Any, **defaults: Any) -> None:
                 super().__init__(parameters, defaults)
+                self.made.append(self)
 
             def step(self, closure: Any = None) -> None:  # type: ignore[override]
-                sleeper.ask("WU", seconds.update_s, seconds.update_own_relative_sd)
-                sleeper.begin_turn()
+                # The seconds are those of all optimizers of the rank.
+                if self is self.made[-1]:
+                    sleeper.ask("WU", seconds.update_s, seconds.update_own_relative_sd)
+                    sleeper.begin_turn()
 
         return Ghost

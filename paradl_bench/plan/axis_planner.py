@@ -255,14 +255,22 @@ class UpdatingPlanner(AxisPlanner, Protocol):
         strategy: Strategy,
         settings: PlanSettings,
         done: tuple[int, ...],
+        apart: frozenset[str],
     ) -> Before | None:
-        """Add the weight update behind the tasks ``done``, where it is not all of it on each rank; else None."""
+        """Add the weight update behind the tasks ``done``, where it is not all of it on each rank; else None.
 
-    def stage_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> StageParts | None:
+        Args:
+            network: with the parameters that the rank holds. apart: as of :class:`ShardedLayers`.
+        """
+
+    def stage_parts(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, apart: frozenset[str]
+    ) -> StageParts | None:
         """How replicas of stages hold parts of what these compute with; None where each holds all of it.
 
         Args:
             network: the stages of a rank, one behind the other, with the parameters that it holds.
+            apart: as of :class:`ShardedLayers`.
         """
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paradl_bench.core.errors import uneven
 from paradl_bench.core.units import counted
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Communication
 
 
@@ -114,13 +114,22 @@ def zero_stage(strategy: Strategy) -> int:
     return max((axis.prefix for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), default=0)
 
 
-def sharing_axes(strategy: Strategy) -> tuple[int, ...]:
+def sharing_axes(strategy: Strategy, *, of_apart: bool = False) -> tuple[int, ...]:
     """Axes along which ranks share out what a stage of ZeRO parts: of all that exchange gradients, those but replicas
-    without the stage, which then hold the same parts (hybrid sharding)."""
+    without the stage, which then hold the same parts (hybrid sharding).
+
+    Args:
+        of_apart: of parameters that ranks hold other parts of along an axis that shards layers, as experts are, and
+            not of those that all ranks hold.
+    """
     axes, parted = group_axes(strategy, Trait.REPLICATES), zero_stage(strategy) > 0
-    return tuple(
-        i for i in axes if parted and (strategy.axes[i].prefix or not strategy.axes[i].has(Trait.DIVIDES_BATCH))
-    )
+    return tuple(i for i in axes if parted and _shares_out(strategy.axes[i], of_apart=of_apart))
+
+
+def _shares_out(axis: Axis, *, of_apart: bool) -> bool:
+    if of_apart and axis.has(Trait.SHARDS_LAYERS):
+        return False
+    return bool(axis.prefix) or axis.has(Trait.SHARDS_LAYERS) or not axis.has(Trait.DIVIDES_BATCH)
 
 
 def ranks_along(strategy: Strategy, axes: Sequence[int]) -> int:

@@ -182,7 +182,7 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
     pipeline = built.pipeline
     assert pipeline is not None
     issued = list(recorder.issued("setup"))
-    optimizer = build_optimizer("sgd", model.module.parameters(), built.optimizer_group)
+    optimizer = build_optimizer("sgd", model.module.parameters(), built.state_groups)
     for when in WHEN:
         with CollectiveRecorder() as recorder:
             pipeline.step(*model.make_batch(SAMPLES * case.count, seed=1))
@@ -280,7 +280,7 @@ def compare_lowered(case: Case, context: RankContext) -> tuple[dist.ProcessGroup
         built = build_parallel(model.module, network, case.strategy, settings, context.device, model.loss)
     issued = list(recorder.issued("setup"))
     of_update = settings_of_update(case.strategy, settings)
-    optimizer = optimizer_of(of_update, model.module.parameters(), built.optimizer_group, None)
+    optimizer = optimizer_of(of_update, model.module.parameters(), built.state_groups, None)
     before = {name: whole(p.detach()).double() for name, p in model.module.named_parameters()}
     for when in WHEN:
         model.module.zero_grad(set_to_none=True)
@@ -317,7 +317,9 @@ def check_copies(
     serial = serial_copies(case, samples)
     assert own, "no copy is kept on this rank"
     for name in own:
-        assert serial[name].abs().max() > 0, name
+        # A step below the last bit of a copy adds nothing to it.
+        lost = STEPPED * held[name][1].abs().max() < torch.finfo(torch.float32).eps
+        assert serial[name].abs().max() > 0 or lost, name
     exact = {name: -STEPPED * held[name][1] for name in own}
     steps = {name: serial[name][parts.get(name, ())] for name in own}
     rounding = STEPPED * apart(held[name] for name in own)

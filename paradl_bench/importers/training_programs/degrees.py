@@ -11,8 +11,8 @@ from paradl_bench.plan.strategy import Axis, Strategy
 class Degrees(NamedTuple):
     """How many ranks along each axis, 1 where there is none.
 
-    ``stage`` is that of ZeRO, which parts things along ``data`` and ``context``, and ``replicas`` how often its shards
-    are there.
+    ``stage`` is that of ZeRO, which parts things along ``data``, ``expert`` and ``context``, and ``replicas`` how often
+    its shards are there.
     """
 
     pipeline: int = 1
@@ -41,8 +41,9 @@ class Degrees(NamedTuple):
     def strategy(self, order: Sequence[str]) -> Strategy:
         """The axes of more than one rank, from the outermost; of replicas that is a data axis too.
 
-        A data axis of one rank says which stage ranks along the sequence are sharded by.
+        A data axis of one rank says which stage ranks along the sequence, or with other experts, are sharded by.
         """
+        beside = self.context * self.expert > 1
         return Strategy(
             axes=tuple(
                 Axis(
@@ -51,6 +52,6 @@ class Degrees(NamedTuple):
                     prefix=self.stage if kind == "data" else 0,
                 )
                 for kind in order
-                if (degree := getattr(self, kind)) > 1 or (kind == "data" and self.stage and self.context > 1)
+                if (degree := getattr(self, kind)) > 1 or (kind == "data" and self.stage and beside)
             )
         )

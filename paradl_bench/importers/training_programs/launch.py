@@ -129,8 +129,8 @@ class Wanted:
             UserError: another kind, or another order.
         """
         several = [axis for axis in self.launch.strategy.axes if axis.degree > 1]
-        of_context = any(axis.kind == "context" for axis in several)
-        axes = [axis for axis in self.launch.strategy.axes if axis in several or (axis.prefix and of_context)]
+        shares = any(axis.kind in ("context", "expert") for axis in several)
+        axes = [axis for axis in self.launch.strategy.axes if axis in several or (axis.prefix and shares)]
         kinds = [axis.kind for axis in axes]
         stages = [axis.prefix for axis in axes if axis.kind == "data"]
         if len(stages) == 2 and not stages[0] and stages[1] and "replicas" in orders[0]:

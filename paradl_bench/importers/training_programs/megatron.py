@@ -125,11 +125,6 @@ def _degrees(settings: FileSettings, pipeline: int, tensor: int, context: int) -
         settings.notes.append(
             "Megatron-LM gathers for every micro-batch under its FSDP; predictions gather once an iteration"
         )
-    if stage and experts > 1:
-        raise settings.wrong(
-            f"expert_model_parallel_size is {experts}: predict has no strategy of experts beside ZeRO; with a whole"
-            f" optimizer it is {Degrees(data=data, expert=experts).strategy(('data', 'expert'))}"
-        )
     if instances > 1 and (not stage or data % instances):
         raise settings.wrong(
             f"num_distributed_optimizer_instances is {instances}: it has to part {data} ranks of data parallelism, with"
@@ -139,7 +134,7 @@ def _degrees(settings: FileSettings, pipeline: int, tensor: int, context: int) -
     parts = data // instances
     return (
         Degrees(pipeline, parts, tensor, stage, instances, experts, context)
-        if parts * context > 1
+        if parts * context * experts > 1
         else Degrees(pipeline, instances, tensor, 0, 1, experts)
     )
 

@@ -2,7 +2,8 @@
 
 Its mesh has the pipeline outermost, and tensor parallelism innermost, inside of context parallelism. Replicas are
 DDP's, or shards of FSDP2, which are ZeRO's stage 3, and stage 2 where parameters are not sharded again after forward.
-Ranks along the sequence hold shards always. Version 0.3.0 takes the model and the optimizer from ``--module`` and
+Ranks along the sequence hold shards always, and so do ranks with other experts, which are innermost among those that
+its degree of shards counts. Version 0.3.0 takes the model and the optimizer from ``--module`` and
 ``--config``. DDP's buckets are of 100 MiB there, whatever is set.
 """
 
@@ -18,7 +19,7 @@ from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in
 from paradl_bench.plan.schedules.catalog import schedules
 
-_ORDER = ("pipeline", "replicas", "data", "context", "tensor")
+_ORDER = ("pipeline", "replicas", "data", "expert", "context", "tensor")
 _PARALLELISM, _TRAINING = "parallelism.", "training."
 _REPLICATE = f"{_PARALLELISM}data_parallel_replicate_degree"
 _SHARD = f"{_PARALLELISM}data_parallel_shard_degree"
@@ -50,17 +51,13 @@ _LEFT_OUT = {
 
 def _write(wanted: Wanted, kind: str) -> Settings:
     launch = wanted.launch
-    if any(axis.kind == "expert" and axis.degree > 1 for axis in launch.strategy.axes):
-        wanted.refuse(
-            "parts experts among ranks of FSDP2 alone, beside which predict has no strategy for them",
-            "export to megatron, or predict without e",
-        )
     degrees = wanted.degrees(_ORDER)
     if degrees.stage == 1:
         wanted.refuse("has no ZeRO stage 1", f"predict d{degrees.data}, z2d{degrees.data} or z3d{degrees.data}")
-    if degrees.context > 1 and degrees.stage < 2:
+    beside = next((kind for kind in ("context", "expert") if getattr(degrees, kind) > 1), None)
+    if beside and degrees.stage < 2:
         stages = (degrees._replace(stage=stage).strategy(_ORDER) for stage in _RESHARDS)
-        wanted.refuse("shards parameters along context parallelism", f"predict {' or '.join(map(str, stages))}")
+        wanted.refuse(f"shards parameters along {beside} parallelism", f"predict {' or '.join(map(str, stages))}")
     micro = wanted.micro_batches(degrees)
     sharded, batch = degrees.stage > 1, launch.batch or 1
     settings: Settings = {
@@ -76,13 +73,14 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         # It clips always; no norm is larger than this one.
         _MAX_NORM: wanted.norm() or math.inf,
         _REPLICATE: degrees.replicas if sharded else degrees.data,
-        _SHARD: degrees.data if sharded else 1,
+        _SHARD: degrees.data * degrees.expert if sharded else 1,
         _TENSOR: degrees.tensor,
         _PIPELINE: degrees.pipeline,
         _CONTEXT: degrees.context,
     }
     exchange = wanted.exchange(_EXCHANGES, degrees)
     settings |= {_ROTATE: exchange} if degrees.context > 1 else {}
+    settings |= {_EXPERT: degrees.expert} if degrees.expert > 1 else {}
     if sharded:
         # In a pipeline what is predicted is its default: parameters stay gathered through the micro-batches.
         settings[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
@@ -182,8 +180,8 @@ def _read(settings: FileSettings) -> Launch:
     settings.note_set(_LEFT_OUT)
     tensor, pipeline, context = (settings.whole(name, 1) for name in (_TENSOR, _PIPELINE, _CONTEXT))
     replicas, data, stage = _data(settings, tensor * pipeline, context)
-    _refuse_experts(settings, replicas * data)
-    degrees = Degrees(pipeline, data, tensor, stage, replicas, context=context)
+    experts = _experts(settings, data if stage else 1)
+    degrees = Degrees(pipeline, data // experts, tensor, stage, replicas, experts, context)
     local = settings.whole(f"{_TRAINING}local_batch_size", 8)
     batch = settings.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
     batch = local * degrees.reading if batch < 1 else batch
@@ -219,15 +217,15 @@ def _read(settings: FileSettings) -> Launch:
     )
 
 
-def _refuse_experts(settings: FileSettings, data: int) -> None:
-    """Experts are parted among ranks that FSDP2 shards all else over, which no strategy does."""
+def _experts(settings: FileSettings, shards: int) -> int:
+    """Ranks with other experts, which are among those that hold shards."""
     experts = settings.whole(_EXPERT, 1)
-    if experts > 1:
-        rest = data // experts if data % experts == 0 else 1
+    if shards % experts:
         raise settings.wrong(
-            f"{_EXPERT} is {experts}: predict has no strategy of experts beside shards (FSDP2); with whole parameters"
-            f" it is {Degrees(data=rest, expert=experts).strategy(('data', 'expert'))}"
+            f"{_EXPERT} is {experts}: predict parts experts among ranks of data parallelism that hold shards, and"
+            f" {_SHARD} has {shards} of them"
         )
+    return experts
 
 
 def _optimizer(settings: FileSettings) -> str | None:

@@ -17,6 +17,7 @@ from paradl_bench.measure.execution.master_weights import MasterWeights
 from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.strategies.running.parameters import StateGroups
 
 # Small enough that losses on random data stay finite; the value does not change what a step costs.
 LEARNING_RATE = 1e-4
@@ -26,14 +27,14 @@ MOMENTUM = 0.9
 def build_optimizer(
     name: str,
     parameters: Iterable[torch.nn.Parameter],
-    group: dist.ProcessGroup | None = None,
+    groups: StateGroups | None = None,
     *,
     dtype: str = "fp32",
 ) -> torch.optim.Optimizer:
     """SGD with momentum, Adam or AdamW, as torch builds them by default on the device, or fused where the name says so.
 
     Args:
-        group: ranks that share out its state (ZeRO stage 1): each updates some parameters and broadcasts them. None
+        groups: ranks that share out its state (ZeRO stage 1): each updates some parameters and broadcasts them. None
             where each rank keeps all of it.
         dtype: that is trained in, which says whether parameters have fp32 copies
             (:class:`~paradl_bench.measure.execution.master_weights.MasterWeights`).
@@ -51,25 +52,45 @@ def build_optimizer(
     arguments: dict[str, Any] = {"lr": LEARNING_RATE} | ({"momentum": MOMENTUM} if name == "sgd" else {})
     arguments |= {"fused": True} if fused else {}
     made = functools.partial(MasterWeights, of=classes[family]) if has_masters(dtype) else classes[family]
-    return make_optimizer(made, parameters, group, **arguments)
+    return make_optimizer(made, parameters, groups, **arguments)
 
 
 def optimizer_of(
     settings: PlanSettings,
     parameters: Iterable[torch.nn.Parameter],
-    group: dist.ProcessGroup | None,
+    groups: StateGroups | None,
     twin: GhostTwin | None,
 ) -> torch.optim.Optimizer:
     """The optimizer of a run; that of an emulated one, which has a twin, sleeps. As :func:`build_optimizer`."""
     if twin is not None:
         # A request refuses both together.
         assert settings.offload == "none"
-        return make_optimizer(twin.optimizer_class(), parameters, group)
-    optimizer = build_optimizer(settings.optimizer, parameters, group, dtype=settings.dtype)
+        return make_optimizer(twin.optimizer_class(), parameters, groups)
+    optimizer = build_optimizer(settings.optimizer, parameters, groups, dtype=settings.dtype)
     if settings.offload != "none":
-        # One whose state is shared out keeps its part in one of its own.
-        offload_state(getattr(optimizer, "optim", optimizer))
+        for own in own_optimizers(optimizer):
+            offload_state(own)
     return optimizer
+
+
+class InTurn(torch.optim.Optimizer):
+    """Several optimizers of a model, which step one behind the other."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        super().__init__([{"params": group["params"]} for each in optimizers for group in each.param_groups], {})
+        self.optimizers = optimizers
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step each."""
+        assert closure is None
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def own_optimizers(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """What keeps state on this rank: one whose state is shared out keeps its part in one of its own."""
+    several = optimizer.optimizers if isinstance(optimizer, InTurn) else (optimizer,)
+    return tuple(getattr(each, "optim", each) for each in several)
 
 
 def offload_state(optimizer: torch.optim.Optimizer) -> None:
@@ -131,17 +152,36 @@ def _copy(to: torch.Tensor, of: torch.Tensor) -> None:
 def make_optimizer(
     optimizer: Callable[..., torch.optim.Optimizer],
     parameters: Iterable[torch.nn.Parameter],
-    group: dist.ProcessGroup | None = None,
+    groups: StateGroups | None = None,
     **arguments: Any,
 ) -> torch.optim.Optimizer:
-    """An optimizer of a class; with a group, whose ranks share out its state, torch's ZeroRedundancyOptimizer.
+    """An optimizer of a class; with groups, whose ranks share out its state, torch's ZeroRedundancyOptimizer.
 
-    A rank's parameters lie in one buffer then, so that it sends them at once.
+    A rank's parameters lie in one buffer then, so that it sends them at once. Parameters that fewer ranks hold alike
+    have an optimizer of their own.
     """
-    if group is None:
+    if groups is None:
         return optimizer(parameters, **arguments)
+    held_apart = {id(parameter) for parameter in groups.apart}
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    apart = [parameter for parameter in trained if id(parameter) in held_apart]
+    others = [parameter for parameter in trained if id(parameter) not in held_apart]
+    everyone = _shared_out(optimizer, others, groups.everyone, arguments)
+    if not apart:
+        return everyone
+    if groups.alike is None:
+        return InTurn(everyone, optimizer(apart, **arguments))
+    return InTurn(everyone, _shared_out(optimizer, apart, groups.alike, arguments))
+
+
+def _shared_out(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    parameters: list[torch.nn.Parameter],
+    group: dist.ProcessGroup,
+    arguments: dict[str, Any],
+) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(
-        [parameter for parameter in parameters if parameter.requires_grad],
+        parameters,
         optimizer_class=optimizer,  # type: ignore[arg-type]
         process_group=group,
         parameters_as_bucket_view=True,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
 from paradl_bench.measure.execution.optimizers import build_optimizer, make_optimizer
@@ -22,6 +21,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.passes.norm_statistics import statistics_axes
+from paradl_bench.strategies.running.parameters import StateGroups
 from paradl_bench.strategies.running.sharded_module import as_it_stands
 from paradl_bench.strategies.splitting.options import FilterOptions
 
@@ -151,9 +151,9 @@ class StrategyProof:
     def update(self) -> Findings:
         """One optimizer step of both on the gradients that were compared; parameters are compared."""
         if self._optimizers is None:
-            group, parameters = self._built.optimizer_group, self._module.parameters()
+            groups, parameters = self._built.state_groups, self._module.parameters()
             self._optimizers = (
-                _optimizer(self._case.optimizer, parameters, group),
+                _optimizer(self._case.optimizer, parameters, groups),
                 _optimizer(self._case.optimizer, self._reference.module.parameters()),
             )
         comparison = _Comparison(self._case.tolerance, self._ranks.rank)
@@ -336,11 +336,11 @@ _GRADIENT = "the gradient of "
 
 
 def _optimizer(
-    name: str, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
+    name: str, parameters: Iterable[torch.nn.Parameter], groups: StateGroups | None = None
 ) -> torch.optim.Optimizer:
     if name != "sgd":
-        return build_optimizer(name, parameters, group)
-    return make_optimizer(torch.optim.SGD, parameters, group, lr=_LEARNING_RATE, momentum=_MOMENTUM)
+        return build_optimizer(name, parameters, groups)
+    return make_optimizer(torch.optim.SGD, parameters, groups, lr=_LEARNING_RATE, momentum=_MOMENTUM)
 
 
 def _backward(layers: int, index: int) -> int:

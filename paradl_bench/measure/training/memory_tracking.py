@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paradl_bench.measure.execution.optimizers import own_optimizers
 from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
 from paradl_bench.records.training.training_record import MemoryPeak
 from paradl_bench.strategies.running.unit_hooks import entering, hide_hooks, unseen
@@ -185,6 +188,49 @@ class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-
         return inner
 
 
+class _Groups:
+    """A module's groups of parameters as the one that torch's tracker knows.
+
+    Backward enters the first group first and leaves it last.
+    """
+
+    def __init__(self, groups: Sequence[FSDPParamGroup]) -> None:
+        self._first = groups[0]
+        self.fsdp_params = [parameter for group in groups for parameter in group.fsdp_params]
+
+    @property
+    def pre_backward(self) -> Callable[..., None]:
+        return self._first.pre_backward
+
+    @pre_backward.setter
+    def pre_backward(self, called: Callable[..., None]) -> None:
+        self._first.pre_backward = called  # type: ignore[method-assign]
+
+    @property
+    def post_backward(self) -> Callable[..., None]:
+        return self._first.post_backward
+
+    @post_backward.setter
+    def post_backward(self, called: Callable[..., None]) -> None:
+        self._first.post_backward = called  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _as_one_group() -> Iterator[None]:
+    """Let torch's tracker ask a module for its group of parameters where it has several, on as many meshes."""
+    of_torch: Any = FSDPState.__dict__["_fsdp_param_group"]
+
+    def find(state: FSDPState) -> Any:
+        groups = state._fsdp_param_groups
+        return _Groups(groups) if len(groups) > 1 else of_torch.fget(state)
+
+    FSDPState._fsdp_param_group = property(find)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        FSDPState._fsdp_param_group = of_torch  # type: ignore[method-assign]
+
+
 class _Tracker(_RealMoments):
     """Keeps what stood before the iteration apart from what is made in it."""
 
@@ -195,9 +241,11 @@ class _Tracker(_RealMoments):
         # Numbers of the operations that made what backward made.
         self._made = WeakIdKeyDictionary()
 
-    def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]) -> None:
+    def watch(
+        self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], inputs: Sequence[torch.Tensor]
+    ) -> None:
         """Take what is held, and gradients as they arrive."""
-        self.track_external(module, optimizer, *inputs)
+        self.track_external(module, *optimizers, *inputs)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 before = parameter.register_hook(self._arrived)  # type: ignore[no-untyped-call]
@@ -270,15 +318,14 @@ def track_memory(
     if gathering is not None:
         sharded = tracker = _ShardedTracker(device, gathering, optimizer)
         sharded.track_inputs(tuple(inputs))
-        with sharded:
+        with _as_one_group(), sharded:
             iterate()
         sharded.settle()
         for part in module.modules():
             hide_hooks(part)
     else:
         tracking = tracker = _Tracker(device)
-        # An optimizer whose state is shared out keeps its part in one of its own.
-        tracking.watch(module, getattr(optimizer, "optim", optimizer), inputs)
+        tracking.watch(module, own_optimizers(optimizer), inputs)
         with tracking:
             iterate()
         tracking.settle()

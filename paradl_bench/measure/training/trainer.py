@@ -126,7 +126,7 @@ class Trainer:
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
         parameters, twin = list(model.parameters()), self._twin
-        self._optimizer = optimizer_of(request.settings_of_update, parameters, built.optimizer_group, twin)
+        self._optimizer = optimizer_of(request.settings_of_update, parameters, built.state_groups, twin)
         if twin:
             twin.follow(built.spans, parameters)
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")

@@ -14,4 +14,11 @@ def facts(call: Call) -> Facts:
     )
 
 
-KIND = LayerKind(name="gather", functions=("gather", "index_select", "take_along_dim"), facts=facts, saves=inputs_saved)
+KIND = LayerKind(
+    name="gather",
+    functions=("gather", "index_select", "take_along_dim"),
+    facts=facts,
+    saves=inputs_saved,
+    # Whatever the dtype of indices is.
+    autocast=lambda attributes, device: "input",
+)

@@ -80,6 +80,8 @@ KIND = LayerKind(
     view=True,
     saves=nothing_saved,
     passes_gradient=passes_gradient,
+    # Whatever the dtype of indices is.
+    autocast=lambda attributes, device: "input",
     # Indexing by numbers or a mask copies.
     watched=lambda call: call.function == "getitem" and _kept_by_index(call) is None,
 )  # fmt: skip

@@ -9,7 +9,8 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.data.zero.module import kept_through_stages, shard_parameters
 from paradl_bench.strategies.exchange.options import ExchangeOptions
-from paradl_bench.strategies.running.group_functions import Group, Reduce
+from paradl_bench.strategies.running.axis_runners import Sharers
+from paradl_bench.strategies.running.group_functions import Reduce
 
 
 class DataRunner:
@@ -21,8 +22,7 @@ class DataRunner:
         network: ModelGraph,
         axis: Axis,
         device: torch.device,
-        group: Group,
-        replicas: Group | None,
+        sharers: Sharers,
         settings: PlanSettings,
         in_stages: bool,
     ) -> Reduce | None:
@@ -30,9 +30,7 @@ class DataRunner:
         if axis.prefix < 2:
             return None
         reduce_dtype = settings.of(ExchangeOptions).reduce_dtype
-        shard_parameters(
-            module, network, axis.prefix, device, group, replicas, in_stages=in_stages, reduce_dtype=reduce_dtype
-        )
+        shard_parameters(module, network, axis.prefix, device, sharers, in_stages=in_stages, reduce_dtype=reduce_dtype)
         return kept_through_stages(module) if in_stages else None
 
 

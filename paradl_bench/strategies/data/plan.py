@@ -54,17 +54,20 @@ class DataPlanner:
         strategy: Strategy,
         settings: PlanSettings,
         done: tuple[int, ...],
+        apart: frozenset[str],
     ) -> Before | None:
         """The weight update of stage 1, whose parts are broadcast, or gathered where they are equal."""
         if zero_stage(strategy) != 1:
             return None
         if scatters_gradients(strategy, settings):
             return add_even_update(builder, network, strategy, settings, done)
-        return add_optimizer_broadcasts(builder, network, strategy, settings, done)
+        return add_optimizer_broadcasts(builder, network, strategy, settings, done, apart)
 
-    def stage_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> StageParts | None:
+    def stage_parts(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, apart: frozenset[str]
+    ) -> StageParts | None:
         """Those of stages 2 and 3, which are one in a pipeline."""
-        return ShardedStages(network, strategy, settings) if zero_stage(strategy) > 1 else None
+        return ShardedStages(network, strategy, settings, apart) if zero_stage(strategy) > 1 else None
 
 
 PLANNER = DataPlanner()

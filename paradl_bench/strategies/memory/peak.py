@@ -25,7 +25,7 @@ from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_order
-from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes, ranks_along, sharing_axes
+from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL, GROUPED, FrameworkMemory
@@ -65,12 +65,10 @@ class PartedState(Protocol):
 class AxisMemory(Protocol):
     """``MEMORY`` of the ``memory.py`` in the folder of an axis along which ranks hold the same parameters."""
 
-    def state(self, axis: Axis, ranks: int, replicas: int, settings: PlanSettings) -> PartedState | None:
-        """What ranks hold in parts; None for nothing.
-
-        Args:
-            ranks: that may hold parts. replicas: that hold the same part.
-        """
+    def state(
+        self, strategy: Strategy, axis: Axis, settings: PlanSettings, apart: frozenset[str]
+    ) -> PartedState | None:
+        """What ranks hold in parts; None for nothing. ``apart`` are parameters that fewer ranks hold alike."""
 
 
 class MemoryUse(NamedTuple):
@@ -271,7 +269,7 @@ def planned_memory(
             device=device,
             shards=sharded.shards,
             block_elements=block_of_input(network, strategy),
-            parted=parted_state(strategy, settings),
+            parted=parted_state(strategy, settings, sharded.apart),
             micro_batches=settings.accumulate,
             recomputed=run_again(sharded.network, settings),
         )
@@ -286,14 +284,12 @@ def run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
     return sorted((*chosen, *repeated_by_model(network)), key=lambda layers: layers.start)
 
 
-def parted_state(strategy: Strategy, settings: PlanSettings) -> PartedState | None:
-    """What some axis has ranks hold in parts; None for nothing."""
-    replicating, ranks = group_axes(strategy, Trait.REPLICATES), ranks_along(strategy, sharing_axes(strategy))
-    replicas = ranks_along(strategy, replicating) // ranks
-    for index in replicating:
+def parted_state(strategy: Strategy, settings: PlanSettings, apart: frozenset[str] = frozenset()) -> PartedState | None:
+    """What some axis has ranks hold in parts; None for nothing. ``apart`` as of :meth:`AxisMemory.state`."""
+    for index in group_axes(strategy, Trait.REPLICATES):
         axis = strategy.axes[index]
         memory = axis.declared.beside("memory", "MEMORY", AxisMemory)  # type: ignore[type-abstract]
-        state = memory.state(axis, ranks, replicas, settings) if memory else None
+        state = memory.state(strategy, axis, settings, apart) if memory else None
         if state is not None:
             return state
     return None

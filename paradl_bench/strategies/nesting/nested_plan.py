@@ -258,7 +258,9 @@ class NestedPlanner:
                 exchange.add_ready(layer, last_task)
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last_task))
         done = add_clipping(builder, network, strategy, settings, done)
-        updates = (planner.add_update(builder, network, strategy, settings, done) for planner in updating)
+        updates = (
+            planner.add_update(builder, network, strategy, settings, done, sharded.apart) for planner in updating
+        )
         update = next((added for added in updates if added is not None), None)
         if update is None:
             add_weight_update(builder, weight_update(network, settings), settings, done)

@@ -39,6 +39,7 @@ from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_n
 from paradl_bench.strategies.running.autocast import hold_weights
 from paradl_bench.strategies.running.axis_runners import (
     ParameterRunner,
+    Sharers,
     StagedModule,
     StagingRunner,
     axis_runner,
@@ -47,6 +48,7 @@ from paradl_bench.strategies.running.axis_runners import (
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
 from paradl_bench.strategies.running.group_functions import Reduce, Spans
 from paradl_bench.strategies.running.nested_sharding import nest
+from paradl_bench.strategies.running.parameters import StateGroups
 from paradl_bench.strategies.running.sharded_module import (
     Loss,
     LossOfParts,
@@ -70,7 +72,7 @@ class ParallelModule:
         spans: layer-wise communication; it is stamped once its ``stamp`` is set.
         groups: process groups that it communicates over, the one of all ranks included.
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
-        optimizer_group: whose ranks part the optimizer's state (ZeRO stage 1); else None.
+        state_groups: whose ranks part the optimizer's state (ZeRO stage 1); else None.
         sharding: of the layers; None where all of them run as they are.
         clipper: what limits gradients before the weight update; None where nothing does.
     """
@@ -80,7 +82,7 @@ class ParallelModule:
     spans: Spans
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: StagedModule | None = None
-    optimizer_group: dist.ProcessGroup | None = None
+    state_groups: StateGroups | None = None
     sharding: Sharding | None = None
     clipper: GradientClipper | None = None
 
@@ -147,19 +149,18 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    _shard_parameters(module, mesh, settings, device, sharding.network)
+    _shard_parameters(module, mesh, settings, device, sharding.network, sharding.apart)
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     if group_axes(strategy, Trait.REPLICATES):
         module = _exchanging(module, model, sharding, mesh, strategy, settings, device)
-    optimizer_group = _optimizer_group(mesh)
     clipper = _clipper(model, network, mesh, settings, dtype)
     return ParallelModule(
         module,
         sharding.network,
         mesh.spans,
         mesh.groups,
-        optimizer_group=optimizer_group,
+        state_groups=_state_groups(mesh, model, sharding.apart),
         sharding=sharding,
         clipper=clipper,
     )
@@ -189,20 +190,30 @@ def _shard_parameters(
     settings: PlanSettings,
     device: torch.device,
     network: ModelGraph,
+    apart: frozenset[str],
     *,
     in_stages: bool = False,
 ) -> Reduce | None:
-    """Let axes that do so shard the model's own modules, whatever runs its layers then."""
+    """Let axes that do so shard the model's own modules, whatever runs its layers then.
+
+    Args:
+        network: with the parameters that the rank holds. apart: of the whole model.
+    """
     reduce, strategy = None, mesh.strategy
-    replicating, sharing, stage = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy), zero_stage(strategy)
+    if zero_stage(strategy) < 2:
+        return None
+    replicating, sharing = group_axes(strategy, Trait.REPLICATES), sharing_axes(strategy)
+    outer = tuple(i for i in replicating if i not in sharing)
+    everyone, replicas = mesh.group(sharing), mesh.group(outer) if ranks_along(strategy, outer) > 1 else None
+    # Every rank makes every group, whether its stages have such parameters or not.
+    alike = mesh.group(sharing_axes(strategy, of_apart=True)) if apart else everyone
+    apart = apart.intersection(parameter.name for parameter in network.parameters)
     for index in replicating:
-        runner = axis_runner(strategy.axes[index].declared)
+        axis = strategy.axes[index]
+        runner = axis_runner(axis.declared)
         if isinstance(runner, ParameterRunner):
-            outer = tuple(i for i in replicating if i not in sharing)
-            replicas = mesh.group(outer) if ranks_along(strategy, outer) > 1 and stage > 1 else None
-            group = mesh.group(sharing) if stage > 1 else mesh.group(replicating)
-            axis = strategy.axes[index]
-            reduce_shards = runner.shard_parameters(module, network, axis, device, group, replicas, settings, in_stages)
+            sharers = Sharers(everyone, replicas, apart, alike)
+            reduce_shards = runner.shard_parameters(module, network, axis, device, sharers, settings, in_stages)
             reduce = reduce_shards or reduce
     return reduce
 
@@ -283,12 +294,19 @@ def _build_pipeline(
         mesh.spans,
         mesh.groups,
         pipeline,
-        _optimizer_group(mesh),
+        _state_groups(mesh, module, sharding.apart),
         sharding=sharding,
         clipper=clipper,
     )
 
 
-def _optimizer_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
+def _state_groups(mesh: ProcessMesh, model: torch.nn.Module, apart: frozenset[str]) -> StateGroups | None:
     """Whose ranks part the optimizer's state of what they hold alike; None where none do."""
-    return mesh.group(sharing_axes(mesh.strategy)).process_group if zero_stage(mesh.strategy) == 1 else None
+    strategy = mesh.strategy
+    if zero_stage(strategy) != 1:
+        return None
+    everyone, alike = mesh.group(sharing_axes(strategy)), None
+    if apart and ranks_along(strategy, axes := sharing_axes(strategy, of_apart=True)) > 1:
+        alike = mesh.group(axes).process_group
+    held_apart = tuple(parameter for name, parameter in model.named_parameters() if name in apart)
+    return StateGroups(everyone.process_group, held_apart, alike)

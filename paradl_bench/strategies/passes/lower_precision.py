@@ -43,7 +43,7 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
         )
     shared_out = Trait.DIVIDES_BATCH, Trait.SHARDS_LAYERS
     apart = [axis.kind for axis in strategy.axes if axis.degree > 1 and all(map(axis.has, shared_out))]
-    if has_masters(dtype) and apart and not framework_of(settings).gradient_dtype:
+    if has_masters(dtype) and apart and zero_stage(strategy) < 2 and not framework_of(settings).gradient_dtype:
         raise UserError(
             f"--dtype {dtype} with {apart[0]} parallelism, where no run has shown fp32 copies of parameters that fewer"
             f" ranks hold: give --dtype {computed_in(dtype)}"

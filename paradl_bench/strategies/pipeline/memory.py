@@ -77,7 +77,7 @@ def pipelined_memory(
     stages = cut_into_stages(network, ranks, settings)
     shared = places_of_shared(network, stages, ranks)
     walks = _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
-    alone = frozenset() if axes_apart(strategy) else shards.distinct[0].apart
+    apart = shards.distinct[0].apart
 
     def of_ranks() -> Iterator[MemoryUse]:
         for rank in range(ranks):
@@ -87,7 +87,7 @@ def pipelined_memory(
                 rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
                 if rank_shards not in alike:
                     alike.append(rank_shards)
-                    parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks, alone)
+                    parts = _parts(rank_shards, rank, shared, network, strategy, settings, dtype, device, walks, apart)
                     yield memory_use(parts)
 
     return most_needed(of_ranks(), within)
@@ -103,16 +103,16 @@ def _parts(
     dtype: str,
     device: str,
     walks: _WalksOfStages,
-    alone: frozenset[str],
+    apart: frozenset[str],
 ) -> dict[str, int]:
     """What the ranks at one place of the pipeline hold that run alike shards of its stages.
 
     Args:
-        alone: parameters that no other rank holds, whose gradients need no buckets.
+        apart: as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
     """
     ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
-    parted = parted_state(strategy, settings)
+    parted = parted_state(strategy, settings, apart)
     whole = _held(network, rank_shards, with_layers=_needs_layers(strategy, settings))
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
@@ -137,6 +137,8 @@ def _parts(
     updated = updated_by_rank(parted, held, framework)
     state = optimizer_state(held, settings_of_update(strategy, settings), device, updated)
     exchanged = degree_of(strategy, Trait.REPLICATES) > 1 and in_parts is None and not framework.gradient_dtype
+    # What no other rank holds needs no buckets.
+    alone = frozenset() if axes_apart(strategy) else apart
     return {
         **fixed_parts(held, state, exchanged=exchanged, alone=alone),
         # Every rank makes the targets, as `train` does, though the last alone reads them.

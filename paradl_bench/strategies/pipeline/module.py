@@ -61,7 +61,7 @@ class RankPipeline:
         *,
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
-        shard_parameters: Callable[[ModelGraph], Reduce | None],
+        shard_parameters: Callable[[ModelGraph, frozenset[str]], Reduce | None],
         group_along: Callable[..., Group],
     ) -> None:
         # The stages know each other's operations by their whole shapes: recorded before layers are sharded.
@@ -77,7 +77,7 @@ class RankPipeline:
         self._count, self._last = micro_batches(settings, group.size), self.stages[-1] is everywhere[-1]
         missing = hold_only(module, self.stages)
         self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
-        self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded))
+        self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded), sharded.apart)
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
         made = functools.partial(

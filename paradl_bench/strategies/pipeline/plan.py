@@ -278,7 +278,7 @@ class _RankPlan:
         after = add_clipping(builder, held, strategy, settings, added)
         summed = sums_before(self._network, strategy, settings)
         for planner in updating_planners(strategy):
-            before = planner.add_update(builder, held, strategy, settings, after)
+            before = planner.add_update(builder, held, strategy, settings, after, self._sharded.apart)
             if before is not None:
                 return before + summed
         add_weight_update(builder, weight_update(held, settings), settings, after)

@@ -257,7 +257,7 @@ def parts_of_rank(
     if zero_stage(strategy) < 2:
         return None
     held = network_of_rank(network, stages, sharded)
-    parts = (planner.stage_parts(held, strategy, settings) for planner in updating_planners(strategy))
+    parts = (planner.stage_parts(held, strategy, settings, sharded.apart) for planner in updating_planners(strategy))
     return next((part for part in parts if part is not None), None)
 
 

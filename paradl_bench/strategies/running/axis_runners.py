@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -68,16 +68,31 @@ class StagingRunner(Protocol):
         *,
         sharded: ShardedLayers,
         shard: Callable[[], Sharding],
-        shard_parameters: Callable[[ModelGraph], Reduce | None],
+        shard_parameters: Callable[[ModelGraph, frozenset[str]], Reduce | None],
         group_along: Callable[..., Group],
     ) -> StagedModule:
         """This rank's stages.
 
         Args:
             sharded: the layers as this rank shards them, as planned. shard: has them run so. shard_parameters: has
-                replicas hold parts of the rank's stages, as one network.
+                replicas hold parts of the rank's stages, as one network with parameters that are held apart.
             group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
         """
+
+
+class Sharers(NamedTuple):
+    """Whose ranks share parameters out.
+
+    Attributes:
+        everyone: of all parameters but some. replicas: with the same shards afterwards; None where no other has them.
+        apart: names of the others, as of :class:`~paradl_bench.plan.axis_planner.ShardedLayers`. alike: ranks that hold
+            the same of these.
+    """
+
+    everyone: Group
+    replicas: Group | None
+    apart: frozenset[str]
+    alike: Group
 
 
 @runtime_checkable
@@ -90,16 +105,15 @@ class ParameterRunner(Protocol):
         network: ModelGraph,
         axis: Axis,
         device: torch.device,
-        group: Group,
-        replicas: Group | None,
+        sharers: Sharers,
         settings: PlanSettings,
         in_stages: bool,
     ) -> Reduce | None:
         """Have ranks hold parts of parameters, where the axis says so.
 
         Args:
-            network: with the shapes that parameters have on this rank before. group: that shares them out.
-            replicas: with the same parts afterwards, if any. in_stages: whether what is returned reduces.
+            network: with the shapes that parameters have on this rank before. sharers: who shares them out.
+            in_stages: whether what is returned reduces.
         """
 
 

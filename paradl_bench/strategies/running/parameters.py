@@ -1,10 +1,26 @@
-"""Parameters that a rank holds a shard of."""
+"""Parameters that a rank holds a shard of, and who shares out the optimizer's state of parameters."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.distributed as dist
 
 WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+class StateGroups(NamedTuple):
+    """Whose ranks share out the optimizer's state.
+
+    Attributes:
+        everyone: of all parameters but some. apart: the others, which fewer ranks hold alike. alike: these ranks; None
+            where no other rank holds what this one holds of them.
+    """
+
+    everyone: dist.ProcessGroup
+    apart: tuple[torch.nn.Parameter, ...] = ()
+    alike: dist.ProcessGroup | None = None
 
 
 def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:

@@ -94,10 +94,10 @@ class Finder:
         return True
 
     def _with_zero(self, mesh: Mesh) -> Iterator[Mesh]:
-        """A mesh, also with each stage of ZeRO on its replicas, and from stage 2 on with copies of shards."""
-        for stage in (0, *(_zero_stages() if mesh.replicas > 1 else ())):
+        """A mesh, also with each stage of ZeRO on replicas or experts, and from stage 2 on with copies of shards."""
+        for stage in (0, *(_zero_stages() if mesh.replicas > 1 or mesh.holds_alone else ())):
             if self._nests(mesh._replace(zero=stage)):
-                for copies in divisors(mesh.replicas)[:-1] if stage > 1 else (1,):
+                for copies in divisors(mesh.replicas)[:-1] if stage > 1 and mesh.replicas > 1 else (1,):
                     yield mesh._replace(zero=stage, copies=copies)
 
     def _nests(self, mesh: Mesh) -> bool:

@@ -48,10 +48,11 @@ class Mesh(NamedTuple):
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those of more than one rank, data first."""
+        """Those of more than one rank, data first, which has a stage of ZeRO by one rank too."""
         axes = [axis_along(Trait.DIVIDES_BATCH, self.copies)] if self.copies > 1 else []
         parted = self.replicas // self.copies
-        axes += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 else []
+        # One rank of data parallelism says which stage ranks with other experts are sharded by.
+        axes += [axis_along(Trait.DIVIDES_BATCH, parted, self.zero)] if parted > 1 or self.zero else []
         axes += [axis_along(Trait.STAGES, self.stages)] if self.stages > 1 else []
         return (*axes, *self.shared)
 
@@ -60,17 +61,26 @@ class Mesh(NamedTuple):
         """Its placements: every order of its axes, with copies outside of what they are copies of."""
         axes = self.axes
         placements = itertools.permutations(axes)
-        return [order for order in placements if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
+        orders = [order for order in placements if self.copies == 1 or order.index(axes[0]) < order.index(axes[1])]
+        return [order for order in orders if not self.zero or self.replicas > 1 or order[0] is axes[0]]
 
     @property
     def order_count(self) -> int:
-        """How many placements it has: of copies, half of the orders have these outside."""
-        return math.factorial(len(self.axes)) // (2 if self.copies > 1 else 1)
+        """How many placements it has: of copies, half of the orders have these outside; one replica stands first."""
+        first = 1 if self.zero and self.replicas == 1 else 0
+        return math.factorial(len(self.axes) - first) // (2 if self.copies > 1 else 1)
 
     @property
     def parted(self) -> int:
         """Ranks that a stage of ZeRO parts things over, as :func:`~paradl_bench.plan.mesh.sharing_axes` has it."""
         return ranks_along(strategy := Strategy(axes=self.axes), sharing_axes(strategy)) if self.zero else 1
+
+    @property
+    def parted_apart(self) -> int:
+        """Likewise of parameters that other ranks along the shared axes hold other parts of."""
+        if not self.zero:
+            return 1
+        return ranks_along(strategy := Strategy(axes=self.axes), sharing_axes(strategy, of_apart=True))
 
     @property
     def sharers(self) -> int:

@@ -37,7 +37,8 @@ class Refusals:
         if not (mesh.zero or any(options != type(options)() for options in mesh.chosen)):
             return ""
         # What the others do not go with is one reason, whatever axis stands beside them.
-        without = self.of(mesh._replace(shared=(), chosen=()), held) if mesh.shared and mesh.zero else ""
+        with_replicas = mesh.shared and mesh.zero and mesh.replicas > 1
+        without = self.of(mesh._replace(shared=(), chosen=()), held) if with_replicas else ""
         if without:
             return without
         kinds = tuple((axis.kind, axis.prefix) for axis in mesh.axes)

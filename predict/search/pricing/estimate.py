@@ -17,7 +17,8 @@ are computed together: a call of numpy for each strategy would take longer than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.mesh import axes_apart, group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
@@ -48,6 +49,8 @@ from predict.search.pricing.waits import Waits
 from predict.search.pricing.zero_messages import ZeroMessages
 from predict.simulation.input_tasks import terms_of
 
+_KINDS = False, True
+"""Whether parameters are held apart."""
 _AT_ONCE = 500_000
 """Elements of an array at most: many for a call of numpy, and few for a cache."""
 
@@ -70,7 +73,8 @@ class _Rows(NamedTuple):
     Attributes:
         strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
         turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
-        sent, exchanged: links that activations, and gradients, go over. waits: see :class:`Waits`.
+        sent, exchanged: links that activations, and gradients, go over; exchanged_apart: those of parameters that are
+            held apart. waits: see :class:`Waits`.
     """
 
     strategy: Ints
@@ -83,6 +87,7 @@ class _Rows(NamedTuple):
     in_parts: Ints
     sent: Ints
     exchanged: Ints
+    exchanged_apart: Ints
     waits: Ints
 
     def take(self, chosen: Ints) -> _Rows:
@@ -91,7 +96,7 @@ class _Rows(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """Seconds of layers: arrays of shape (rows, layers), and of the weight update by rows."""
+    """Seconds of layers: arrays of shape (rows, layers), and by rows of the weight update of the whole network."""
 
     forward: Floats
     backward: Floats
@@ -107,13 +112,13 @@ class Estimates:
         self._ranks = space.strategies[0].ranks
         self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
-        # By the shared axis, and whether a rank holds its part alone, and so exchanges no gradients of that.
-        self._numbers: dict[tuple[Sharing, bool], int] = {}
-        # What ZeRO gathers and reduces of a micro-batch, and links that it sends parts of a stage over, by strategy.
+        self._numbers: dict[Sharing, int] = {}
+        # What ZeRO gathers and reduces of a micro-batch, and links that it sends parts of a stage over, by strategy;
+        # of parameters that all ranks hold, and of those that are held apart.
         self._zero = np.zeros(len(space.strategies))
-        self._parts = np.zeros((len(space.strategies), 4), np.int64)
+        self._parts = np.zeros((len(space.strategies), 2, 4), np.int64)
         self._zero_messages = ZeroMessages(self._groups, shared)
-        self._parted = np.array([mesh.parted for mesh in space.meshes])
+        self._parted = np.array([(mesh.parted, mesh.parted_apart) for mesh in space.meshes])
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._widths = widths_of(as_held(costs.network, costs.dtype), costs.dtype, costs.device_kind)
@@ -137,15 +142,13 @@ class Estimates:
         space = self._space
         rows, row = self._rows(chosen)
         seconds = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
-        works = [self._shared.of(sharing) for sharing, _ in self._numbers]
+        works = [self._shared.of(sharing) for sharing in self._numbers]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
-        sent = [
-            work.bytes_alike if alone else work.gradient_bytes
-            for work, (_, alone) in zip(works, self._numbers, strict=True)
-        ]
-        self._buckets = Buckets(self._groups, np.array(sent, np.int64).reshape(self._share.shape), space.caps_mb)
-        self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of_all.gradient_bytes.sum(), 1)
+        of_all = np.array([work.bytes_alike for work in works], np.int64).reshape(self._share.shape)
+        kinds = of_all, gradient_bytes - of_all
+        self._buckets = [Buckets(self._groups, of_kind, space.caps_mb) for of_kind in kinds]
+        self._whole_bytes = max(self._shared.of_all.gradient_bytes.sum(), 1)
         stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
         sharded = np.array([mesh.zero > 1 and mesh.stages == 1 for mesh in space.meshes])[rows.mesh]
         possible = self._possible[rows.strategy]
@@ -193,9 +196,7 @@ class Estimates:
         local = space.settings.batch // np.array([space_mesh.samplers for space_mesh in space.meshes])[mesh]
         samples, per_rank = local // turns, per_rank[first]
         links = self._links(strategy, samples, per_rank)
-        numbers = np.array(
-            [self._numbers.get((space_mesh.sharing, space_mesh.holds_alone), 0) for space_mesh in space.meshes]
-        )
+        numbers = np.array([self._numbers.get(space_mesh.sharing, 0) for space_mesh in space.meshes])
         of_strategies = np.array(links, np.int64).T[:, strategy]
         rows = _Rows(
             strategy,
@@ -210,13 +211,13 @@ class Estimates:
         )
         return rows, row
 
-    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int]]:
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int, int]]:
         """Of every strategy, 0 of those without rows; whatever of estimates may be impossible is looked up."""
         space = self._space
         self._possible = np.zeros(len(space.strategies), bool)
         # Rows of a strategy stand together.
         chosen, starts = np.unique(strategy, return_index=True)
-        links = [(0, 0, 0)] * len(space.strategies)
+        links = [(0, 0, 0, 0)] * len(space.strategies)
         for index, start, end in zip(chosen.tolist(), starts, [*starts[1:], len(strategy)], strict=True):
             rows, candidate_strategy = slice(start, end), space.strategies[index]
             mesh = space.meshes[space.mesh_of[index]]
@@ -224,36 +225,46 @@ class Estimates:
                 for per_rank in sorted({*stages_per_rank[rows].tolist()}):
                     self._cut(mesh.stages, per_rank)
                 links[index] = self._links_of(mesh, candidate_strategy, sorted({*samples[rows].tolist()}))
-                self._parts[index] = self._zero_messages.links_of_parts(mesh, candidate_strategy)
+                self._parts[index] = [
+                    self._zero_messages.links_of_parts(mesh, candidate_strategy, of_apart=kind) for kind in _KINDS
+                ]
                 self._zero[index] = self._zero_messages.seconds(mesh, candidate_strategy)
                 self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
                 if isinstance(error, UnmeasuredCollective):
                     space.impossible.lacks(candidate_strategy, error.operation)
-                links[index] = 0, 0, 0
+                links[index] = 0, 0, 0, 0
         return links
 
-    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int]:
+    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int, int]:
         """By number, links that activations and gradients go over, and what compute waits for."""
         self._whole.learn(samples, alone=mesh.stages > 1)
-        self._numbers.setdefault((mesh.sharing, mesh.holds_alone), len(self._numbers))
+        self._numbers.setdefault(mesh.sharing, len(self._numbers))
         groups = [group_along(strategy, strategy.axes.index(axis)) for axis in mesh.shared]
         waits = self._waits.number(self._shared.of(mesh.sharing), groups)
-        sent = reduced = 0
+        sent = reduced = reduced_apart = 0
         if mesh.stages > 1:
             sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
         if mesh.exchanges and mesh.zero < 2:
             reduced = self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
-        return sent, reduced, waits
+            if self._shared.of(mesh.sharing).apart:
+                reduced_apart = self._groups.link("all_reduce", group_along(strategy, *axes_apart(strategy)))
+        return sent, reduced, reduced_apart, waits
 
     def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
         """Of the chosen rows, whose pipelines are all cut so, some at a time."""
         if not len(chosen):
             return
         ranks, cut_rows = cut.key[0], rows.take(chosen)
-        first, which = alike(cut_rows.shared, cut_rows.exchanged)
-        exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], cut_rows.shared[first], cut_rows.exchanged[first])
+        links = cut_rows.exchanged, cut_rows.exchanged_apart
+        first, which = alike(cut_rows.shared, *links)
+        # One exchange takes as long by itself at least as beside the other.
+        exchanges = [
+            buckets.exchanges(cut.bounds[: ranks + 1], cut_rows.shared[first], of_kind[first])
+            for buckets, of_kind in zip(self._buckets, links, strict=True)
+            if buckets is self._buckets[0] or of_kind.any()
+        ]
         # What computes alike stands together, and is computed once.
         kind = alike(cut_rows.mesh, cut_rows.samples, cut_rows.waits, cut_rows.again)[1]
         order = np.argsort(kind, kind="stable")
@@ -262,7 +273,7 @@ class Estimates:
             some = order[start : start + step]
             yield chosen[some], self._of_turns(cut, cut_rows.take(some), exchanges, which[some])
 
-    def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
+    def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Sequence[Exchanges], which: Ints) -> Floats:
         """Of shape (rows, bucket sizes)."""
         ranks = cut.key[0]
         # Rows differ in their links, or in whether backward is in parts, and compute alike.
@@ -279,11 +290,11 @@ class Estimates:
         in_front, behind = (_before(stage_s[:, 0] + sent) for stage_s in (forward, backward))
         done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
-        gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
-        update = work.update[kind, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
-        exchanged = exchanges.seconds(work.backward, kind, which)
+        held = self._bytes_held(cut.bounds, rows, ranks)
+        update = work.update[kind, None] * held.sum(axis=0) / self._whole_bytes
+        exchanged = functools.reduce(np.maximum, [each.seconds(work.backward, kind, which) for each in exchanges])
         # ZeRO's messages, which nothing hides, stand in front of a rank's first forward or behind its last backward.
-        parts = self._sent_in_parts(cut, rows, gradients)
+        parts = self._sent_in_parts(cut, rows, held)
         update = update + parts
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
@@ -294,19 +305,26 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
         return np.asarray(np.maximum(longest, sending.max(axis=1)[:, None]))
 
-    def _sent_in_parts(self, cut: Cut, rows: _Rows, stage_bytes: Floats) -> Floats:
+    def _bytes_held(self, bounds: Ints, rows: _Rows, ranks: int) -> Floats:
+        """What ranks update in all of their stages: of what all hold, and of what is held apart; (2, rows, ranks)."""
+        held = np.array([buckets.stage_bytes(bounds)[rows.shared] for buckets in self._buckets])
+        return np.asarray(held.reshape(2, len(rows.mesh), -1, ranks).sum(axis=2) / self._parted[rows.mesh].T[..., None])
+
+    def _sent_in_parts(self, cut: Cut, rows: _Rows, held: Floats) -> Floats:
         """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
-        sent_s = np.zeros_like(stage_bytes)
-        links = self._parts[rows.strategy]
-        parted = np.flatnonzero(links.any(axis=1))
-        if not len(parted):
-            return sent_s
-        ranks = self._parted[rows.mesh[parted], None]
-        part, units = stage_bytes[parted] / ranks, self._zero_messages.units_of_ranks(cut.key[0], cut.bounds)
-        for column, times in enumerate((ranks, units, units, units)):
-            size = np.floor(part / (units if column else 1))
-            seconds = self._groups.seconds_over(links[parted, column, None], size)
-            sent_s[parted] += times * np.where(size > 0, seconds, 0.0)
+        sent_s: Floats = np.zeros_like(held[0])
+        sharings = list(self._numbers)
+        for kind, part in zip(_KINDS, held, strict=True):
+            links = self._parts[rows.strategy, int(kind)]
+            parted = np.flatnonzero(links.any(axis=1))
+            for number in np.unique(rows.shared[parted]).tolist():
+                some = parted[rows.shared[parted] == number]
+                ranks = self._parted[rows.mesh[some], int(kind), None]
+                units = self._zero_messages.units_of_ranks(sharings[number], cut.key[0], cut.bounds, of_apart=kind)
+                for column, times in enumerate((ranks, units, units, units)):
+                    size = np.floor(part[some] / (units if column else 1))
+                    seconds = self._groups.seconds_over(links[some, column, None], size)
+                    sent_s[some] += times * np.where(size > 0, seconds, 0.0)
         return sent_s
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
@@ -321,7 +339,7 @@ class Estimates:
         for which in np.unique(rows.again).tolist():
             chosen = rows.again == which
             backward[chosen] = self._computed_again(which, cut).added(forward[chosen], backward[chosen])
-        return _Work(forward, backward, update * straggler * self._updated[rows.shared] / self._parted[rows.mesh])
+        return _Work(forward, backward, update * straggler)
 
     def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:
         key = which, cut.key
@@ -373,7 +391,8 @@ class Estimates:
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
         sent = self._zero[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
-        return np.asarray(rows.turns * together + work.update)
+        held = self._bytes_held(np.array([0, self._share.shape[1]]), rows, 1).sum(axis=0)[:, 0]
+        return np.asarray(rows.turns * together + work.update * held / self._whole_bytes)
 
 
 def _before(seconds: Floats) -> Floats:

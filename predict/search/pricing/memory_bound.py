@@ -246,14 +246,18 @@ class MemoryBounds:
 
     def _units(self, mesh: Mesh) -> _Units:
         """What ranks hold of units under stages 2 and 3, without a pipeline."""
-        gathered, reduced = unit_bytes(self.shared, mesh.sharing, mesh.parted)
-        *units, root = (mesh.parted * gathered).tolist()
-        even = self.shared.of(mesh.sharing).gradient_bytes.sum() / mesh.parted
-        padding = max(float(reduced.sum() / max(even, 1)), 1.0)
+        work = self.shared.of(mesh.sharing)
+        kinds = (mesh.parted, False), (mesh.parted_apart, True)
+        of_kinds = [unit_bytes(self.shared, mesh.sharing, ranks, of_apart=kind) for ranks, kind in kinds]
+        wholes = np.array([ranks * gathered for (ranks, _), (gathered, _) in zip(kinds, of_kinds, strict=True)])
+        # The unit at work lies in the buffer that it was received in as well, where it was received.
+        received = wholes[[ranks > 1 for ranks, _ in kinds]].sum(axis=0)
+        *units, root = wholes.sum(axis=0).tolist()
+        even = work.gradient_bytes.sum() / mesh.parted
+        padding = max(float(sum(reduced.sum() for _, reduced in of_kinds) / max(even, 1)), 1.0)
         if mesh.zero == 2:
             return _Units(padding, sum(units) + root, sum(units) + root)
-        # The unit at work lies in the buffer that it was received in as well.
-        return _Units(padding, root + 2 * max(units, default=0.0))
+        return _Units(padding, root + (wholes.sum(axis=0) + received)[:-1].max(initial=0.0))
 
     def _parts_alone(self, mesh: Mesh) -> int:
         """Over how many ranks shared axes part parameters at most: nobody has to say what an axis does to layers."""

@@ -62,7 +62,8 @@ class SharedWork:
         kept: its part of each layer's tensors, at least: see :func:`~predict.search.pricing.held_parts.held_parts`.
             This and ``messages`` are by layers of :attr:`SharedWorks.few`.
         bytes_alike: of those gradients whose parameters all ranks along the axes hold alike, where some they do not.
-        parameters: in the shapes that they have on this rank.
+        parameters: in the shapes that they have on this rank. apart: numbers of those that other ranks along the axes
+            hold other parts of.
     """
 
     share: Floats
@@ -72,6 +73,7 @@ class SharedWork:
     bytes_alike: Ints
     messages: tuple[Message, ...]
     parameters: tuple[Tensor, ...]
+    apart: frozenset[int] = frozenset()
 
 
 def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSettings, known: PartsOfLayers) -> SharedWork:
@@ -112,6 +114,7 @@ def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSetting
         bytes_alike=alike,
         messages=tuple(messages),
         parameters=shared.network.parameters,
+        apart=frozenset(at for at, parameter in enumerate(shared.network.parameters) if parameter.name in shared.apart),
     )
 
 
@@ -255,3 +258,9 @@ class SharedWorks:
             for parameter, at in zip(self.network.parameters, self.few.parameters, strict=True)
         )
         return msgspec.structs.replace(self.network, parameters=parameters)
+
+    def apart_of(self, sharing: Sharing) -> frozenset[str]:
+        """Names of parameters that other ranks along the axes hold other parts of."""
+        apart = self.of(sharing).apart
+        pairs = zip(self.network.parameters, self.few.parameters, strict=True)
+        return frozenset(parameter.name for parameter, at in pairs if at in apart)

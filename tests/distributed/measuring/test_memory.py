@@ -86,34 +86,50 @@ class Tied(nn.Module):
     def forward(self, ids):
         return nn.functional.linear(self.norm(self.blocks(self.embedding(ids))), self.embedding.weight)
 
-class Spread(nn.Module):
+class Mixture(nn.Module):
     "As many tokens to each expert, wherever they are."
     experts = 4
     def __init__(self):
         super().__init__()
-        self.token_task, self.embedding = NextToken(vocabulary=24, sequence=16), nn.Embedding(24, 64)
         self.gate, self.up = (nn.Parameter(torch.randn(self.experts, 64, 128) / 8) for _ in range(2))
         self.down, self.norm = nn.Parameter(torch.randn(self.experts, 128, 64) / 8), nn.LayerNorm(64)
+    def chosen(self, x):
+        return torch.arange(x.shape[0] * x.shape[1], device=x.device) % self.experts
+    def forward(self, x):
+        chosen = self.chosen(x)
+        order = chosen.argsort()
+        ends = nn.functional.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
+        rows = self.norm(x).flatten(0, 1)[order]
+        products = [nn.functional.grouped_mm(rows, matrices, offs=ends) for matrices in (self.gate, self.up)]
+        inner = nn.functional.silu(products[0]) * products[1]
+        made = nn.functional.grouped_mm(inner, self.down, offs=ends)[order.argsort()]
+        return x + made.view_as(x)
+
+class Spread(Mixture):
+    "The same experts twice."
+    def __init__(self):
+        super().__init__()
+        self.token_task, self.embedding = NextToken(vocabulary=24, sequence=16), nn.Embedding(24, 64)
         self.head = nn.Linear(64, 24)
-    def chosen(self, ids):
-        return torch.arange(ids.numel(), device=ids.device) % self.experts
     def forward(self, ids):
         x = self.embedding(ids)
         for _ in range(2):
-            chosen = self.chosen(ids)
-            order = chosen.argsort()
-            ends = nn.functional.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
-            rows = self.norm(x).flatten(0, 1)[order]
-            products = [nn.functional.grouped_mm(rows, matrices, offs=ends) for matrices in (self.gate, self.up)]
-            inner = nn.functional.silu(products[0]) * products[1]
-            made = nn.functional.grouped_mm(inner, self.down, offs=ends)[order.argsort()]
-            x = x + made.view_as(x)
+            x = super().forward(x)
         return self.head(x)
 
 class Gathered(Spread):
     "All tokens to one expert."
-    def chosen(self, ids):
-        return super().chosen(ids) * 0 + 1
+    def chosen(self, x):
+        return super().chosen(x) * 0 + 1
+
+class Mixed(nn.Module):
+    "Experts in blocks, each of which is a unit of two groups of parameters."
+    def __init__(self):
+        super().__init__()
+        self.token_task, self.embedding = NextToken(vocabulary=24, sequence=16), nn.Embedding(24, 64)
+        self.blocks, self.head = nn.Sequential(*(Mixture() for _ in range(3))), nn.Linear(64, 24)
+    def forward(self, ids):
+        return self.head(self.blocks(self.embedding(ids)))
 
 class Few(Tied):
     "So few words that the loss is not where most is held."
@@ -230,7 +246,7 @@ OF_TOKENS[4] += ["x2t2", "x2t2 sequence_parallel=on dtype=bf16", "x2t2 sequence_
 OF_TOKENS[4] += ["t2x2 context_exchange=ring accumulate=4", "x2t2 sequence_parallel=on context_exchange=all-to-all"]
 OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
-    4: ["Spread e4", "Spread d2e2", "Spread p2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
+    4: ["Spread e4", "Spread d2e2", "Mixed z3d2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""

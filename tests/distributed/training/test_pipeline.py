@@ -121,16 +121,17 @@ CONTEXT = {
     ],
 }
 
-# Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else.
+# Ranks of each stage hold some experts of its layers, whose gradients are exchanged along other axes than all else, as
+# are shards of them.
 EXPERTS = {
     4: [
         "Sorted:p2e2:zb:2",
         "Skewed:e2p2:gpipe:2:head",
-        "mixtral_tokens:e2p2:1f1b:2",
         "qwen_tokens:p2e2:zb:2:clip",
         "mixtral_tokens:p2e2:interleaved:2",
+        "mixtral_tokens:z3d1e2p2:1f1b:2",
     ],
-    8: ["mixtral_tokens:d2p2e2:zb:2:clip", "qwen_tokens:e2d2p2:gpipe:2"],
+    8: ["mixtral_tokens:e2d2p2:gpipe:2", "qwen_tokens:p2z3d2e2:zb:2:clip"],
 }
 
 # Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.
@@ -191,7 +192,7 @@ HELD_LOW = {
     2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1", "Own:z3d2:gpipe:1:reduced"),
     4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1", "Own:d2z2d2:gpipe:1"),
 }
-HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up")
+HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up", "mixtral_tokens:z3d2e2:gpipe:1:reduced")
 
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in WHOLE for schedule in ("gpipe", "interleaved", "zb")],

@@ -60,8 +60,9 @@ def _decoder(number: int, strategy: str, **options: Any) -> Case:
 
 
 OF_KINDS = (
-    _decoder(0, "e2", optimizer="adamw", bucket_cap_mb=0.001),
+    _decoder(0, "z1d1e2", optimizer="adamw", bucket_cap_mb=0.001),
     _decoder(24, "d2e2", accumulate=2, bucket_cap_mb=0.001),
+    _decoder(0, "z3d2e2", accumulate=2, clip_norm=0.5),
     _decoder(12, "x2", optimizer="adamw-fused", recompute=ALL),
     _decoder(6, "t2", sequence_parallel="on", accumulate=2, recompute=ALL),
     _decoder(6, "p2", schedule="1f1b", micro_batches=2, recompute=ALL),

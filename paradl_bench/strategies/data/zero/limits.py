@@ -31,7 +31,7 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
     instead = _with_prefix(strategy, 1)
     if ranks == 1:
         raise UserError(f"strategy {strategy}: one rank has nothing to shard; {whole} is the same")
-    _check_beside(strategy, stage, str(whole))
+    _check_beside(strategy, stage)
     _check_dtypes(network, strategy, str(whole))
     if stage == 1:
         return
@@ -90,18 +90,13 @@ def _check_segments(network: ModelGraph, strategy: Strategy, settings: PlanSetti
             )
 
 
-def _check_beside(strategy: Strategy, stage: int, without: str) -> None:
+def _check_beside(strategy: Strategy, stage: int) -> None:
     """Refuse axes that a stage does not nest with.
 
     Raises:
-        UserError: parameters of a rank's own; under stages 2 and 3 blocks of positions.
+        UserError: under stages 2 and 3 blocks of positions.
     """
     for axis in strategy.axes:
-        if axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) and axis.degree > 1:
-            raise UserError(
-                f"strategy {strategy}: ZeRO stage {stage} shares out what all ranks hold, and {axis.kind} parallelism"
-                f" gives ranks parameters of their own; write {without}"
-            )
         if stage > 1 and axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1:
             raise UserError(
                 f"strategy {strategy}: {axis.kind} parallelism gathers a block once for all that read it, and under"

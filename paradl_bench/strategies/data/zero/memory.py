@@ -4,7 +4,8 @@ Stages 2 and 3 as torch's ``fully_shard`` holds them (torch/distributed/fsdp/_fu
 shard of parameters, gradients and state; forward the unit at work, whole, and the buffer that it was received in, which
 is freed when the next has been copied out; backward the unit at work, the buffer of the one in front of it (stage 3),
 its gradients, and the gradients of the last unit as they were sent. While a unit's gradients are reduced they are there
-twice. Stage 2 keeps units whole from forward to backward. The rank with the largest shards is taken.
+twice. Stage 2 keeps units whole from forward to backward. The rank with the largest shards is taken. A unit that is
+shared out in two parts is gathered and reduced part by part, and keeps the buffers of both until the next is reduced.
 """
 
 from __future__ import annotations
@@ -18,15 +19,9 @@ import msgspec
 
 from paradl_bench.network.graph import ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import as_sharded
-from paradl_bench.plan.compute import gradient_order, operations_of_forward
-from paradl_bench.strategies.data.zero.units import (
-    Unit,
-    as_reduced,
-    optimizer_parts,
-    shard_bytes,
-    shard_elements,
-    units_of,
-)
+from paradl_bench.plan.compute import gradient_order, layers_with_gradient, operations_of_forward
+from paradl_bench.strategies.data.zero.sharing import Part, Shares, parts_of, state_parts
+from paradl_bench.strategies.data.zero.units import Unit, as_reduced, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
@@ -38,7 +33,7 @@ class ZeroState(NamedTuple):
     """What ranks hold under a stage; see :class:`~paradl_bench.strategies.memory.peak.PartedState`."""
 
     stage: int
-    ranks: int
+    shares: Shares
     replicas: int = 1
     dtype: str = "fp32"
     reduce_dtype: str = "own"
@@ -49,7 +44,7 @@ class ZeroState(NamedTuple):
             return None
         whole = (as_sharded(parameter, self.dtype) for parameter in network.parameters)
         parameters = tuple(
-            msgspec.structs.replace(p, shape=(shard_elements(p, self.ranks),)) if p.shape else p for p in whole
+            msgspec.structs.replace(p, shape=(self.shares.elements(p),)) if p.shape else p for p in whole
         )
         return msgspec.structs.replace(network, parameters=parameters)
 
@@ -61,32 +56,30 @@ class ZeroState(NamedTuple):
         """Of stage 1, which parts the update alone."""
         if self.stage != 1:
             return None
-        updated = set(updated_parameters(network))
         if evenly:
             # The parts of a buffer of all of them.
             return tuple(
-                msgspec.structs.replace(p, shape=(-(-p.elements // self.ranks),))
-                for p in network.parameters
-                if p in updated
+                msgspec.structs.replace(p, shape=(-(-p.elements // self.shares.of(p)),))
+                for p in updated_parameters(network)
             )
-        parts = (tuple(p for p in part if p in updated) for part in optimizer_parts(network, self.ranks))
-        return max(parts, key=total_bytes)
+        return tuple(parameter for parts in state_parts(network, self.shares) for parameter in parts.own)
 
     def gather(self, ledger: Ledger, network: ModelGraph) -> None:
         """All units of the rank's stages, from its first forward on."""
         if self.stage > 1:
-            ledger.gradients += sum(self.ranks * shard_bytes(unit.parameters, self.ranks) for unit in units_of(network))
+            parts = (part for unit in units_of(network) for part in parts_of(unit, self.shares))
+            ledger.gradients += sum(part.whole_bytes for part in parts)
 
     def reduce(self, ledger: Ledger, network: ModelGraph) -> None:
         """Unit by unit, the whole model's first: each is freed; its gradients are there twice while they are sent."""
         updated = set(gradient_order(network))
         *units, root = units_of(network)
-        for unit in (root, *units) if self.stage > 1 else ():
-            parameters = tuple(parameter for parameter in unit.parameters if parameter.name in updated)
-            part = shard_bytes(parameters, self.ranks)
-            ledger.gradients -= self.ranks * shard_bytes(unit.parameters, self.ranks)
-            ledger.mark(gradients=(self.ranks + 1) * part)
-            ledger.gradients += _kept_bytes(parameters, self.ranks, self.dtype) - total_bytes(parameters)
+        in_turn = (root, *units) if self.stage > 1 else ()
+        for part in (part for unit in in_turn for part in parts_of(unit, self.shares)):
+            parameters = tuple(parameter for parameter in part.parameters if parameter.name in updated)
+            ledger.gradients -= part.whole_bytes
+            ledger.mark(gradients=(part.ranks + 1) * part.bytes_of(parameters))
+            ledger.gradients += _kept_bytes(part, parameters, self.dtype) - total_bytes(parameters)
 
 
 class ShardedLiveness(Liveness):
@@ -101,6 +94,7 @@ class ShardedLiveness(Liveness):
         self._units = _ShardedUnits(network, state, run.device)
         self._in_forward, self._entering = self._units.in_forward()
         self._backward = self._units.in_backward()
+        self._made = _made_with(network)
         self._held = 0
         self._again: int | None = None
 
@@ -117,7 +111,8 @@ class ShardedLiveness(Liveness):
         return super()._run(i, read, saved)
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
-        made = sum(self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters)
+        # A gradient that is added to that of a later layer is there beside it.
+        made = total_bytes(self._made[i])
         self._ledger.gradients = self._backward.entering.get(i, 0)
         self._ledger.mark()
         self._ledger.gradients = max(0, self._backward.working[i] - made)
@@ -134,9 +129,9 @@ class ShardedLiveness(Liveness):
         return storages
 
 
-def _kept_bytes(parameters: tuple[Tensor, ...], ranks: int, dtype: str) -> int:
+def _kept_bytes(part: Part, parameters: tuple[Tensor, ...], dtype: str) -> int:
     """Bytes of the gradients that a rank keeps of parameters: of its shards, as these are."""
-    return shard_bytes(tuple(as_sharded(parameter, dtype) for parameter in parameters), ranks)
+    return part.bytes_of(as_sharded(parameter, dtype) for parameter in parameters)
 
 
 def _made_with(network: ModelGraph) -> list[list[Tensor]]:
@@ -162,60 +157,112 @@ class _Backward(NamedTuple):
     entering: dict[int, int]
 
 
+class _Part(NamedTuple):
+    """Bytes of a part of a unit.
+
+    Attributes:
+        whole: of its gathered parameters, padding included. buffer: that they are received in; none of one rank.
+        copied: of those that are copied twice from there.
+        last: of the last gradient, which a variable of ``foreach_reduce`` holds until all are sent; rejoined: where it
+            was copied before. sending: of the copy that gloo makes of what it reduces.
+        made: of gradients, as backward makes them; joined: once more, where they are joined before they are converted.
+        sent: of these as they are sent. scattered: of the rank's own. kept: from then on. also: what replicas
+            all-reduced, which torch holds to the end of backward beside the gradients made of it.
+    """
+
+    whole: int
+    buffer: int
+    copied: int
+    last: int
+    rejoined: int
+    sending: int
+    made: int
+    joined: int
+    sent: int
+    scattered: int
+    kept: int
+    also: int
+
+
+def _bytes_of_part(part: Part, updated: set[str], state: ZeroState, device: str) -> _Part:
+    parameters = tuple(parameter for parameter in part.parameters if parameter.name in updated)
+    scattered = part.bytes_of(as_reduced(parameters, state.reduce_dtype))
+    kept = _kept_bytes(part, parameters, state.dtype)
+    # On a CPU chunk_cat joins gradients in their own dtype first, where it is to convert them.
+    joins = device == "cpu" and state.reduce_dtype != "own"
+    sends = part.ranks > 1
+    return _Part(
+        whole=part.whole_bytes,
+        buffer=part.whole_bytes if sends else 0,
+        copied=part.cut_inside(part.parameters),
+        last=total_bytes(parameters[-1:]) if sends else 0,
+        rejoined=part.cut_inside(parameters[-1:]),
+        sending=part.ranks * scattered if sends and device == "cpu" else 0,
+        made=total_bytes(parameters),
+        joined=part.ranks * part.bytes_of(parameters) if joins else 0,
+        sent=part.ranks * scattered,
+        scattered=scattered,
+        kept=kept,
+        also=scattered if state.replicas > 1 and scattered != kept else 0,
+    )
+
+
 class _ShardedUnits:
     def __init__(self, network: ModelGraph, state: ZeroState, device: str) -> None:
         # Stage 3 frees units after forward.
-        self._network, self._ranks, self._reshard = network, state.ranks, state.stage == 3
-        ranks = self._ranks
+        self._network, self._reshard = network, state.stage == 3
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
         self._ends = [unit.layers[-1] for unit in self._called]
-        self._wholes = {unit.name: ranks * shard_bytes(unit.parameters, ranks) for unit in self._units}
-        # Of the first units that are called, as many as there are before an entry.
-        self._sums = [0, *itertools.accumulate(self._wholes[unit.name] for unit in self._called)]
+        # Backward leaves a unit with its first layer that has a gradient.
+        has_gradient = layers_with_gradient(network)
+        self._first = {
+            unit.name: next((layer for layer in unit.layers if has_gradient[layer]), unit.layers[0])
+            for unit in self._called
+        }
         updated = set(gradient_order(network))
-        self._updated = {
-            unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
+        self._parts = {
+            unit.name: [_bytes_of_part(part, updated, state, device) for part in parts_of(unit, state.shares)]
             for unit in self._units
         }
-        updated_by_unit = self._updated.items()
-        self._kept = {name: _kept_bytes(parameters, ranks, state.dtype) for name, parameters in updated_by_unit}
-        self._parts = {
-            name: shard_bytes(as_reduced(parameters, state.reduce_dtype), ranks) for name, parameters in updated_by_unit
-        }
-        # On a CPU chunk_cat joins gradients in their own dtype first, where it is to convert them.
-        joins = device == "cpu" and state.reduce_dtype != "own"
-        self._joined = {name: ranks * shard_bytes(parameters, ranks) * joins for name, parameters in updated_by_unit}
-        # What replicas all-reduced, which torch holds to the end of backward beside the gradients made of it.
-        self._all_reduced = {
-            name: part * (state.replicas > 1 and part != self._kept[name]) for name, part in self._parts.items()
-        }
+        self._wholes = {name: sum(part.whole for part in parts) for name, parts in self._parts.items()}
+        # Of the first units that are called, as many as there are before an entry.
+        self._sums = [0, *itertools.accumulate(self._wholes[unit.name] for unit in self._called)]
 
     @property
     def scattered_bytes(self) -> int:
-        return sum(self._kept.values())
+        return sum(part.kept for parts in self._parts.values() for part in parts)
 
     def _whole(self, unit: Unit) -> int:
-        """Bytes of a unit's gathered parameters, padding included: also those of the buffer that receives them."""
+        """Bytes of a unit's gathered parameters, padding included."""
         return self._wholes[unit.name]
+
+    def _entry(self, unit: Unit, buffer: int) -> tuple[int, int]:
+        """Bytes while forward gathers a unit behind a buffer that is still there, and of the last buffer."""
+        # A variable of ``FSDPParamGroup.wait_for_unshard`` holds the one before, until the next is copied out.
+        held = peak = 0
+        for part in self._parts[unit.name]:
+            held += part.whole
+            peak = max(peak, held + part.buffer + buffer + part.copied)
+            buffer = part.buffer
+        return peak, buffer
 
     def in_forward(self) -> tuple[list[int], dict[int, int]]:
         """Per layer, bytes of gathered parameters and their buffer; and those while its unit is copied out."""
-        # Then the last unit's buffer is still there: a variable of ``FSDPParamGroup.wait_for_unshard`` holds it.
-        root = self._whole(self._units[-1])
-        gathered, buffer, entered = root, root, set[str]()
-        gathered_bytes, entering = [], {}
+        root = gathered = self._whole(self._units[-1])
+        first, buffer = self._entry(self._units[-1], 0)
+        entered = set[str]()
+        gathered_bytes, entering = [], {0: first}
         for layer in range(len(self._network.layers)):
-            unit, before = self._unit_of.get(layer), 0
+            unit = self._unit_of.get(layer)
             if unit is not None and unit.name not in entered:
                 entered.add(unit.name)
-                before, buffer = buffer, self._whole(unit)
-                gathered += buffer
+                peak, buffer = self._entry(unit, buffer)
+                entering[layer] = max(entering.get(layer, 0), peak + (root if self._reshard else gathered))
+                gathered += self._whole(unit)
             kept = root + (self._whole(unit) if unit else 0) if self._reshard else gathered
             gathered_bytes.append(kept + buffer)
-            if before:
-                entering[layer] = gathered_bytes[-1] + before
         return gathered_bytes, entering
 
     def in_backward(self, held: int = 0) -> _Backward:
@@ -229,23 +276,57 @@ class _ShardedUnits:
         for layer in reversed(range(layers)):
             unit = self._unit_of.get(layer)
             if unit is not None and layer == unit.layers[-1] and self._reshard:
-                entering[layer] = self._whole(root) + 2 * self._whole(unit) + scattered + sent + unreduced_of_root
+                copied = self._copied_for_backward(unit)
+                entering[layer] = self._whole(root) + copied + scattered + sent + unreduced_of_root
             unreduced_of_root += total_bytes(p for p in made[layer] if p.name in of_root)
             unreduced += total_bytes(p for p in made[layer] if p.name not in of_root)
             gradients = scattered + sent + unreduced + unreduced_of_root
             backward[layer] = self._gathered_in_backward(layer, unit) + gradients
-            if unit is not None and layer == unit.layers[0]:
-                sent = self._ranks * self._parts[unit.name]
-                reduction[layer] = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
-                reduction[layer] += unreduced + self._joined[unit.name] + sent + sent // self._ranks
-                scattered += self._all_reduced[unit.name] + (0 if held else self._kept[unit.name])
+            if unit is not None and layer == self._first[unit.name]:
+                others = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
+                peak, sent, kept = self._reduce(unit, unreduced, again=bool(held))
+                reduction[layer] = others + peak
+                scattered += kept
                 unreduced = 0
         if layers and root.parameters:
-            whole = self._ranks * self._parts[""]
-            reduction[0] = max(
-                int(reduction[0]), scattered + unreduced_of_root + self._joined[""] + whole + whole // self._ranks
-            )
+            reduction[0] = max(reduction[0], scattered + self._reduce(root, unreduced_of_root, again=bool(held))[0])
         return _Backward(backward, reduction, entering)
+
+    def _reduce(self, unit: Unit, unreduced: int, *, again: bool) -> tuple[int, int, int]:
+        """Bytes while a unit's gradients are reduced, those of the buffers that stay, and of the gradients that do.
+
+        Args:
+            unreduced: of gradients. again: whether they are added to those of an earlier micro-batch.
+        """
+        whole, peak, sent, kept = self._whole(unit), 0, 0, 0
+        for part in reversed(self._parts[unit.name]):
+            whole -= part.whole
+            filling = unreduced + part.joined + part.rejoined
+            unreduced -= part.made
+            sending = unreduced + part.last + part.sending
+            peak = max(peak, whole + sent + kept + part.sent + part.scattered + max(filling, sending))
+            sent += part.sent
+            kept += part.also + (0 if again else part.kept)
+        return peak, sent, kept
+
+    def _copied_for_backward(self, unit: Unit) -> int:
+        """Bytes of a unit's parameters and their buffers, at most, while backward copies one out into the other."""
+        early = self._early(self._behind(unit), unit)
+        peak, held = 0, sum(part.buffer for part in early)
+        for part in self._parts[unit.name]:
+            held += part.whole + (0 if part in early else part.buffer)
+            peak = max(peak, held + part.copied)
+            held -= part.buffer
+        return peak
+
+    def _early(self, unit: Unit, in_front: Unit) -> list[_Part]:
+        """Parts that are gathered when backward comes to the unit behind theirs; a unit in one part gathers one."""
+        parts = self._parts[in_front.name]
+        return parts if len(self._parts[unit.name]) > 1 else parts[-1:]
+
+    def _behind(self, unit: Unit) -> Unit:
+        """The unit that forward calls next; of the last the whole model."""
+        return [*self._called, self._units[-1]][self._called.index(unit) + 1]
 
     def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
         root = self._whole(self._units[-1])
@@ -256,4 +337,8 @@ class _ShardedUnits:
             return root
         # A unit is one piece, so that their ends stand in the order of their starts.
         in_front = bisect.bisect_left(self._ends, unit.layers[0] if unit else layer)
-        return root + (self._whole(unit) if unit else 0) + (self._whole(self._called[in_front - 1]) if in_front else 0)
+        if not in_front:
+            return root + (self._whole(unit) if unit else 0)
+        before = self._called[in_front - 1]
+        early = sum(part.buffer for part in self._early(unit or self._behind(before), before))
+        return root + (self._whole(unit) if unit else 0) + early

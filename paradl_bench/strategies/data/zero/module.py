@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import Shard
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.strategies.data.zero.sharing import cut_dim
 from paradl_bench.strategies.data.zero.units import Unit, units_of
+from paradl_bench.strategies.running.axis_runners import Sharers
 from paradl_bench.strategies.running.group_functions import Group, Reduce
 from paradl_bench.strategies.running.sharded_module import marks_of
 from paradl_bench.strategies.running.unit_hooks import hide_hooks
@@ -25,8 +31,7 @@ def shard_parameters(
     network: ModelGraph,
     stage: int,
     device: torch.device,
-    group: Group,
-    replicas: Group | None = None,
+    sharers: Sharers,
     *,
     in_stages: bool = False,
     reduce_dtype: str = "own",
@@ -38,8 +43,6 @@ def shard_parameters(
 
     Args:
         stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
-        group: whose ranks share parameters out.
-        replicas: whose ranks hold the same shards as this one; None where no other does.
         in_stages: whether units stay gathered until :func:`kept_through_stages` reduces their gradients.
         reduce_dtype: that bf16 gradients are reduced in, their own or fp32.
 
@@ -47,7 +50,7 @@ def shard_parameters(
         UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
             two units, since one module stands under two names or two modules hold it.
     """
-    mesh = _mesh_of(group, replicas, device)
+    meshes, place = _meshes(module, sharers, device)
     marks = {name: marks_of(parameter) for name, parameter in module.named_parameters()}
     # What is gathered for the whole model's own parameters, the last unit, would be gathered again at once.
     for unit in units_of(network):
@@ -55,22 +58,21 @@ def shard_parameters(
             part = module.get_submodule(unit.name)
             check_holders(module, part)
             freed = stage == 3 and part is not module and not in_stages
-            fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=_precision(part, unit, reduce_dtype))
+            policy = _precision(part, unit, reduce_dtype)
+            fully_shard(part, mesh=meshes[0], reshard_after_forward=freed, mp_policy=policy, shard_placement_fn=place)
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(device.type != "cuda")
-            part.set_custom_all_gather(_AllGather(group))
-            scatter = _ReduceScatter(group)
-            part.set_custom_reduce_scatter(scatter)
-            if replicas is not None:
-                part.set_all_reduce_hook(scatter.all_reduced)
+            for group in fully_shard.state(part)._fsdp_param_groups:  # type: ignore[attr-defined]
+                _have_communicate(group, sharers)
         hide_hooks(part)
     _mark_parameters(module, units_of(network), marks)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
-    getattr(mesh, "_pg_registry", {}).clear()
+    for mesh in meshes:
+        getattr(mesh, "_pg_registry", {}).clear()
 
 
 def _precision(part: torch.nn.Module, unit: Unit, reduce_dtype: str) -> MixedPrecisionPolicy:
@@ -112,6 +114,38 @@ def _let_backward_reduce(module: FSDPModule, *, reduces: bool) -> None:
     module.set_is_last_backward(reduces)
     module.set_reshard_after_backward(reduces)
     module.set_requires_gradient_sync(reduces)
+
+
+def _meshes(
+    module: torch.nn.Module, sharers: Sharers, device: torch.device
+) -> tuple[list[DeviceMesh], Callable[[torch.nn.Parameter], ShardPlacementResult] | None]:
+    """The meshes that parameters lie on, that of most first, and which one each lies on; None where it is the same."""
+    everywhere = _mesh_of(sharers.everyone, sharers.replicas, device)
+    if not sharers.apart:
+        return [everywhere], None
+    alike = _mesh_of(sharers.alike, sharers.replicas, device)
+    of_everyone, of_alike = _get_mesh_info(everywhere), _get_mesh_info(alike)
+    assert isinstance(of_everyone, FSDPMeshInfo)
+    assert isinstance(of_alike, FSDPMeshInfo)
+    apart = {id(module.get_parameter(name)) for name in sharers.apart}
+
+    def place(parameter: torch.nn.Parameter) -> ShardPlacementResult:
+        if id(parameter) not in apart:
+            return ShardPlacementResult(None, of_everyone)
+        return ShardPlacementResult(Shard(cut_dim(parameter.shape, sharers.alike.size, apart=True)), of_alike)
+
+    return [everywhere, alike], place
+
+
+def _have_communicate(parameters: FSDPParamGroup, sharers: Sharers) -> None:
+    """Have a group of parameters communicate over the groups of this process, which stamp it."""
+    assert isinstance(parameters.mesh_info, FSDPMeshInfo)
+    groups = {group.process_group.group_name: group for group in (sharers.everyone, sharers.alike)}
+    group = groups[parameters.mesh_info.shard_process_group.group_name]
+    scatter = _ReduceScatter(group, has_replicas=sharers.replicas is not None)
+    parameters._all_gather_comm, parameters._reduce_scatter_comm = _AllGather(group), scatter
+    if sharers.replicas is not None:
+        parameters._all_reduce_hook = scatter.all_reduced
 
 
 def _mesh_of(group: Group, replicas: Group | None, device: torch.device) -> DeviceMesh:
@@ -190,9 +224,19 @@ class _AllGather(_Buffers, AllGather):
 class _ReduceScatter(_Buffers, ReduceScatter):
     """Also knows when an all-reduce among replicas may begin, which torch calls by itself behind it."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, *, has_replicas: bool) -> None:
         super().__init__(group)
+        self._has_replicas = has_replicas
         self._scattered: Any = None
+        self._allocated = 0
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Of one rank, the second tensor is what an all-reduce among replicas begins behind."""
+        allocated = super().allocate(size, dtype=dtype, device=device)
+        self._allocated += 1
+        if self._group.size == 1 and self._has_replicas and self._allocated % 2 == 0:
+            self._scattered = self._group.spans.begin("all_reduce")
+        return allocated
 
     def __call__(
         self,

@@ -20,8 +20,14 @@ One role stands for all ranks that run the same layers: that with the largest sh
 Shards are of what another axis has left of a layer. Where replicas hold the same shards, each is all-reduced among them
 once it has been scattered, and the next copy-in waits for the scatter alone.
 
+Experts are shared out by the ranks that hold the same ones, and all else by all ranks. A unit with both has two groups
+of parameters, as torchtitan has by a mesh for each parameter (``ShardPlacementResult``). Forward gathers one behind the
+other, and backward reduces them in the other order. A unit of two groups has both of the unit in front of it gathered
+early, and a unit of one group only the last. Experts that one rank holds alone are copied, and nothing is sent. Under
+stage 1 they have an optimizer of their own, as in Megatron-LM.
+
 In stages of a pipeline both are one: a rank gathers the units of its stages in its first forward, keeps them, and
-reduces the gradients of all micro-batches when its last backward is over.
+reduces the gradients of all micro-batches when its last backward is over, of a unit's groups the first one first.
 
 Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
 the sum of shards is not priced.
@@ -36,10 +42,8 @@ zero_redundancy_optimizer.py (torch 2.13).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import (
     LayerShard,
@@ -49,18 +53,12 @@ from paradl_bench.plan.compute import (
     layers_with_gradient,
     operations_of_forward,
 )
-from paradl_bench.plan.mesh import group_axes, ranks_along, sharing_axes, zero_stage
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, BucketCopy, Collective, Phase, RoleBuilder, Stream, WeightUpdate
-from paradl_bench.strategies.data.zero.units import (
-    Unit,
-    as_reduced,
-    optimizer_parts,
-    shard_bytes,
-    shard_elements,
-    units_of,
-)
+from paradl_bench.strategies.data.zero.sharing import Part, Shares, Sharing, parts_of, state_parts
+from paradl_bench.strategies.data.zero.units import Unit, as_reduced, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
@@ -72,23 +70,28 @@ _EMPTY_BUCKET_BYTES = 4
 
 
 def add_optimizer_broadcasts(
-    builder: RoleBuilder, network: ModelGraph, strategy: Strategy, settings: PlanSettings, after: tuple[int, ...]
+    builder: RoleBuilder,
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    after: tuple[int, ...],
+    apart: frozenset[str],
 ) -> Before:
-    """Stage 1's weight update and the broadcasts of what it changed; returns those of the first two iterations."""
-    axes = sharing_axes(strategy)
-    ranks = ranks_along(strategy, axes)
-    parts = optimizer_parts(network, ranks)
-    updated = set(gradient_order(network))
-    updated_parts = [[parameter for parameter in part if parameter.name in updated] for part in parts]
-    largest = max(updated_parts, key=lambda part: sum(parameter.elements for parameter in part))
-    elements = sum(parameter.elements for parameter in largest)
-    work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(largest))
-    update = add_weight_update(builder, work, settings, after)
-    sent = []
-    for part in parts:
-        size = total_bytes(part) or _EMPTY_BUCKET_BYTES
-        sent.append(Collective(operation="broadcast", message_bytes=size, ranks=ranks, axes=axes))
-        builder.add(sent[-1], Phase.WU, Stream.COMMUNICATION, (update,))
+    """Stage 1's weight update and the broadcasts of what it changed; returns those of the first two iterations.
+
+    Args:
+        apart: parameters that are held apart, whose optimizer steps behind that of the others.
+    """
+    sharing, sent = Sharing(strategy, apart), []
+    for parts in state_parts(network, sharing.shares):
+        elements = sum(parameter.elements for parameter in parts.own)
+        work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parts.own))
+        update = add_weight_update(builder, work, settings, after)
+        after, groups = (update,), sharing.groups[parts.apart]
+        for part in parts.by_rank if groups.ranks > 1 else ():
+            size = total_bytes(part) or _EMPTY_BUCKET_BYTES
+            sent.append(Collective(operation="broadcast", message_bytes=size, ranks=groups.ranks, axes=groups.axes))
+            after += (builder.add(sent[-1], Phase.WU, Stream.COMMUNICATION, (update,)),)
     return _in_first_iterations(sent)
 
 
@@ -106,10 +109,10 @@ def add_sharded_role(
     compute = NetworkCompute(builder, network, shards, operations=operations, recomputed=again)
     done: tuple[int, ...] = ()
     reduced: list[Collective] = []
-    groups = _Groups.of(strategy)
+    sharing = Sharing(strategy, sharded.apart)
     for _ in range(settings.accumulate):
         units = _ShardedUnits(
-            builder, network, settings, groups, compute.backward_layers, reshard=zero_stage(strategy) == 3
+            builder, network, settings, sharing, compute.backward_layers, reshard=zero_stage(strategy) == 3
         )
         compute.add_forward(done, before_layer=units.before_forward)
         units.end_forward()
@@ -130,17 +133,22 @@ def add_sharded_role(
             units.after_backward(left.pop(), compute.backward_task)
         done = units.end_backward((len(builder.phase) - 1,))
         reduced += units.reductions
-    _add_update(builder, network, strategy, settings, done)
+    _add_update(builder, network, strategy, settings, sharing.shares, done)
     return _in_first_iterations(reduced) + sums_before(network, strategy, settings)
 
 
 def _add_update(
-    builder: RoleBuilder, network: ModelGraph, strategy: Strategy, settings: PlanSettings, done: tuple[int, ...]
+    builder: RoleBuilder,
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    shares: Shares,
+    done: tuple[int, ...],
 ) -> None:
     """Limit the gradients of a rank's shards and update them."""
-    updated, ranks = set(gradient_order(network)), ranks_along(strategy, sharing_axes(strategy))
+    updated = set(gradient_order(network))
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
-    elements = sum(shard_elements(parameter, ranks) for parameter in parameters)
+    elements = sum(map(shares.elements, parameters))
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     done = add_clipping(builder, network, strategy, settings, done, work)
     add_weight_update(builder, work, settings_of_update(strategy, settings), done)
@@ -150,11 +158,13 @@ class ShardedStages:
     """Stages 2 and 3 in a pipeline: see :class:`~paradl_bench.plan.axis_planner.StageParts`.
 
     Args:
-        network: the stages of a rank, one behind the other.
+        network: the stages of a rank, one behind the other. apart: as of
+            :class:`~paradl_bench.plan.axis_planner.ShardedLayers`.
     """
 
-    def __init__(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
+    def __init__(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, apart: frozenset[str]) -> None:
         self._network, self._strategy, self._settings = network, strategy, settings
+        self._sharing = Sharing(strategy, apart)
 
     def led(self, layers: Sequence[Layer], shards: Mapping[int, LayerShard]) -> dict[int, LayerShard]:
         """What layers of a stage communicate, each unit of them for itself."""
@@ -162,14 +172,13 @@ class ShardedStages:
 
     def gathering(self, builder: RoleBuilder, after: tuple[int, ...] = ()) -> _ShardedUnits:
         """Those of the first forward."""
-        groups = _Groups.of(self._strategy)
-        return _ShardedUnits(builder, self._network, self._settings, groups, (), after, reshard=False)
+        return _ShardedUnits(builder, self._network, self._settings, self._sharing, (), after, reshard=False)
 
     def add_update(self, builder: RoleBuilder) -> Before:
         """One reduce-scatter a unit, the whole model's first, since torch goes through its modules in their order."""
         units = self.gathering(builder)
-        done = units.end_backward()
-        _add_update(builder, self._network, self._strategy, self._settings, done)
+        done = units.reduce_stages()
+        _add_update(builder, self._network, self._strategy, self._settings, self._sharing.shares, done)
         return _in_first_iterations(units.reductions) + sums_before(self._network, self._strategy, self._settings)
 
 
@@ -200,21 +209,6 @@ def _in_first_iterations(issued: Sequence[Collective]) -> Before:
     return tuple((when, work) for when in ("first", "rebuild") for work in issued)
 
 
-class _Groups(NamedTuple):
-    """Axes along which parameters are shared out, and along which their shards are held several times; with ranks."""
-
-    axes: tuple[int, ...]
-    ranks: int
-    outer_axes: tuple[int, ...]
-    replicas: int
-
-    @classmethod
-    def of(cls, strategy: Strategy) -> _Groups:
-        axes = sharing_axes(strategy)
-        outer = tuple(index for index in group_axes(strategy, Trait.REPLICATES) if index not in axes)
-        return cls(axes, ranks_along(strategy, axes), outer, ranks_along(strategy, outer))
-
-
 class _ShardedUnits:
     """Adds what the units communicate to a role, as ``fully_shard``'s hooks do round modules.
 
@@ -230,15 +224,16 @@ class _ShardedUnits:
         builder: RoleBuilder,
         network: ModelGraph,
         settings: PlanSettings,
-        groups: _Groups,
+        sharing: Sharing,
         backward_layers: Sequence[int],
         after: tuple[int, ...] = (),
         *,
         reshard: bool,
     ) -> None:
-        self._builder, self._groups, self._ranks, self._reshard = builder, groups, groups.ranks, reshard
+        self._builder, self._groups, self._reshard = builder, sharing.groups, reshard
         self._blocking, self._reduce_dtype = settings.blocking, settings.of(ExchangeOptions).reduce_dtype
         self._units = units_of(network)
+        self._parts = {unit.name: parts_of(unit, sharing.shares) for unit in self._units}
         self._root = self._units[-1]
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._model_layers = operations_of_forward(network)
@@ -253,10 +248,11 @@ class _ShardedUnits:
         called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
         self._order = [*called, *([self._root] if self._root.parameters else [])]
         self._entered: set[str] = set()
-        self._gathers: dict[str, int] = {}
-        self._whole: set[str] = set()
+        self._gathers: dict[tuple[str, bool], int] = {}
+        self._whole: set[tuple[str, bool]] = set()
         self._copied_out: list[int] = []
-        self._reduced: dict[str, int] = {}
+        self._reduced: set[str] = set()
+        self._last_reduced: dict[bool, int] = {}
         self._scattered: tuple[int, ...] = ()
         self._waited_for = list(after)
         self.reductions: list[Collective] = []
@@ -266,22 +262,25 @@ class _ShardedUnits:
         for unit in (self._root, self._unit_of.get(layer)):
             if unit is not None and unit.name not in self._entered:
                 self._entered.add(unit.name)
-                # The streams of a gather of forward wait for the copy-out of the unit before the last.
-                self._gather(unit, Phase.FW, tuple(self._copied_out[-2:-1]))
-                self._copy_out(unit, Phase.FW)
+                self._gather_for_forward(unit)
         return self._take_waited_for()
 
     def gather_rest(self) -> None:
         """Gather the units that no layer has asked for, in the order in which forward comes to them."""
         for unit in self._order:
-            self._gather(unit, Phase.FW, tuple(self._copied_out[-2:-1]))
-            self._copy_out(unit, Phase.FW)
+            self._gather_for_forward(unit)
+
+    def _gather_for_forward(self, unit: Unit) -> None:
+        for part in self._parts[unit.name]:
+            # The streams of a gather of forward wait for the copy-out of the one before the last.
+            self._gather(part, Phase.FW, tuple(self._copied_out[-2:-1]))
+            self._copy_out(part, Phase.FW)
 
     def end_forward(self) -> None:
         """Free what stage 3 frees: all but the whole model's own parameters."""
         self._entered.clear()
         if self._reshard:
-            self._whole &= {self._root.name}
+            self._whole &= {part.key for part in self._parts[self._root.name]}
 
     def before_backward(self, layer: int) -> tuple[int, ...]:
         """Gather what backward of a layer's unit needs, and the unit in front of it; returns what the layer awaits."""
@@ -290,24 +289,39 @@ class _ShardedUnits:
                 continue
             self._entered.add(unit.name)
             # The streams of gathers wait for the last copy-out from the end of forward on.
-            self._gather(unit, Phase.BW, tuple(self._copied_out[-1:]))
-            self._copy_out(unit, Phase.BW)
+            for part in self._parts[unit.name]:
+                self._gather(part, Phase.BW, tuple(self._copied_out[-1:]))
+                self._copy_out(part, Phase.BW)
             position = self._order.index(unit)
-            if position:
-                self._gather(self._order[position - 1], Phase.BW, tuple(self._copied_out[-1:]))
+            for part in self._early(unit, self._order[position - 1]) if position else ():
+                self._gather(part, Phase.BW, tuple(self._copied_out[-1:]))
         return self._take_waited_for()
+
+    def _early(self, unit: Unit, in_front: Unit) -> tuple[Part, ...]:
+        """What backward of a unit gathers of the one in front of it."""
+        parts = self._parts[in_front.name][::-1]
+        return parts if len(self._parts[unit.name]) > 1 else parts[:1]
 
     def after_backward(self, layer: int, task: int) -> None:
         """Reduce a unit's gradients once backward has left it."""
         if layer in self._reduced_with:
-            self._reduce(self._reduced_with[layer], (task,))
+            self._reduce(self._parts[self._reduced_with[layer].name][::-1], (task,))
 
     def end_backward(self, last: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Reduce what is left behind the last task of backward; returns what the weight update waits for."""
         for unit in (self._root, *self._units[:-1]):
             if unit.name not in self._reduced:
-                self._reduce(unit, last)
-        return (*list(self._reduced.values())[-1:], *self._take_waited_for())
+                self._reduce(self._parts[unit.name][::-1], last)
+        return self._waited_for_by_update()
+
+    def reduce_stages(self) -> tuple[int, ...]:
+        """Reduce all units at once, each part of one in the order of forward; returns as :meth:`end_backward`."""
+        for unit in (self._root, *self._units[:-1]):
+            self._reduce(self._parts[unit.name], ())
+        return self._waited_for_by_update()
+
+    def _waited_for_by_update(self) -> tuple[int, ...]:
+        return (*self._last_reduced.values(), *self._take_waited_for())
 
     def _take_waited_for(self) -> tuple[int, ...]:
         """What the next task of the compute stream waits for."""
@@ -322,40 +336,50 @@ class _ShardedUnits:
             self._waited_for.append(task)
         return task
 
-    def _gather(self, unit: Unit, phase: Phase, after: tuple[int, ...]) -> None:
-        if not unit.parameters or unit.name in self._gathers or unit.name in self._whole:
+    def _gather(self, part: Part, phase: Phase, after: tuple[int, ...]) -> None:
+        if part.key in self._gathers or part.key in self._whole or part.ranks == 1:
             return
-        size = shard_bytes(unit.parameters, self._ranks)
-        copy = BucketCopy(direction="into", bytes=size, tensors=len(unit.parameters))
+        size = part.shard_bytes
+        copy = BucketCopy(direction="into", bytes=size, tensors=len(part.parameters))
         stream = Stream.COMPUTE if self._blocking else Stream.COPY
         copied = self._builder.add(copy, phase, stream, (*after, *self._take_waited_for()))
-        work = Collective(operation="all_gather", message_bytes=size, ranks=self._ranks, axes=self._groups.axes)
-        self._gathers[unit.name] = self._call(work, phase, (copied,))
+        axes = self._groups[part.apart].axes
+        work = Collective(operation="all_gather", message_bytes=size, ranks=part.ranks, axes=axes)
+        self._gathers[part.key] = self._call(work, phase, (copied,))
 
-    def _copy_out(self, unit: Unit, phase: Phase) -> None:
-        if unit.name not in self._gathers:
+    def _copy_out(self, part: Part, phase: Phase) -> None:
+        if part.key in self._whole:
             return
-        size = self._ranks * shard_bytes(unit.parameters, self._ranks)
-        work = BucketCopy(direction="out", bytes=size, tensors=len(unit.parameters))
-        waits = (self._gathers.pop(unit.name), *self._take_waited_for())
+        copied = part.whole_bytes + part.cut_inside(part.parameters)
+        work = BucketCopy(direction="out", bytes=copied, tensors=len(part.parameters))
+        gathered = (self._gathers.pop(part.key),) if part.ranks > 1 else ()
+        waits = (*gathered, *self._take_waited_for())
         self._copied_out.append(self._builder.add(work, phase, Stream.COMPUTE, waits))
         self._waited_for.append(self._copied_out[-1])
-        self._whole.add(unit.name)
+        self._whole.add(part.key)
 
-    def _reduce(self, unit: Unit, after: tuple[int, ...]) -> None:
-        parameters = tuple(parameter for parameter in unit.parameters if parameter.name in self._updated)
-        if not parameters:
-            return
-        size = shard_bytes(as_reduced(parameters, self._reduce_dtype), self._ranks)
-        copy = BucketCopy(direction="into", bytes=self._ranks * size, tensors=len(parameters))
-        # torch keeps one buffer of gradients at a time: the next is filled when the last has been sent.
-        waits = (*after, *self._scattered, *self._take_waited_for())
-        copied = self._builder.add(copy, Phase.GE, Stream.COMPUTE, waits)
-        done = self._send("reduce_scatter", size, self._ranks, self._groups.axes, copied)
-        self._scattered = (done,)
-        if self._groups.replicas > 1:
-            done = self._send("all_reduce", size, self._groups.replicas, self._groups.outer_axes, done)
-        self._reduced[unit.name] = done
+    def _reduce(self, parts: Sequence[Part], after: tuple[int, ...]) -> None:
+        # torch keeps the buffers of one unit's gradients: the next are filled when the last have been sent.
+        sent, self._scattered = self._scattered, ()
+        for part in parts:
+            parameters = tuple(parameter for parameter in part.parameters if parameter.name in self._updated)
+            if parameters:
+                self._reduce_part(part, parameters, (*after, *sent))
+                self._reduced.add(part.unit)
+        self._scattered = self._scattered or sent
+
+    def _reduce_part(self, part: Part, parameters: tuple[Tensor, ...], after: tuple[int, ...]) -> None:
+        groups = self._groups[part.apart]
+        size = part.bytes_of(as_reduced(parameters, self._reduce_dtype))
+        copied = part.ranks * size + part.cut_inside(parameters)
+        copy = BucketCopy(direction="into", bytes=copied, tensors=len(parameters))
+        done = self._builder.add(copy, Phase.GE, Stream.COMPUTE, (*after, *self._take_waited_for()))
+        if part.ranks > 1:
+            done = self._send("reduce_scatter", size, part.ranks, groups.axes, done)
+            self._scattered += (done,)
+        if groups.replicas > 1:
+            done = self._send("all_reduce", size, groups.replicas, groups.outer_axes, done)
+        self._last_reduced[part.apart] = done
 
     def _send(self, operation: str, size: int, ranks: int, axes: tuple[int, ...], after: int) -> int:
         self.reductions.append(Collective(operation=operation, message_bytes=size, ranks=ranks, axes=axes))

@@ -124,10 +124,10 @@ def _children(network: ModelGraph, module: str) -> list[str]:
     return list(dict.fromkeys(prefix + path[0] for path in paths if len(path) > 1))
 
 
-def shard_elements(parameter: Tensor, ranks: int) -> int:
-    """Elements of a parameter that each rank sends: rows of its first dim, as many as the rank with most has."""
-    rows = -(-parameter.shape[0] // ranks)
-    return rows * (parameter.elements // max(parameter.shape[0], 1))
+def shard_elements(parameter: Tensor, ranks: int, dim: int = 0) -> int:
+    """Elements of a parameter that each rank sends: rows of a dim, as many as the rank with most has."""
+    rows = -(-parameter.shape[dim] // ranks)
+    return rows * (parameter.elements // max(parameter.shape[dim], 1))
 
 
 def shard_bytes(parameters: tuple[Tensor, ...], ranks: int) -> int:
@@ -142,14 +142,14 @@ def as_reduced(parameters: tuple[Tensor, ...], reduce_dtype: str) -> tuple[Tenso
     return tuple(msgspec.structs.replace(parameter, dtype=reduce_dtype) for parameter in parameters)
 
 
-def optimizer_parts(network: ModelGraph, ranks: int) -> tuple[tuple[Tensor, ...], ...]:
-    """Whose optimizer state each rank keeps under stage 1, in registration order.
+def optimizer_parts(parameters: Iterable[Tensor], ranks: int) -> tuple[tuple[Tensor, ...], ...]:
+    """Whose optimizer state each rank keeps under stage 1, of parameters in registration order.
 
     Largest first, each to the rank with fewest elements (torch's ZeroRedundancyOptimizer, ``_partition_parameters``).
     """
     parts: list[list[Tensor]] = [[] for _ in range(ranks)]
     elements = [0] * ranks
-    for parameter in sorted(network.parameters, key=lambda p: p.elements, reverse=True):
+    for parameter in sorted(parameters, key=lambda p: p.elements, reverse=True):
         rank = elements.index(min(elements))
         parts[rank].append(parameter)
         elements[rank] += parameter.elements

@@ -15,6 +15,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, Role, WeightUpdate
 from paradl_bench.strategies.data.zero.memory import ZeroState
+from paradl_bench.strategies.data.zero.sharing import Shares
 from paradl_bench.strategies.data.zero.units import optimizer_parts, units_of
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -25,6 +26,7 @@ from predict.workload import Configuration, evaluator_named
 # 5 -> 6 -> 7, with relu in place after both; rows do not part evenly over 4 ranks.
 CHAIN = make_network((5, 6, 7))
 E = 4
+OF_FOUR = Shares(4)
 
 
 def network_of(*layers: tuple[str, str, tuple[str, ...]], parameters: dict[str, int]) -> ModelGraph:
@@ -100,7 +102,7 @@ def test_modules_sharing_parameters_or_memory_belong_to_the_whole_model(
 
 
 def test_an_optimizer_is_parted_largest_first() -> None:
-    parts = optimizer_parts(network_of(parameters={"a": 1, "b": 5, "c": 3, "d": 3, "e": 4}), 2)
+    parts = optimizer_parts(network_of(parameters={"a": 1, "b": 5, "c": 3, "d": 3, "e": 4}).parameters, 2)
     assert [[parameter.name for parameter in part] for part in parts] == [["b", "d"], ["e", "c", "a"]]
 
 
@@ -248,7 +250,9 @@ def test_memory_falls_stage_by_stage() -> None:
     whole = network.parameter_bytes
     peaks = []
     for stage in range(4):
-        found = per_phase_memory(network, 2, PlanSettings(batch=1), exchanged=stage < 2, parted=ZeroState(stage, 4))
+        found = per_phase_memory(
+            network, 2, PlanSettings(batch=1), exchanged=stage < 2, parted=ZeroState(stage, OF_FOUR)
+        )
         assert sum(found.parts_bytes.values()) == found.peak_bytes
         peaks.append(found.peak_bytes)
         parts = found.parts_bytes
@@ -261,10 +265,14 @@ def test_stage_3_holds_one_unit_and_the_next_units_buffer() -> None:
     """Three equal units of w bytes over 4 ranks, next to no activations."""
     network = make_network((400, 400, 400, 400))
     w = E * (400 * 400 + 400)
-    found = per_phase_memory(network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(3, 4)).parts_bytes
+    found = per_phase_memory(
+        network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(3, OF_FOUR)
+    ).parts_bytes
     # Backward of the middle unit: it, the buffer of the first, its gradients, those of the last as sent and as kept.
     assert found["gradients"] == pytest.approx(w + w + w + w + w / 4, rel=0.02)
-    kept = per_phase_memory(network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, 4)).parts_bytes
+    kept = per_phase_memory(
+        network, 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, OF_FOUR)
+    ).parts_bytes
     # Forward, while the last unit is copied out: all three, its buffer and that of the one before.
     assert kept["gradients"] == pytest.approx(5 * w, rel=0.02)
 
@@ -273,7 +281,7 @@ def test_stage_2_holds_gradients_twice_while_they_are_reduced() -> None:
     """A last unit of more than four times the one before, which forward then holds less of than backward."""
     first, second, last = (E * (x * y + y) for x, y in ((400, 40), (40, 40), (40, 800)))
     found = per_phase_memory(
-        make_network((400, 40, 40, 800)), 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, 4)
+        make_network((400, 40, 40, 800)), 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, OF_FOUR)
     )
     assert found.parts_bytes["gradients"] == pytest.approx(first + second + 2 * last + last / 4, rel=0.02)
 

@@ -12,6 +12,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.data.zero.memory import ZeroState
+from paradl_bench.strategies.data.zero.sharing import Shares
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.peak import per_phase_memory
 
@@ -59,7 +60,7 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
     network = msgspec.structs.replace(SMALL, parameters=(*SMALL.parameters, unread), gradient_order=read)
     parts = [
         per_phase_memory(
-            network, 1, PlanSettings(batch=1, optimizer="adam"), exchanged=True, parted=ZeroState(z, 2)
+            network, 1, PlanSettings(batch=1, optimizer="adam"), exchanged=True, parted=ZeroState(z, Shares(2))
         ).parts_bytes
         for z in (0, 1, 3)
     ]

@@ -103,10 +103,12 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         *((MEGATRON, "d2x2t2", exchange) for exchange in ("gather", "all-to-all", "ring")),
         *((MEGATRON, strategy, "ring") for strategy in ("x2t2", "z1d1x4", "z3d2x2t2", "d2z1d2x2", "p2z1d2x2t2")),
         *((TITAN, strategy, "ring") for strategy in ("z3d2x2t2", "z2d1x2t2", "d2z3d1x2", "p2z2d2x2t2")),
-        *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4")),
+        *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4", "z3d2e2")),
+        *((MEGATRON, strategy, "gather") for strategy in ("z1d2e2", "z1d1e4", "z3d2e2", "d2z1d2e2")),
+        *((TITAN, strategy, "gather") for strategy in ("z3d2e2", "z2d1e4", "d2z3d1e2")),
     ],
 )
-def test_ranks_along_the_sequence_are_written_and_read(file: str, strategy: str, exchange: str, tmp_path: Path) -> None:
+def test_axes_beside_shards_are_written_and_read(file: str, strategy: str, exchange: str, tmp_path: Path) -> None:
     piped = {"schedule": "1f1b"} if "p" in strategy else {}
     parted = {"sequence_parallel": "on"} if "t" in strategy else {}
     told = launch(strategy, dtype="fp32", context_exchange=exchange, **piped, **parted)
@@ -136,7 +138,7 @@ def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, 
         (TITAN, "z3d2x2", {"context_exchange": "all-to-all"}, "predict with --context-exchange gather or ring"),
         (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
         (TITAN, "d2p2", {}, "predict p2d2"),
-        (TITAN, "d2e2", {}, "parts experts among ranks of FSDP2 alone"),
+        (TITAN, "d2e2", {}, "shards parameters along expert parallelism; predict z2d2e2 or z3d2e2"),
         (DEEPSPEED, "d2e2", {}, "no setting for expert parallelism; it takes data, tensor"),
         (DEEPSPEED, "d2z3d2", {}, "told of no two data axes as d2z3d2 has them"),
         (MEGATRON, "z3d2d2", {}, "told of no two data axes"),
@@ -221,6 +223,18 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             "pretrain_gpt.py --micro-batch-size 1 --expert-model-parallel-size 4 --clip-grad 0 --sequence-parallel",
             8,
             {"strategy": "d2e4", "batch": "8", "accumulate": "1", "sequence_parallel": None, "clip_norm": None},
+        ),
+        (
+            "moe-distributed.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --expert-model-parallel-size 4 --use-distributed-optimizer",
+            4,
+            {"strategy": "z1d1e4", "batch": "4", "clip_norm": "1.0"},
+        ),
+        (
+            "moe.toml",
+            "[parallelism]\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n",
+            8,
+            {"strategy": "z3d4e2", "batch": "64", "dtype": "bf16-weights", "reduce_dtype": "fp32"},
         ),
         (
             "hsdp.sh",
@@ -319,11 +333,6 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
         ),
         (
             "a.args",
-            "# ranks: 8\n--micro-batch-size 1 --use-distributed-optimizer --expert-model-parallel-size 4",
-            "no strategy of experts beside ZeRO; with a whole optimizer it is d2e4",
-        ),
-        (
-            "a.args",
             "# ranks: 8\n--micro-batch-size 1 --use-distributed-optimizer --num-distributed-optimizer-instances 3",
             "has to part 8 ranks",
         ),
@@ -334,8 +343,8 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
         ("a.toml", "[training]\ndtype='bfloat16'\n[parallelism]\ndata_parallel_shard_degree=1", "parameters in fp32"),
         (
             "a.toml",
-            "[parallelism]\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n",
-            "no strategy of experts beside shards (FSDP2); with whole parameters it is d4e2",
+            "[parallelism]\ndata_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n",
+            "expert_parallel_degree is 4: predict parts experts among ranks of data parallelism that hold shards",
         ),
         ("a.toml", "[parallelism]\ndata_parallel_shard_degree = 2\n[training]\nmax_norm = 0", "or inf for none"),
         (
