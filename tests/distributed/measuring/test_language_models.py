@@ -168,7 +168,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_gradients_are_serial_and_messages_are_planned(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "networks.py").write_text(NETWORKS)
     program = tmp_path / "program_of_test.py"

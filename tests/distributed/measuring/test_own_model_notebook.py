@@ -18,6 +18,7 @@ print(json.dumps({"operations": sorted(fits.operation), "pairs": pairs.to_dict("
 """
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.long(minutes=3)
 @pytest.mark.timeout(900)

@@ -96,6 +96,7 @@ def test_the_link_bounds_an_all_reduce_only_between_nodes(
     assert {fit.level for fit in profile.communication} == {"node", "system"}
 
 
+@pytest.mark.slow
 @needs_nodes
 def test_three_levels_are_measured_into_one_profile(tmp_path: Path) -> None:
     places = {"node": "--nodes 1x1 --ranks-per-node 2", "rack": "--nodes 2x2 --ranks-per-node 1 --side-by-side 2"}

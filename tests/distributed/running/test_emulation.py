@@ -128,6 +128,7 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
     assert all(found.one_clock for found in activities.values() if found)
 
 
+@pytest.mark.slow
 def test_ghosts_issue_the_planned_communication_and_take_their_sleep(place: Path) -> None:
     plain, whole, shared, small, slow = emulate(
         place,

@@ -112,6 +112,7 @@ def test_a_rank_that_hangs_is_noticed_by_its_peers_collective(program: str) -> N
         launch(program, "hang", "--timeout", "2")
 
 
+@pytest.mark.slow
 def test_a_subgroup_waits_no_longer_than_the_whole_group(program: str) -> None:
     """torch's own limit for such a group is half an hour."""
     with pytest.raises(WorkError, match=r"rank 0 ended with exit code 3.*lost the connection.*4000ms"):

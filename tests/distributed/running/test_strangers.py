@@ -107,6 +107,7 @@ def test_ranks_with_different_secrets_do_not_meet(tmp_path: Path) -> None:
     assert any("export the same PARADL_SECRET for all of them" in error for error in errors)
 
 
+@pytest.mark.slow
 def test_a_stranger_cannot_enter_ranks_of_our_own_launcher(tmp_path: Path) -> None:
     with network_of_its_own(), stranger(PRIES, 30) as prying:
         run = subprocess.run(command(tmp_path / "out"), capture_output=True, text=True, timeout=240)

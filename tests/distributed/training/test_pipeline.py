@@ -251,7 +251,8 @@ def test_more_of_them_are_serial(ranks: int) -> None:
         run(ranks, cases[start : start + A_LAUNCH])
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
 def test_replicas_that_hold_parts_of_stages_are_serial(ranks: int) -> None:
     run(ranks, ZERO[ranks])
 
@@ -261,17 +262,20 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, NESTED[ranks])
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
 def test_stages_that_hold_parts_of_the_sequence_are_serial(ranks: int) -> None:
     run(ranks, [f"transformer_networks.{case}:sequence" for case in SEQUENCE[ranks]])
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
 def test_stages_that_attend_to_tokens_of_other_ranks_are_serial(ranks: int) -> None:
     run(ranks, [f"transformer_networks.{case}" for case in CONTEXT[ranks]])
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
 def test_stages_that_send_tokens_to_experts_are_serial(ranks: int) -> None:
     run(ranks, [f"transformer_networks.{case}" for case in EXPERTS[ranks]])
 

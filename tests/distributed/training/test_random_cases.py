@@ -89,6 +89,7 @@ def _found(cases: Iterable[Case]) -> dict[str, Any]:
     return {f"{result.number} {result.case}": (result.outcome, result.reasons) for result in run(cases)}
 
 
+@pytest.mark.slow
 def test_cases_of_each_kind_and_that_failed_once_are_equal() -> None:
     cases = (*FAILED_ONCE.values(), *OF_KINDS)
     assert _found(cases) == {f"{case.number} {case.label}": ("equal", ()) for case in cases}

@@ -30,6 +30,7 @@ def number(word: str) -> float | None:
     return None if math.isnan(found) else found
 
 
+@pytest.mark.slow
 @pytest.mark.long(minutes=2)
 @pytest.mark.parametrize("name", [name for name in ALL if name != _MEASURED])
 def test_a_notebook_gives_the_outputs_that_it_holds(name: str, tmp_path: Path) -> None:
