@@ -290,7 +290,7 @@ class Estimates:
         in_front, behind = (_before(stage_s[:, 0] + sent) for stage_s in (forward, backward))
         done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
-        held = self._bytes_held(cut.bounds, rows, ranks)
+        held = self._bytes_held(cut.bounds[: ranks + 1], rows)
         update = work.update[kind, None] * held.sum(axis=0) / self._whole_bytes
         exchanged = functools.reduce(np.maximum, [each.seconds(work.backward, kind, which) for each in exchanges])
         # ZeRO's messages, which nothing hides, stand in front of a rank's first forward or behind its last backward.
@@ -305,10 +305,10 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
         return np.asarray(np.maximum(longest, sending.max(axis=1)[:, None]))
 
-    def _bytes_held(self, bounds: Ints, rows: _Rows, ranks: int) -> Floats:
-        """What ranks update in all of their stages: of what all hold, and of what is held apart; (2, rows, ranks)."""
-        held = np.array([buckets.stage_bytes(bounds)[rows.shared] for buckets in self._buckets])
-        return np.asarray(held.reshape(2, len(rows.mesh), -1, ranks).sum(axis=2) / self._parted[rows.mesh].T[..., None])
+    def _bytes_held(self, bounds: Ints, rows: _Rows) -> Floats:
+        """What a rank updates of stages: of what all ranks hold, and of what is held apart; (2, rows, stages)."""
+        of_kinds = zip(self._buckets, self._parted[rows.mesh].T, strict=True)
+        return np.array([buckets.stage_bytes(bounds)[rows.shared] / parted[:, None] for buckets, parted in of_kinds])
 
     def _sent_in_parts(self, cut: Cut, rows: _Rows, held: Floats) -> Floats:
         """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
@@ -391,7 +391,7 @@ class Estimates:
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
         sent = self._zero[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
-        held = self._bytes_held(np.array([0, self._share.shape[1]]), rows, 1).sum(axis=0)[:, 0]
+        held = self._bytes_held(np.array([0, self._share.shape[1]]), rows).sum(axis=(0, 2))
         return np.asarray(rows.turns * together + work.update * held / self._whole_bytes)
 
 
