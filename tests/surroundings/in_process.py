@@ -50,7 +50,8 @@ def _in_directory(where: Path) -> Iterator[None]:
             yield
     finally:
         os.chdir(before)
-        for name in set(sys.modules) - known:
+        # The directory of the tests holds the program itself: forgotten, its modules would be loaded a second time.
+        for name in set(sys.modules) - known if where != before else ():
             path = getattr(sys.modules[name], "__file__", None)
             if path and Path(path).is_relative_to(where):
                 del sys.modules[name]
