@@ -162,7 +162,7 @@ def _torch_sweep(estimate: Estimate, nodes: int, *, first: bool, in_flight: bool
         words=(*words, *settings, "--contexts", ",".join(contexts), *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
-        estimate_s=estimate.sweep_s(ranks, kinds=1 + len(contexts)),
+        estimate_s=estimate.sweep_s(kinds=1 + len(contexts)),
     )
 
 
@@ -176,7 +176,7 @@ def _nccl_sweep(estimate: Estimate, nodes: int, operations: str) -> Task:
         words=(*_sweep_words(estimate.request, ranks, operations), *tool, *placed, "-o", Below(name)),
         nodes=nodes,
         starts_own=True,
-        estimate_s=estimate.sweep_s(ranks, kinds=1),
+        estimate_s=estimate.sweep_s(kinds=1),
     )
 
 

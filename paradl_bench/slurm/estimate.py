@@ -95,7 +95,7 @@ class Estimate:
         iterations = self.request.blocks * (2 * _PAIRS + 1) + 2
         return self.start.seconds + iterations * iteration_s * (1 + shards)
 
-    def sweep_s(self, ranks: int, *, kinds: int) -> float:
+    def sweep_s(self, *, kinds: int) -> float:
         """A sweep; ``kinds`` counts what is measured of each point: alone, and in each context."""
         request = self.request
         sizes = parse_size_sweep(request.sizes)

@@ -252,10 +252,10 @@ class Liveness(ShardedOperations):
             ledger.release(gradient.storage)
         self._release_all(saved)
         if lowered:
-            self._gradients_of_lowered(i, lowered, kept)
+            self._gradients_of_lowered(lowered, kept)
         return [handed for source, gradient in made for handed in self._hand_on(i, source, gradient)]
 
-    def _gradients_of_lowered(self, i: int, lowered: Sequence[tuple[int, int]], kept: int) -> None:
+    def _gradients_of_lowered(self, lowered: Sequence[tuple[int, int]], kept: int) -> None:
         """fp32 gradients of parameters, one after the other, of those in the lower dtype."""
         waiting, done = sum(size for size, _ in lowered), 0
         for low, size in lowered:

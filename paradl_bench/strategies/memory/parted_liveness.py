@@ -63,7 +63,7 @@ class PartedLiveness(Liveness):
             lowered = self._casts.lowered_gradients(i)
             if lowered:
                 self._ledger.mark(sum(size for size, _ in lowered))
-                self._gradients_of_lowered(i, lowered, kept)
+                self._gradients_of_lowered(lowered, kept)
             else:
                 self._ledger.mark(0, made)
                 self._ledger.gradients += kept

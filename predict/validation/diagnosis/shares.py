@@ -98,13 +98,12 @@ def seconds_of_limitations(
 
 def contended_s(ledger: Ledger) -> dict[str, float]:
     """What groups that communicate at once add, by the limitation that the calls are of; the mean over ranks."""
-    strategy = parse_strategy(ledger.strategy)
     seconds_of: dict[str, float] = {}
     for role in ledger.roles:
         for entry in role.entries:
             added_s = sum(change.added_s for change in entry.adjustments if change.effect == CONTENTION)
             if added_s > 0:
-                name, exposed = _limitation_of(entry, strategy), entry.exposed_s / entry.total_s
+                name, exposed = _limitation_of(entry), entry.exposed_s / entry.total_s
                 seconds_of[name] = seconds_of.get(name, 0.0) + role.ranks / ledger.ranks * added_s * exposed
     return seconds_of
 
@@ -155,12 +154,12 @@ def _parts(role: RoleLedger, strategy: Strategy) -> Iterable[tuple[str, float, f
                 # What an effect adds is as uncertain, relatively, as the entry that it adds to.
                 name = _FROM_EFFECT[change.effect] or _hidden(strategy)
                 yield name, change.added_s * exposed, entry.sd_s * change.added_s / entry.total_s
-        name = _limitation_of(entry, strategy)
+        name = _limitation_of(entry)
         if name:
             yield name, max(rest_s, 0.0), entry.sd_s * exposed
 
 
-def _limitation_of(entry: LedgerEntry, strategy: Strategy) -> str:
+def _limitation_of(entry: LedgerEntry) -> str:
     """The limitation that an entry's own seconds are of; empty for layers."""
     if not entry.phase:
         return _OF_WAITING.get(entry.name, of.IMBALANCE)
