@@ -126,33 +126,6 @@ def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> 
     return msgspec.structs.replace(layer, **flops, **changes)
 
 
-def shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
-    """What a rank runs of a layer of which one axis leaves it ``outer``, and another one ``own`` of that.
-
-    Args:
-        ranks: along the other axis, which each hold an equal part of what the first axis sends.
-    """
-    before_fw, after_fw, before_bw, after_bw = (
-        tuple(_of_one_part(work, ranks) for work in works)
-        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
-    )
-    return own._replace(
-        shard=outer.shard + own.shard,
-        before_fw=(*before_fw, *own.before_fw),
-        after_fw=(*own.after_fw, *after_fw),
-        before_bw=(*before_bw, *own.before_bw),
-        after_bw=(*own.after_bw, *after_bw),
-        # Gradients of parameters, which have no tokens.
-        sums=(*own.sums, *outer.sums),
-        leader=outer.leader if own.leader is None else own.leader,
-    )
-
-
-def _of_one_part(work: Communication, ranks: int) -> Communication:
-    assert isinstance(work, Collective)
-    return msgspec.structs.replace(work, message_bytes=work.message_bytes // ranks)
-
-
 PartsHeld = dict[str, tuple[slice | list[int], ...]]
 """Per parameter that is not whole on a rank, what the rank holds of it along its first dims."""
 

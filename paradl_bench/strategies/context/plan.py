@@ -23,11 +23,11 @@ import msgspec
 from paradl_bench.core.errors import uneven
 from paradl_bench.network.graph import Layer, LayerMemory, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
-from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label, shard_within
+from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, held_layer, layers_with_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Collective
+from paradl_bench.plan.tasks import Collective, Communication
 from paradl_bench.strategies.context.heads import attentions, check_heads, check_masks, fewest_heads, on_own_heads
 from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.context.ring import check_ring, in_rounds, is_mirrored
@@ -118,7 +118,7 @@ def _shard(sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settin
             shards[index] = on_tokens.shard(index, token_layer, network.layers[index])
             continue
         own = on_tokens.shard(index, token_layer, outer.layer)
-        shards[index] = shard_within(outer, own, ranks)
+        shards[index] = _shard_within(outer, own, ranks)
         if shards[index].after_fw and token_layer.output is not None:
             held = part_of_tokens(held_layer(network.layers[index], outer), token_layer, ranks)
             shards[index] = shards[index]._replace(held=held)
@@ -173,3 +173,30 @@ def _of_tokens(memory: LayerMemory, ranks: int) -> LayerMemory:
     """What another axis says that a loss keeps of all tokens, for a rank's."""
     of_sample, fixed = memory.kept
     return msgspec.structs.replace(memory, kept=(of_sample // ranks, fixed))
+
+
+def _shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
+    """What a rank runs of a layer of which one axis leaves it ``outer``, and another one ``own`` of that.
+
+    Args:
+        ranks: along the other axis, which each hold an equal part of what the first axis sends.
+    """
+    before_fw, after_fw, before_bw, after_bw = (
+        tuple(_of_one_part(work, ranks) for work in works)
+        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
+    )
+    return own._replace(
+        shard=outer.shard + own.shard,
+        before_fw=(*before_fw, *own.before_fw),
+        after_fw=(*own.after_fw, *after_fw),
+        before_bw=(*before_bw, *own.before_bw),
+        after_bw=(*own.after_bw, *after_bw),
+        # Gradients of parameters, which have no tokens.
+        sums=(*own.sums, *outer.sums),
+        leader=outer.leader if own.leader is None else own.leader,
+    )
+
+
+def _of_one_part(work: Communication, ranks: int) -> Communication:
+    assert isinstance(work, Collective)
+    return msgspec.structs.replace(work, message_bytes=work.message_bytes // ranks)
