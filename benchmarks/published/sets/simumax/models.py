@@ -7,6 +7,7 @@ as many rows for each. One kernel adds up a token's rows. The softmax over a tok
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -50,7 +51,26 @@ class _LlamaBlock(torch.nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-class Llama(torch.nn.Module):
+class _Decoder(torch.nn.Module):
+    """A causal language model of these blocks."""
+
+    def __init__(self, blocks: Iterable[torch.nn.Module], width: int, vocabulary: int, tokens: int) -> None:
+        super().__init__()
+        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
+        self.embedding = torch.nn.Embedding(vocabulary, width)
+        self.blocks = torch.nn.ModuleList(blocks)
+        self.norm, self.head = torch.nn.RMSNorm(width), _linear(width, vocabulary)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of token ids (batch, tokens)."""
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Llama(_Decoder):
     """A causal language model as Megatron-LM trains it.
 
     Args:
@@ -71,20 +91,8 @@ class Llama(torch.nn.Module):
         tokens: int = 4096,
         rotates: bool = False,
     ) -> None:
-        super().__init__()
-        self.token_task = NextToken(vocabulary=vocabulary, sequence=tokens)
-        self.embedding = torch.nn.Embedding(vocabulary, width)
         made = (_LlamaBlock(width, heads, groups, inner, rotates=rotates) for _ in range(blocks))
-        self.blocks = torch.nn.ModuleList(made)
-        self.norm, self.head = torch.nn.RMSNorm(width), _linear(width, vocabulary)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of token ids (batch, tokens)."""
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
+        super().__init__(made, width, vocabulary, tokens)
 
 
 class _Latent(torch.nn.Module):
@@ -166,26 +174,14 @@ class _Block(torch.nn.Module):
         return made
 
 
-class DeepSeek(torch.nn.Module):
+class DeepSeek(_Decoder):
     """One dense block, and the others with experts."""
 
     def __init__(
         self, width: int, dense: int, inner: int, shared: int, experts: int, chosen: int, vocabulary: int
     ) -> None:
-        super().__init__()
-        self.token_task = NextToken(vocabulary=vocabulary, sequence=TOKENS)
-        self.embedding = torch.nn.Embedding(vocabulary, width)
         parts = [_Gated(width, dense), *(_Experts(width, inner, shared, experts, chosen) for _ in range(3))]
-        self.blocks = torch.nn.ModuleList(_Block(width, 128, part) for part in parts)
-        self.norm, self.head = torch.nn.RMSNorm(width), _linear(width, vocabulary)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of token ids (batch, tokens)."""
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
+        super().__init__((_Block(width, 128, part) for part in parts), width, vocabulary, TOKENS)
 
 
 llama2_7b = partial(Llama, 32, 4096, 32, 32, 11008, 32_000)

@@ -140,32 +140,20 @@ def profile(data: Path, case: Case, system: dict[str, Any], times: Times, work: 
 
 
 class Answer(NamedTuple):
-    """Seconds of an iteration, and GiB of the rank that holds most; ``remark`` says where it was planned otherwise."""
+    """Seconds of an iteration, and GiB of the rank that holds most."""
 
     simulated: Predicted
     memory: Predicted
-    remark: str = ""
 
 
 def predicted(fitted: Path, case: Case, link: Path) -> Answer:
-    """What ``predict`` says, with a whole state where it refuses to share that out beside experts."""
-    strategy, *options = case.strategy
-
-    def asked(strategy: str, remark: str = "") -> Answer:
-        about = ("--from-profile", str(fitted), "--model", f"sets.simumax.models:{case.network}")
-        how = ("--strategy", strategy, *options, *SETTINGS, "--backend", "nccl", "--cluster", str(link))
-        told = json.loads(run("predict", *about, *how, "--json"))[0]
-        low_s, high_s = told["interval_s"]
-        simulated = Predicted("simulate", told["iteration_s"], (low_s, high_s))
-        return Answer(simulated, Predicted("walk", told["memory_bytes"] / GIB), remark)
-
-    try:
-        return asked(strategy)
-    except RuntimeError as error:
-        if "ep" not in case.degrees or strategy not in str(error):
-            raise
-        whole = strategy.removeprefix("z1").removeprefix("d1")
-        return asked(whole, f"as {whole}, with a whole optimizer's state: {strategy} is refused")
+    """What ``predict`` says."""
+    about = ("--from-profile", str(fitted), "--model", f"sets.simumax.models:{case.network}")
+    how = ("--strategy", *case.strategy, *SETTINGS, "--backend", "nccl", "--cluster", str(link))
+    told = json.loads(run("predict", *about, *how, "--json"))[0]
+    low_s, high_s = told["interval_s"]
+    simulated = Predicted("simulate", told["iteration_s"], (low_s, high_s))
+    return Answer(simulated, Predicted("walk", told["memory_bytes"] / GIB))
 
 
 def by_flops(network: ModelGraph, case: Case, system: dict[str, Any]) -> Predicted:
@@ -207,9 +195,8 @@ def published(data: Path, work: Path) -> tuple[PublishedSet, ...]:
         told, flops = found[case.name]
         measured_s, measured_gib = answer["real_ms"] * 1e-3, answer["real_alloc_gib"]
         theirs = Predicted("SimuMax", answer["perf_ms"] * 1e-3), Predicted("SimuMax", answer["perf_alloc_gib"])
-        runs.append(Run(case.name, measured_s, (told.simulated, flops, theirs[0]), told.remark))
-        # Another plan holds other bytes.
-        peaks.append(Run(case.name, measured_gib, () if told.remark else (told.memory, theirs[1]), told.remark))
+        runs.append(Run(case.name, measured_s, (told.simulated, flops, theirs[0])))
+        peaks.append(Run(case.name, measured_gib, (told.memory, theirs[1])))
     inputs = "kernels' shares of the peak, and fits of links"
     signed = mean_error(runs, 0)[1]
     causes = (f"Mean with signs {signed:+.1%}, {short_by(abs(signed), SIGNED_WITHIN)}.", *CAUSES)

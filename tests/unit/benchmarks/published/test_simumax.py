@@ -49,24 +49,18 @@ def test_times_and_peaks_are_sets_of_their_own(tmp_path: Path, monkeypatch: pyte
     assert [peaks.runs[0].error(at) for at in range(2)] == pytest.approx([0.25, -0.05])
 
 
-def test_a_state_that_is_refused_in_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_predicted_beside_a_parted_state(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def run(module: str, *arguments: str) -> str:
         asked.append(arguments[arguments.index("--strategy") + 1])
-        if asked[-1].startswith("z"):
-            raise RuntimeError("strategy z1d1e8: one rank has nothing to shard; d1e8 is the same")
         return json.dumps([{"iteration_s": 2.0, "interval_s": [1.0, 3.0], "memory_bytes": 2**31}])
 
     monkeypatch.setattr(published_set, "run", run)
     experts = published_set.case_of("deepseekv2_tp1_ep8_pp1_dp8_l4_mbc4_cef", "deepseekv2", 4)
     told = published_set.predicted(Path("p.json"), experts, Path("c.yaml"))
-    assert asked == ["z1d1e8", "e8"]
-    assert (told.simulated.value, told.memory.value) == (2.0, 2.0)
-    assert told.remark == "as e8, with a whole optimizer's state: z1d1e8 is refused"
-    others = published_set.case_of("llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "llama3-405b", 4)
-    with pytest.raises(RuntimeError, match="one rank"):
-        published_set.predicted(Path("p.json"), others, Path("c.yaml"))
+    assert asked == ["z1d1e8"]
+    assert (told.simulated.value, told.simulated.interval, told.memory.value) == (2.0, (1.0, 3.0), 2.0)
 
 
 SHARE = {"efficient_factor": 0.5, "gbps": 8, "latency_us": 30}
