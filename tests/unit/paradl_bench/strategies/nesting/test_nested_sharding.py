@@ -142,12 +142,10 @@ def test_what_does_not_nest_says_what_does(llama: ModelGraph, text: str, options
         planned(llama, text, **options)
 
 
-@pytest.mark.parametrize(("text", "options"), [("x2t2", {}), ("p2x2t2", {"micro_batches": 1})])
-def test_a_framework_cuts_the_sequence_twice(llama: ModelGraph, text: str, options: dict[str, Any]) -> None:
-    found = planned(llama, text, sequence_parallel="on", preset="megatron", **options)
-    axis = (text.index("t") // 2,)
+def test_stages_cut_the_sequence_twice(llama: ModelGraph) -> None:
+    found = planned(llama, "p2x2t2", sequence_parallel="on", micro_batches=1)
     works = [found.works[work] for role in found.roles for work in role.work]
-    tensor = [work for work in works if isinstance(work, Collective) and work.axes == axis]
+    tensor = [work for work in works if isinstance(work, Collective) and work.axes == (2,)]
     sizes = {
         name: {work.message_bytes for work in tensor if work.operation == name}
         for name in ("all_gather", "reduce_scatter")
