@@ -29,7 +29,6 @@ from diagnosis_cases import (
     CLEAN,
     LAYERS,
     PROFILES,
-    SLOWER_LAYERS,
     SWEEPS,
     Case,
     layers_arguments,
@@ -41,9 +40,6 @@ from repetitions import run
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.records.measurement import is_complete
 from predict.validation.diagnosis.findings import Diagnosis
-
-_SAYS_SLOWER = "layers took"
-"""How a diagnosis begins its line of layers that took longer than predicted."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +119,6 @@ def diagnosed(case: Case, output: Path) -> Row:
     (diagnosis,) = msgspec.json.decode(written.read_bytes(), type=list[Diagnosis])
     named = tuple(finding.limitation.name for finding in diagnosis.findings if finding.state == "present")
     first = next((finding for finding in diagnosis.findings if finding.state == "present"), None)
-    slower = any(line.startswith(_SAYS_SLOWER) for line in diagnosis.notes)
     return Row(
         run=case.name,
         made=case.made,
@@ -131,7 +126,7 @@ def diagnosed(case: Case, output: Path) -> Row:
         strategy=diagnosis.strategy,
         emulated=case.emulated,
         iteration_s=diagnosis.iteration_s,
-        named=named or ((SLOWER_LAYERS,) if slower and case.cause else ()),
+        named=named,
         possible=tuple(finding.limitation.name for finding in diagnosis.findings if finding.state == "possible"),
         share=first.share if first else None,
         interval=first.share_interval if first else None,

@@ -10,8 +10,9 @@ from predict.validation.diagnosis import limitations as of
 SHAPES = {
     "convolutions": "3x32x32",
     "many_channels": "3x8x8",
+    "large_kernels": "3x16x16",
     "wide_linear": "2048x1x1",
-    "depthwise": "8x256x256",
+    "depthwise": "8x512x512",
 }
 """Of one sample, by network of :mod:`diagnosis_networks`."""
 FAST_LINK = "--nodes 2 --link-bandwidth 10Gbit/s"
@@ -20,9 +21,6 @@ processes disturb none but those runs that are to be disturbed."""
 SLOW_LINK = "--nodes 2 --link-bandwidth 100Mbit/s"
 UPLINK = "--nodes 2 --link-bandwidth 1Gbit/s"
 NODES_OF_FOUR = "--nodes 2 --ranks-per-node 4 --link-bandwidth 200Mbit/s"
-SLOWER_LAYERS = "slower layers"
-"""No row of the table: a line below it."""
-
 Beside = Literal["", "process beside rank 1", "processes beside all ranks", "traffic"]
 
 
@@ -50,15 +48,17 @@ class Case:
     emulated: bool = False
 
 
-_LAYERS = "--isolated none --blocks 2 --iterations 2 --warmup 1 --no-verify"
+_LAYERS = "--ranks-on-host 2 --isolated none --blocks 3 --iterations 2 --warmup 1 --no-verify"
+"""Ranks of emulated nodes share this host too: layers are measured with two."""
 _SWEEP = "--blocks 2 --point-seconds 0.05"
 _BETWEEN = "--ops all_reduce,all_gather,reduce_scatter,broadcast,send_recv,exchange"
 LAYERS = {
-    "layers-convolutions": ("convolutions", "--batch 1,4,8 --shards f2,c2,s2 --ranks-on-host 1,2"),
-    "layers-many_channels": ("many_channels", "--batch 8,16 --shards f2,c2 --ranks-on-host 2"),
-    "layers-wide_linear": ("wide_linear", "--batch 1,4,16 --shards f2 --ranks-on-host 1,2"),
-    "layers-wide_linear-adam": ("wide_linear", "--batch 4 --shards f2 --optimizer adam --ranks-on-host 2"),
-    "layers-depthwise": ("depthwise", "--batch 4 --shards s2 --ranks-on-host 1,2"),
+    "layers-convolutions": ("convolutions", "--batch 1,4,8,16 --shards f2,c2,s2"),
+    "layers-many_channels": ("many_channels", "--batch 8,16,32 --shards f2"),
+    "layers-large_kernels": ("large_kernels", "--batch 4 --shards f2,c2"),
+    "layers-wide_linear": ("wide_linear", "--batch 1,4,16 --shards f2"),
+    "layers-wide_linear-adam": ("wide_linear", "--batch 4 --shards f2 --optimizer adam"),
+    "layers-depthwise": ("depthwise", "--batch 1,4 --shards s2"),
 }
 """Networks and what is measured of them, by directory."""
 SWEEPS = {
@@ -68,7 +68,7 @@ SWEEPS = {
     "sweep-inside": f"{NODES_OF_FOUR} --side-by-side 4 --ops all_gather,all_reduce --sizes 1K:2M:8 {_SWEEP}",
     "sweep-across": f"{NODES_OF_FOUR} --ops all_reduce,broadcast --sizes 1K,64K,1M,8M {_SWEEP}",
     "sweep-at-once": f"{NODES_OF_FOUR} --ranks 2 --contexts groups=4 --ops all_reduce --sizes 1K,64K,1M,8M {_SWEEP}",
-    "sweep-host": f"--ranks 2 --ops all_reduce,all_gather,broadcast --sizes 1K:16M:16 {_SWEEP}",
+    "sweep-host": f"--ranks 2 --ops all_reduce,all_gather,broadcast,send_recv --sizes 1K:16M:16 {_SWEEP}",
 }
 """Collectives and where, by directory."""
 PROFILES = {
@@ -139,8 +139,8 @@ CAUSES = (
         name="slow-link-s2",
         cause=of.HALO,
         made="a link of 100 Mbit/s",
-        model="convolutions",
-        train=f"--strategy s2 --batch 8 {SLOW_LINK}",
+        model="depthwise",
+        train=f"--strategy s2 --batch 4 {SLOW_LINK}",
         profile="slow-link",
     ),
     Case(
@@ -199,12 +199,12 @@ CAUSES = (
     Case(
         name="foreign-traffic",
         cause=of.CONGESTION,
-        made="30 MB of foreign traffic every 1.5 s on a link of 1 Gbit/s",
+        made="60 MB of foreign traffic every 1.5 s on a link of 1 Gbit/s",
         model="convolutions",
-        train=f"--strategy d2 --batch 8 {UPLINK}",
+        train=f"--strategy d2 --batch 32 {UPLINK}",
         beside="traffic",
         profile="uplink",
-        iterations=80,
+        iterations=60,
     ),
     Case(
         name="little-memory",
@@ -241,12 +241,12 @@ CAUSES = (
         name="few-samples",
         cause=of.RANKS,
         made="two samples for two ranks",
-        model="convolutions",
+        model="depthwise",
         train=f"--strategy d2 --batch 2 {FAST_LINK}",
     ),
     Case(
         name="busy-host",
-        cause=SLOWER_LAYERS,
+        cause=of.SLOWER_LAYERS,
         made="a busy process on each core",
         model="convolutions",
         train="--strategy d2 --batch 8",
@@ -265,10 +265,10 @@ CLEAN = (
         iterations=12,
     ),
     Case(name="clean-z1d2", model="convolutions", train=f"--strategy z1d2 --batch 8 {FAST_LINK}"),
-    Case(name="clean-z3d2", model="convolutions", train=f"--strategy z3d2 --batch 8 {FAST_LINK}"),
-    Case(name="clean-many-d2", model="many_channels", train=f"--strategy d2 --batch 32 {FAST_LINK}", iterations=8),
-    Case(name="clean-f2", model="many_channels", train=f"--strategy f2 --batch 8 {FAST_LINK}", iterations=12),
-    Case(name="clean-c2", model="many_channels", train=f"--strategy c2 --batch 8 {FAST_LINK}", iterations=12),
+    Case(name="clean-z3d2", model="convolutions", train=f"--strategy z3d2 --batch 32 {FAST_LINK}", iterations=12),
+    Case(name="clean-many-d2", model="many_channels", train=f"--strategy d2 --batch 64 {FAST_LINK}", iterations=8),
+    Case(name="clean-f2", model="large_kernels", train=f"--strategy f2 --batch 4 {FAST_LINK}", iterations=12),
+    Case(name="clean-c2", model="large_kernels", train=f"--strategy c2 --batch 4 {FAST_LINK}", iterations=12),
     Case(name="clean-s2", model="convolutions", train=f"--strategy s2 --batch 8 {FAST_LINK}"),
     Case(
         name="clean-p2",

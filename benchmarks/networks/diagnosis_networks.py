@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 
-def _of_convolutions(channels: int, count: int) -> nn.Sequential:
+def _of_convolutions(channels: int, count: int, kernel: int = 3) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1)]
     for _ in range(count):
-        layers += [nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1)]
+        layers += [nn.ReLU(), nn.Conv2d(channels, channels, kernel, padding=kernel // 2)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
@@ -20,6 +20,11 @@ def convolutions() -> nn.Sequential:
 def many_channels() -> nn.Sequential:
     """Two of 512 channels: much compute for what each layer puts out, 19 MB of gradients."""
     return _of_convolutions(512, 2)
+
+
+def large_kernels() -> nn.Sequential:
+    """Two of 256 channels and windows of 7 x 7: more compute still for what each layer puts out."""
+    return _of_convolutions(256, 2, kernel=7)
 
 
 def wide_linear() -> nn.Sequential:

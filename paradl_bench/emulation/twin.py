@@ -13,8 +13,8 @@ from paradl_bench.emulation.sleeper import Sleeper, wake_in_time
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.records.training.ghost_record import GhostRole
-from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule, Sharding, Walk
+from paradl_bench.strategies.running.spans import Spans
 
 T = TypeVar("T")
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]

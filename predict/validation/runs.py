@@ -185,6 +185,15 @@ def communication_of(run: Run) -> dict[str, Floats]:
     return {kind: times[:, :, index] for index, kind in enumerate(kinds)}
 
 
+def copies_of(run: Run) -> Floats | None:
+    """What cutting tensors and putting them together took, of shape (iterations, ranks); None where none was timed."""
+    records = without_timed_calls(read_records(run.path, TRAINING_FILE, TrainingIterations))
+    if not any(record.copies_s for record in records):
+        return None
+    times = _by_iteration(records, lambda record: [record.copies_s or np.zeros(len(record.iteration_s))])
+    return _in_rounds(run.description, times)[:, :, 0]
+
+
 def _phases(record: TrainingIterations) -> list[Sequence[float]]:
     """The whole iteration, FW, BW, exposed GE and WU."""
     return [record.iteration_s, *(getattr(record, field) for field in _FIELDS)]

@@ -30,8 +30,9 @@ from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.axis_runners import sharding_runner
-from paradl_bench.strategies.running.group_functions import Group, Messages, Spans
+from paradl_bench.strategies.running.group_functions import Group, Messages
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharded_loss
+from paradl_bench.strategies.running.spans import Spans
 
 
 class _PausingClock(CpuClock):

@@ -26,8 +26,8 @@ from paradl_bench.ranks.out_of_memory import free_bytes
 from paradl_bench.records.training.verification import Verification, VerifiedShards
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.running.axis_runners import sharding_runner
-from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import ShardedModule
+from paradl_bench.strategies.running.spans import Spans
 
 _SAMPLES = 2
 

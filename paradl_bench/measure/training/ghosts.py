@@ -30,7 +30,7 @@ from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import DrawnSleeps, GhostRun, GhostTable, read_table
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.spans import Spans
 
 REPEATED = 3
 """Iterations without sleep that the host's own time is the median of."""

@@ -10,6 +10,7 @@ import torch
 from paradl_bench.measure.execution.micro_steps import Row
 from paradl_bench.measure.input.feed import Fed
 from paradl_bench.records.training.training_record import Turn
+from paradl_bench.strategies.running.spans import COPIES
 
 Seconds = Callable[[Any, Any], float]
 """From one stamp to another."""
@@ -20,8 +21,9 @@ class Stamps(NamedTuple):
 
     What it was fed is None where samples are drawn in memory, once for all iterations.
 
-    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
-    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
+    Layer-wise communication is (what, begin, end) in the order of issue, and so are the copies around it. So are the
+    turns at forward and backward (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where
+    another stage computes it.
     """
 
     begin: Any
@@ -51,6 +53,16 @@ def turns_of(stamps: Sequence[Stamps], seconds: Seconds) -> tuple[Turn, ...]:
 
 def communication_of(iterations: Sequence[Sequence[Row]], seconds: Seconds) -> dict[str, tuple[float, ...]]:
     """Seconds of each kind of layer-wise communication, one value an iteration."""
+    sums = _sums(iterations, seconds)
+    return {what: values for what, values in sums.items() if what != COPIES}
+
+
+def copies_of(iterations: Sequence[Stamps], seconds: Seconds) -> tuple[float, ...]:
+    """Seconds that cutting tensors and putting them together took, one value an iteration; empty where none was."""
+    return _sums([[*item.fw_communication, *item.bw_communication] for item in iterations], seconds).get(COPIES, ())
+
+
+def _sums(iterations: Sequence[Sequence[Row]], seconds: Seconds) -> dict[str, tuple[float, ...]]:
     sums: dict[str, list[float]] = {}
     for index, rows in enumerate(iterations):
         for what, begin, end in rows:

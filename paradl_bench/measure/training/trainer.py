@@ -27,7 +27,7 @@ from paradl_bench.measure.training.calls.timer import CallTimer
 from paradl_bench.measure.training.ghosts import HostTime, measure_host_time
 from paradl_bench.measure.training.memory_tracking import track_memory
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
-from paradl_bench.measure.training.stamps import Stamps, communication_of, turns_of
+from paradl_bench.measure.training.stamps import Stamps, communication_of, copies_of, turns_of
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
@@ -44,8 +44,8 @@ from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.running.autocast import autocast_to, hold_weights
 from paradl_bench.strategies.running.axis_runners import StagedModule
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper
-from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.sharded_module import LossOfParts
+from paradl_bench.strategies.running.spans import Spans
 
 
 @dataclass(slots=True)
@@ -359,6 +359,7 @@ class Trainer:
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             fw_communication_s=communication_of([item.fw_communication for item in stamps], seconds),
             bw_communication_s=communication_of([self._before_exchange(item) for item in stamps], seconds),
+            copies_s=copies_of(stamps, seconds),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),

@@ -88,6 +88,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             other stages; empty elsewhere.
         fw_communication_s, bw_communication_s: by kind (``halo``, or the collective), what layer-wise communication
             took of ``fw_s`` and ``bw_s``, waiting for other ranks included; empty where layers are not shared.
+        copies_s: what cutting, padding and putting together tensors of shared layers took of ``fw_s`` and ``bw_s``;
+            empty where nothing did, and in runs of before.
         collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
             one issued as many as the recorded one; empty where the backend does not count.
         losses: of this rank's samples; empty where another stage computes them.
@@ -111,6 +113,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     pipeline_idle_s: tuple[Seconds, ...] = ()
     fw_communication_s: dict[str, tuple[Seconds, ...]] = {}
     bw_communication_s: dict[str, tuple[Seconds, ...]] = {}
+    copies_s: tuple[Seconds, ...] = ()
     collectives_issued: tuple[Count, ...] = ()
     losses: tuple[AnyFloat, ...] = ()
     host_begin_s: tuple[ClockSeconds, ...] = ()
@@ -120,7 +123,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     calls: tuple[TimedCall, ...] = ()
 
     def __post_init__(self) -> None:
-        lists = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s", "pipeline_idle_s", "host_begin_s")
+        lists = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s", "pipeline_idle_s", "copies_s", "host_begin_s")
         check_aligned(self, *lists, "collectives_issued", "losses")
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
             if len(values) != len(self.iteration_s):

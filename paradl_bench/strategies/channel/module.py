@@ -39,9 +39,9 @@ class _ChannelLayer:
         behind = partial.dim() - dim - 1
         own_filters = self._own.filters
         if own_filters.extent < self._filters:
-            partial = beside(function, F.pad)(
-                partial, (0, 0) * behind + (own_filters.start, self._filters - own_filters.stop)
-            )
+            margins = (own_filters.start, self._filters - own_filters.stop)
+            with self._group.spans.copies():
+                partial = beside(function, F.pad)(partial, (0, 0) * behind + margins)
         whole = reduce(partial, self._group)
         return whole if bias is None else beside(function, torch.add)(whole, bias.view(-1, *(1,) * behind))
 

@@ -46,6 +46,7 @@ def _exchanged(tensor: torch.Tensor, parted: int, joined: int, group: Group) -> 
         tensor,
         lambda whole: _moved(whole, parted, joined, group),
         lambda gradient: _moved(gradient, joined, parted, group),
+        group,
     )
 
 

@@ -129,6 +129,7 @@ class _Counts:
             rows,
             lambda tensor: _there(tensor, sizes, group),
             lambda gradient: _back(gradient, sizes, group, group.size),
+            group,
         )
 
     def take_back(self, rows: torch.Tensor) -> torch.Tensor:
@@ -138,6 +139,7 @@ class _Counts:
             rows,
             lambda tensor: _back(tensor, sizes, group),
             lambda gradient: _there(gradient, sizes, group, 1 / group.size),
+            group,
         )
 
     def _known(self) -> _Sizes:

@@ -46,7 +46,7 @@ from paradl_bench.strategies.running.axis_runners import (
     sharding_runner,
 )
 from paradl_bench.strategies.running.clipped_gradients import GradientClipper, dtype_of_squares
-from paradl_bench.strategies.running.group_functions import Reduce, Spans
+from paradl_bench.strategies.running.group_functions import Reduce
 from paradl_bench.strategies.running.nested_sharding import nest
 from paradl_bench.strategies.running.parameters import StateGroups
 from paradl_bench.strategies.running.sharded_module import (
@@ -58,6 +58,7 @@ from paradl_bench.strategies.running.sharded_module import (
     Sharding,
     sharded_loss,
 )
+from paradl_bench.strategies.running.spans import Spans
 
 _NONE_TIED: Mapping[str, int] = MappingProxyType({})
 

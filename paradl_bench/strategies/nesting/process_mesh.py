@@ -12,7 +12,8 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.groups.process_group import groups_are_silent, make_group
 from paradl_bench.strategies.exchange.node_exchange import NodeExchange
 from paradl_bench.strategies.exchange.node_groups import NodeGroups
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.spans import Spans
 
 
 class ProcessMesh:

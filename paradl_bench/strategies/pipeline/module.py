@@ -39,8 +39,9 @@ from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own
 from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, network_of_rank, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, as_given, autocast_to, hold_weights
-from paradl_bench.strategies.running.group_functions import Group, Reduce, Spans
+from paradl_bench.strategies.running.group_functions import Group, Reduce
 from paradl_bench.strategies.running.sharded_module import Loss, Sharding, sharded_loss
+from paradl_bench.strategies.running.spans import Spans
 
 
 class RankPipeline:

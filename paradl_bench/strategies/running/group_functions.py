@@ -2,7 +2,8 @@
 
 What is reduced forward is passed on as it is backward, and the other way round; what is gathered is sliced
 (Megatron-LM's conjugate functions f and g, for any of them). Every function times its own communication where it is
-asked to (:class:`Spans`), without waiting for anything that it would not wait for anyway.
+asked to (:class:`~paradl_bench.strategies.running.spans.Spans`), and what it cuts and puts together, without waiting
+for anything that it would not wait for anyway.
 
 A gradient that autograd does not make, as of a head that no loss reads, is not made here either.
 """
@@ -10,14 +11,14 @@ A gradient that autograd does not make, as of a head that no loss reads, is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paradl_bench.network.partition import Box, Halo
+from paradl_bench.strategies.running.spans import Spans
 
 Slices = tuple[slice, ...]
 Messages = Sequence[tuple[int, torch.Tensor]]
@@ -28,61 +29,6 @@ Reduce = Callable[[], None]
 # torch 2.13 gave them new names, and warns of the old ones.
 all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class Listener(Protocol):
-    """Who is told when layer-wise communication begins and ends."""
-
-    def span_began(self, what: str) -> None:
-        """It begins."""
-
-    def span_ended(self, what: str) -> None:
-        """It has ended."""
-
-    def settle(self) -> None:
-        """Communication begins beside the next layer: what was computed before it is to be over."""
-
-    def work(self) -> None:
-        """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
-
-
-@dataclass(slots=True)
-class Spans:
-    """When layer-wise communication began and ended, in the order in which it was issued, while ``stamp`` is set.
-
-    Attributes:
-        rows: (what, begin, end) with stamps of the clock that ``stamp`` belongs to.
-        listener: told of all of it, whether it is stamped or not; None where nobody is.
-    """
-
-    stamp: Callable[[], Any] | None = None
-    rows: list[tuple[str, Any, Any]] = field(default_factory=list)
-    listener: Listener | None = None
-
-    def work(self) -> None:
-        """Tell that what follows is real work on gradients or parameters."""
-        if self.listener is not None:
-            self.listener.work()
-
-    @contextmanager
-    def span(self, what: str) -> Iterator[None]:
-        """Stamp what is inside."""
-        begin = self.begin(what)
-        yield
-        self.end(what, begin)
-
-    def begin(self, what: str) -> Any:
-        """The stamp of a beginning, for :meth:`end`; None where nothing is stamped."""
-        if self.listener is not None:
-            self.listener.span_began(what)
-        return None if self.stamp is None else self.stamp()
-
-    def end(self, what: str, begin: Any) -> None:
-        """Tell, and stamp, that what began is over."""
-        if self.listener is not None:
-            self.listener.span_ended(what)
-        if self.stamp is not None:
-            self.rows.append((what, begin, self.stamp()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +153,32 @@ class _Conjugate(torch.autograd.Function):
         tensor: torch.Tensor,
         run: Callable[[torch.Tensor], torch.Tensor],
         back: Callable[[torch.Tensor], torch.Tensor],
+        spans: Spans,
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        ctx.back = back
-        result = run(tensor)
+        ctx.back, ctx.spans = back, spans
+        with spans.copies():
+            result = run(tensor)
         if result is tensor:
             ctx.mark_dirty(tensor)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return (None if gradients[0] is None else ctx.back(gradients[0])), None, None
+        if gradients[0] is None:
+            return None, None, None, None
+        with ctx.spans.copies():
+            return ctx.back(gradients[0]), None, None, None
 
 
 def _conjugate(
     tensor: torch.Tensor,
     run: Callable[[torch.Tensor], torch.Tensor],
     back: Callable[[torch.Tensor], torch.Tensor],
+    group: Group,
 ) -> torch.Tensor:
     """Neither function may hold a tensor, which would live as long as the graph."""
-    result: torch.Tensor = _Conjugate.apply(tensor, run, back)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Conjugate.apply(tensor, run, back, group.spans)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -243,7 +195,7 @@ def reduce_gradient(whole: torch.Tensor, group: Group) -> torch.Tensor:
         group.all_reduce(total)
         return total
 
-    return _conjugate(whole, _unchanged, back)
+    return _conjugate(whole, _unchanged, back, group)
 
 
 def reduce_scatter_gradient(whole: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
@@ -254,16 +206,17 @@ def reduce_scatter_gradient(whole: torch.Tensor, slices: Sequence[Slices], group
         total[slices[group.rank]] = reduce_scatter_slices(gradient, slices, group)
         return total
 
-    return _conjugate(whole, _unchanged, back)
+    return _conjugate(whole, _unchanged, back, group)
 
 
 def move_rows(
     rows: torch.Tensor,
     run: Callable[[torch.Tensor], torch.Tensor],
     back: Callable[[torch.Tensor], torch.Tensor],
+    group: Group,
 ) -> torch.Tensor:
     """Rows at other places, which ``run`` brings them to, and ``back`` their gradients from. Neither holds a tensor."""
-    return _conjugate(rows, run, back)
+    return _conjugate(rows, run, back, group)
 
 
 def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:
@@ -273,7 +226,7 @@ def reduce(partial: torch.Tensor, group: Group) -> torch.Tensor:
         group.all_reduce(tensor)
         return tensor
 
-    return _conjugate(partial, run, lambda gradient: gradient)
+    return _conjugate(partial, run, lambda gradient: gradient, group)
 
 
 def reduce_scatter(partial: torch.Tensor, slices: Sequence[Slices], group: Group, shape: Sequence[int]) -> torch.Tensor:
@@ -286,7 +239,10 @@ def reduce_scatter(partial: torch.Tensor, slices: Sequence[Slices], group: Group
         group.reduce_scatter(made.view(-1), torch.stack([tensor[own] for own in slices]).view(-1))
         return made
 
-    return _conjugate(partial, run, lambda gradient: all_gather_slices(gradient.reshape(part), slices, whole, group))
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        return all_gather_slices(gradient.reshape(part), slices, whole, group)
+
+    return _conjugate(partial, run, back, group)
 
 
 class _SummedGradients(torch.autograd.Function):
@@ -320,7 +276,7 @@ def gather(
         own_part = gradient[slices[group.rank]]
         return own_part.contiguous() if scale == 1 else own_part * scale
 
-    return _conjugate(part, lambda tensor: all_gather_slices(tensor, slices, shape, group), back)
+    return _conjugate(part, lambda tensor: all_gather_slices(tensor, slices, shape, group), back, group)
 
 
 def gather_for_all(part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], group: Group) -> torch.Tensor:
@@ -329,6 +285,7 @@ def gather_for_all(part: torch.Tensor, slices: Sequence[Slices], shape: Sequence
         part,
         lambda tensor: all_gather_slices(tensor, slices, shape, group),
         lambda gradient: reduce_scatter_slices(gradient, slices, group),
+        group,
     )
 
 
@@ -340,7 +297,7 @@ def take(whole: torch.Tensor, slices: Sequence[Slices], group: Group, *, scale: 
         gathered = all_gather_slices(gradient, slices, shape, group)
         return gathered if scale == 1 else gathered * scale
 
-    return _conjugate(whole, lambda tensor: tensor[slices[group.rank]].contiguous(), back)
+    return _conjugate(whole, lambda tensor: tensor[slices[group.rank]].contiguous(), back, group)
 
 
 def with_halo(owned: torch.Tensor, halo: Halo, fill: float, group: Group) -> torch.Tensor:
@@ -379,7 +336,7 @@ def with_halo(owned: torch.Tensor, halo: Halo, fill: float, group: Group) -> tor
             target.add_(message)
         return total
 
-    return _conjugate(owned, run, back)
+    return _conjugate(owned, run, back, group)
 
 
 def _swap(

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 import msgspec
 
 from paradl_bench.core.units import format_bytes, format_seconds
-from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.strategy import parse_strategy
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
 from predict.validation.diagnosis.findings import Diagnosis, Finding
-from predict.validation.diagnosis.measured import MeasuredSeconds, seconds_of_run
+from predict.validation.diagnosis.measured import seconds_of_run
 from predict.validation.diagnosis.shares import Seconds, contended_s, layers_s
 from predict.validation.ranks.calls import calls_of
 from predict.validation.runs import Run
@@ -27,9 +24,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     """The diagnosis of a run."""
     measured = seconds_of_run(run)
     seconds = dict(measured.seconds)
-    strategy = parse_strategy(run.description.strategy)
-    if degree_of(strategy, Trait.SHARDS_LAYERS) > 1:
-        seconds[of.SPLIT_AND_CONCATENATE] = _beyond(measured.computed, layers_s(case.ledger))
+    seconds[of.SLOWER_LAYERS] = _beyond(measured.computed, layers_s(case.ledger))
     calls = calls_of(run, case.ledger)
     seconds = _parted(seconds, case)
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
@@ -38,7 +33,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
         iteration_s=run.median_s,
         findings=by_weight(findings),
         run=str(run.path),
-        notes=(*_slower_compute(measured, case), *(calls.lines() if calls else ()), *diagnosis.notes),
+        notes=(*(calls.lines() if calls else ()), *diagnosis.notes),
     )
 
 
@@ -81,6 +76,8 @@ def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run
     predicted = case.seconds.get(name)
     whole = f"measured: {format_seconds(seconds[name].seconds)} of {format_seconds(run.median_s)}"
     beside = f", predicted {format_seconds(predicted.seconds)}" if predicted else ""
+    if name == of.SLOWER_LAYERS and seconds[name].seconds:
+        beside = f" beyond the {format_seconds(layers_s(case.ledger))} predicted; if the host was busy, measure again"
     return timed_finding(
         finding.limitation,
         seconds[name],
@@ -110,15 +107,3 @@ def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
         basis="measured",
         evidence=f"measured: the allocator took {format_bytes(max(reserved))} of {format_bytes(round(limit))}",
     )
-
-
-def _slower_compute(measured: MeasuredSeconds, case: Case) -> list[str]:
-    """What layers took beyond their prediction is no row of the table, and a reader has to know of it."""
-    predicted_s = layers_s(case.ledger)
-    if measured.computed.low_s <= predicted_s:
-        return []
-    factor = measured.computed.seconds / predicted_s
-    return [
-        f"layers took {factor:.2f} times as long as predicted ({format_seconds(measured.computed.seconds)} against"
-        f" {format_seconds(predicted_s)}): if the host was busy, measure again"
-    ]

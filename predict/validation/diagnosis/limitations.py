@@ -47,6 +47,7 @@ WEIGHT_UPDATE = "weight update"
 IMBALANCE = "workload imbalance"
 REDUNDANT_COMPUTE = "redundant computation"
 SPLIT_AND_CONCATENATE = "split and concatenation"
+SLOWER_LAYERS = "slower layers"
 HOST_DISPATCH = "host dispatch"
 RANKS = "number of ranks"
 INPUT = "input"
@@ -88,6 +89,7 @@ LIMITATIONS = (
     _limitation(IMBALANCE, "computation", "FB", "WU"),
     _bottleneck(REDUNDANT_COMPUTE, "computation", "framework", "FB", "WU"),
     _bottleneck(SPLIT_AND_CONCATENATE, "computation", "framework", "FB", measure=_RUN),
+    _bottleneck(SLOWER_LAYERS, "computation", "system", "FB", measure=_RUN),
     _bottleneck(HOST_DISPATCH, "computation", "framework", "FB"),
     _limitation(RANKS, "scaling", "IO", "FB", "GE", "WU"),
     _bottleneck(INPUT, "input", "system", "IO"),

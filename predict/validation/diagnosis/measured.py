@@ -18,7 +18,7 @@ from paradl_bench.plan.mesh import degree_of, group_axes
 from paradl_bench.plan.strategy import parse_strategy
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.shares import Seconds
-from predict.validation.runs import Run, communication_of
+from predict.validation.runs import Run, communication_of, copies_of
 
 _BLOCKS = 8
 """Parts of a run that are drawn whole, since neighbouring iterations are alike."""
@@ -27,7 +27,13 @@ _HALO = "halo"
 
 
 class MeasuredSeconds(NamedTuple):
-    """Seconds of an iteration by limitation, and the mean of the layers' own compute, over all ranks."""
+    """What a run spent.
+
+    Attributes:
+        seconds: of an iteration, by limitation.
+        computed: the layers' own compute, on the rank of each stage that computes least, in the mean over stages.
+            Cutting tensors and putting them together does not count.
+    """
 
     seconds: Mapping[str, Seconds]
     computed: Seconds
@@ -38,10 +44,13 @@ class _Stamps:
     """Seconds of shape (iterations, ranks), ranks of one stage.
 
     Attributes:
+        compute: forward and backward without communication for layers.
+        copies: what cutting tensors and putting them together takes of it.
         calls: communication for layers, by the limitation that it is of.
     """
 
     compute: Floats
+    copies: Floats
     exchange: Floats
     update: Floats
     idle: Floats
@@ -67,6 +76,8 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
     )
     computed = [stage.compute.mean(axis=1) for stage in stages]
     seconds = {of.WEIGHT_UPDATE: mean([stage.update.mean(axis=1) for stage in stages])}
+    if copies_of(run) is not None:
+        seconds[of.SPLIT_AND_CONCATENATE] = mean([stage.copies.mean(axis=1) for stage in stages])
     if degree_of(strategy, Trait.STAGES) > 1:
         idle = mean([stage.idle.mean(axis=1) for stage in stages])
         uneven = np.minimum(np.max(computed, axis=0) - mean(computed), idle)
@@ -82,7 +93,8 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
     if strategy.ranks > 1:
         communication = exchange + sum(calls.values())
         measured[of.CONGESTION] = _with_interval(communication - np.median(communication), np.mean)
-    return MeasuredSeconds(measured, _with_interval(mean(computed)))
+    least = mean([(stage.compute - stage.copies).min(axis=1) for stage in stages])
+    return MeasuredSeconds(measured, _with_interval(least))
 
 
 def _beyond_least(values: Floats) -> Floats:
@@ -100,18 +112,24 @@ def _with_interval(values: Floats, statistic: Callable[..., Floats] = np.median)
 def _by_stage(run: Run) -> list[_Stamps]:
     """Of every stage of a pipeline; of all ranks without one."""
     strategy, kinds = parse_strategy(run.description.strategy), communication_of(run)
+    timed = copies_of(run)
+    copies = np.zeros(run.rank_times_s.shape[:2]) if timed is None else timed
     along = group_axes(strategy, Trait.STAGES)
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank in range(strategy.ranks):
         stage = tuple(strategy.coordinates(rank)[axis] for axis in along)
         ranks_of.setdefault(stage, []).append(rank)
     return [
-        _stamps(run.rank_times_s[:, ranks], {kind: seconds[:, ranks] for kind, seconds in kinds.items()})
+        _stamps(
+            run.rank_times_s[:, ranks],
+            copies[:, ranks],
+            {kind: seconds[:, ranks] for kind, seconds in kinds.items()},
+        )
         for ranks in ranks_of.values()
     ]
 
 
-def _stamps(times_s: Floats, kinds: Mapping[str, Floats]) -> _Stamps:
+def _stamps(times_s: Floats, copies: Floats, kinds: Mapping[str, Floats]) -> _Stamps:
     """Of the whole iteration, FW, BW, GE and WU, and of communication for layers by kind."""
     whole, fw, bw, exchange, update = np.moveaxis(times_s, 2, 0)
     calls: dict[str, Floats] = {}
@@ -120,6 +138,7 @@ def _stamps(times_s: Floats, kinds: Mapping[str, Floats]) -> _Stamps:
         calls[name] = calls[name] + seconds if name in calls else seconds
     return _Stamps(
         compute=fw + bw - sum(calls.values()),
+        copies=copies,
         exchange=exchange,
         update=update,
         idle=whole - fw - bw - exchange - update,

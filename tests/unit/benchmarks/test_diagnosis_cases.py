@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "diagnosis"))
 
 from diagnosis import Row, table
-from diagnosis_cases import CAUSES, CLEAN, LAYERS, PROFILES, SHAPES, SLOWER_LAYERS, SWEEPS
+from diagnosis_cases import CAUSES, CLEAN, LAYERS, PROFILES, SHAPES, SWEEPS
 
 from predict.validation.diagnosis import limitations as of
 
@@ -25,7 +25,7 @@ def row(**changes: object) -> Row:
 def test_every_limitation_of_a_cpu_is_made_but_two() -> None:
     names = {limitation.name for limitation in of.LIMITATIONS}
     # A CPU's kernels run in the thread that calls them: only a GPU waits for its host.
-    assert {case.cause for case in CAUSES} == names - {of.INPUT, of.MEMORY_STALLS, of.HOST_DISPATCH} | {SLOWER_LAYERS}
+    assert {case.cause for case in CAUSES} == names - {of.INPUT, of.MEMORY_STALLS, of.HOST_DISPATCH}
     assert not any(case.cause for case in CLEAN)
 
 

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.spans import Spans
 
 _USUAL = 2
 """Parameters of a node: a weight and a bias, which autograd accumulates in the order in which it does without parts."""

@@ -30,7 +30,7 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.spans import Spans
 
 
 class Branching(nn.Module):

@@ -21,8 +21,9 @@ from paradl_bench.records.training.ghost_record import GhostRole
 from paradl_bench.strategies.context import ring_kernels
 from paradl_bench.strategies.context.ring_kernels import Scoring
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.sharded_module import instead
+from paradl_bench.strategies.running.spans import Spans
 from predict.costs.cost_model import CostModel
 from predict.emulation.ghost import table_of
 

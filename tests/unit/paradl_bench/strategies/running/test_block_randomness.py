@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 
-from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.spans import Spans
 
 
 def randomness(rank: int) -> OwnRandomness:

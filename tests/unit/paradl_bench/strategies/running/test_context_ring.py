@@ -23,8 +23,8 @@ from paradl_bench.plan.tasks import Compute, HaloExchange, Plan, Stream
 from paradl_bench.strategies.context import by_ring, ring_kernels
 from paradl_bench.strategies.context.by_ring import AttentionByRing, MirroredTokens
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.running.group_functions import Spans
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.spans import Spans
 from paradl_bench.strategies.tensor.sequence.on_tokens import OwnTokens
 
 TOKENS, SAMPLES, WIDTH = 16, 2, 8

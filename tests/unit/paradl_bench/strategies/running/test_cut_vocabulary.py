@@ -22,7 +22,7 @@ from paradl_bench.network.partition import cut
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.verification import Verification
-from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.spans import Spans
 from paradl_bench.strategies.tensor.vocabulary import module as vocabulary
 
 

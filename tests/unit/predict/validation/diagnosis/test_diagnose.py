@@ -191,9 +191,28 @@ def test_a_run_tells_a_slow_rank(tmp_path: Path) -> None:
 
 
 def test_a_run_tells_split_and_concatenation(tmp_path: Path) -> None:
+    """Halves of layers take 24 and 48 ms, and copies 20 and 30 ms besides."""
+    rows = [(0.044, 0.078, 0.0, 0.0)] * 20
+    run = changed_run(run_of(tmp_path, [rows, rows], "f2"), copies_s=[0.05] * 20)
+    findings = diagnosed(tmp_path, profile(), "--run", run, "--no-remedies")
+    assert present(findings) == ["split and concatenation"]
+    assert findings[0]["seconds_s"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("strategy", ["d2", "f2", "p2"])
+def test_a_run_tells_layers_slower_than_predicted(tmp_path: Path, strategy: str) -> None:
+    """Layers are predicted to take 24 and 48 ms."""
     rows = [(0.15, 0.15, 1e-6, 1e-6)] * 20
-    run = run_of(tmp_path, [rows, rows], "f2")
-    assert present(diagnosed(tmp_path, profile(), "--run", run, "--no-remedies"))[:1] == ["split and concatenation"]
+    findings = diagnosed(tmp_path, profile(), "--run", run_of(tmp_path, [rows, rows], strategy), "--no-remedies")
+    assert present(findings)[:1] == ["slower layers"]
+    assert findings[0]["seconds_s"] == pytest.approx(0.3 - 0.072, rel=1e-2)
+
+
+def test_a_run_without_timed_copies_tells_nothing_of_them(tmp_path: Path) -> None:
+    rows = [(0.024, 0.048, 0.0, 0.0)] * 20
+    findings = diagnosed(tmp_path, profile(), "--run", run_of(tmp_path, [rows, rows], "f2"), "--no-remedies")
+    states = {own["limitation"]["name"]: own["state"] for own in findings}
+    assert states["split and concatenation"] == "not measured"
 
 
 def changed_run(run: str, **fields: object) -> str:
