@@ -9,11 +9,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paradl_bench.core.bounds import PositiveRate, Ranks, Ratio
+from paradl_bench.core.bounds import Count, PositiveRate, Ranks, Ratio
 from paradl_bench.core.units import format_bandwidth
 
 GHOSTS = "ghosts"
 """Name of what stands for compute beside and before calls, where layers are to sleep."""
+
+
+LINUX_TIME_SLICE_MS = 100
+"""What ``SCHED_RR`` gives a thread unless told otherwise."""
 
 
 class EmulatedRacks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +41,7 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         racks: that the nodes are in; None where all share one switch.
         shaping: how links were held to it; empty where they were not.
         one_level: why there were no nodes apart; empty where there were. All ranks then shared the host's loopback.
+        time_slice_ms: how long a thread of a rank keeps a core that other ranks wait for; Linux's own in older records.
 
     Raises:
         ValueError: both or neither of ``shaping`` and ``one_level``, or racks that nodes do not fill equally.
@@ -48,6 +53,7 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     racks: EmulatedRacks | None = None
     shaping: str = ""
     one_level: str = ""
+    time_slice_ms: Count = LINUX_TIME_SLICE_MS
 
     def __post_init__(self) -> None:
         if bool(self.shaping) == bool(self.one_level):
@@ -73,10 +79,11 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def kind(self) -> str:
         """What measurements have to share to be of one emulated cluster, in words."""
+        slices = f", time slices of {self.time_slice_ms} ms" if self.time_slice_ms != LINUX_TIME_SLICE_MS else ""
         if self.one_level:
-            return f"nodes on one level ({self.one_level})"
+            return f"nodes on one level ({self.one_level}){slices}"
         uplinks = f", racks with uplinks of {format_bandwidth(self.racks.uplink_bytes_per_s)}" if self.racks else ""
-        return f"nodes with links of {format_bandwidth(self.link_bytes_per_s)}{uplinks} ({self.shaping})"
+        return f"nodes with links of {format_bandwidth(self.link_bytes_per_s)}{uplinks} ({self.shaping}){slices}"
 
     @property
     def words(self) -> str:

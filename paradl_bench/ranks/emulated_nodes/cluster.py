@@ -13,6 +13,7 @@ from paradl_bench.core.terminal.command_line import say
 from paradl_bench.ranks.emulated_nodes.layout import INTERFACE, NodeLayout
 from paradl_bench.ranks.emulated_nodes.links import connect
 from paradl_bench.ranks.emulated_nodes.namespaces import Namespace, NoNamespaces, new_namespace
+from paradl_bench.ranks.emulated_nodes.time_slices import short_time_slices
 from paradl_bench.records.emulation import EmulatedNodes
 
 NODE_NAME = "PARADL_EMULATED_NODE"
@@ -88,6 +89,7 @@ def _brought_up(layout: NodeLayout, stack: contextlib.ExitStack) -> EmulatedClus
         racks=layout.racks,
         shaping=shaping,
         one_level=one_level,
+        time_slice_ms=stack.enter_context(short_time_slices()),
     )
     return EmulatedCluster(layout=layout, record=record, namespaces=tuple(nodes))
 
