@@ -268,8 +268,8 @@ input_options = option_group(
         "--preset",
         metavar="P",
         help="With --evaluator simulate or dag: the framework whose order of reading and copying is predicted: naive,"
-        " caffe-mpi, mxnet, tensorflow, cntk, pytorch (the default). megatron reads as pytorch does; memory, sums of"
-        " gradients and their exchange are those of Megatron-LM.",
+        " caffe-mpi, mxnet, tensorflow, cntk, pytorch (the default). megatron and llm-foundry read as pytorch does."
+        " Memory, sums of gradients and their exchange are those of Megatron-LM; the loss is that of llm-foundry.",
     ),
     click.option(
         "--prefetch",

@@ -79,6 +79,7 @@ VALUES = (
         "-5m",
         "16GB",
         "megatron",
+        "llm-foundry",
         "accelerate",
         "@/dev/null",
     ),

@@ -1,6 +1,7 @@
 """What a framework holds in the place of what torch's own modules, DDP and pipelines hold, and what it adds up.
 
-Sources of Megatron-LM's: its code at 23e00ed0 (``megatron/core``) and TransformerEngine's 2.11 (``pytorch``).
+Sources of Megatron-LM's: its code at 23e00ed0 (``megatron/core``) and TransformerEngine's 2.11 (``pytorch``). Of
+llm-foundry's: its code at 0085285a, and flash-attention's at 058ad35a.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class FrameworkMemory(NamedTuple):
 
     Attributes:
         fuses: kinds of layers whose operation is one kernel that reads and writes what it is given, without copies of
-            another dtype. An ``activation`` is one kernel with the product that alone reads it, and a ``loss`` leaves
-            its gradient where it read.
+            another dtype. An ``activation`` is one kernel with the product that alone reads it.
+        overwrites_logits: whether a fused loss leaves its gradient where it read; else that is a tensor of its own.
         gradient_dtype: of the buffer that holds all gradients at all times, is exchanged as it is, and is updated from;
             empty where each gradient is a tensor of its own.
         placeholders: whether linear layers add to that buffer in their kernel, and give autograd one tensor for each
@@ -31,6 +32,7 @@ class FrameworkMemory(NamedTuple):
     """
 
     fuses: frozenset[str] = frozenset()
+    overwrites_logits: bool = False
     gradient_dtype: str = ""
     placeholders: bool = False
     splits_evenly: bool = False
@@ -42,6 +44,7 @@ TORCH = FrameworkMemory()
 MEGATRON = FrameworkMemory(
     # fusions/fused_bias_swiglu.py keeps its input alone; module/rmsnorm.py; cross_entropy.py writes over the logits.
     fuses=frozenset({"activation", "loss", "norm"}),
+    overwrites_logits=True,
     # distributed/param_and_grad_buffer.py, with --accumulate-allreduce-grads-in-fp32, which --bf16 sets.
     gradient_dtype="fp32",
     # tensor_parallel/layers.py, and get_dummy_wgrad of module/base.py.
@@ -52,4 +55,9 @@ MEGATRON = FrameworkMemory(
     gathers_again=True,
     # pipeline_parallel/schedules.py, deallocate_output_tensor.
     drops_messages=True,
+)
+LLM_FOUNDRY = FrameworkMemory(
+    # llmfoundry/models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, and does not ask for
+    # inplace_backward of flash_attn/losses/cross_entropy.py, which is off by default.
+    fuses=frozenset({"loss"}),
 )

@@ -12,7 +12,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.frameworks.framework_memory import MEGATRON, TORCH, FrameworkMemory
+from paradl_bench.strategies.frameworks.framework_memory import LLM_FOUNDRY, MEGATRON, TORCH, FrameworkMemory
 
 
 class Preset(NamedTuple):
@@ -40,8 +40,9 @@ PRESETS = {
     "cntk": Preset(reads_ahead=True, copies_ahead=False, wait_free=False),
     "pytorch": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False),
     "megatron": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False, memory=MEGATRON),
+    "llm-foundry": Preset(reads_ahead=True, copies_ahead=False, wait_free=True, layerwise=False, memory=LLM_FOUNDRY),
 }
-"""The paper's four frameworks and the naive order; ``pytorch`` and ``megatron`` (workers read ahead) are ours."""
+"""The paper's four frameworks and the naive order; those from ``pytorch`` on (workers read ahead) are ours."""
 DEFAULT_PRESET = "pytorch"
 
 

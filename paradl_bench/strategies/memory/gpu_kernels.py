@@ -11,6 +11,7 @@ reads that of the gate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from paradl_bench.network.graph import Layer, LayerMemory
 from paradl_bench.network.kinds.kind import LayerKind
 from paradl_bench.plan.compute import LayerShard
+from paradl_bench.strategies.frameworks.framework_memory import FrameworkMemory
 
 _AS_IT_LIES = LayerMemory(passes_gradient=True, aliases=True)
 _HEADS_BEHIND_POSITIONS = (-3, -2)
@@ -42,21 +44,29 @@ def layers_on_gpu(layers: Sequence[Layer], kinds: Sequence[LayerKind | None]) ->
     return tuple(on_gpu)
 
 
-def fused_layers(layers: Sequence[Layer], fuses: frozenset[str]) -> tuple[Layer, ...]:
+def fused_layers(layers: Sequence[Layer], framework: FrameworkMemory) -> tuple[Layer, ...]:
     """Layers with the memory of a framework's kernels, where it fuses their kind."""
 
     def fused(layer: Layer) -> Layer:
         # A loss that does not say its function is that of its kind's default.
         function = str(layer.attributes.get("function", "cross_entropy"))
-        memory_of = _FUSED.get(function) if layer.kind in fuses else None
-        return layer if memory_of is None else msgspec.structs.replace(layer, memory=memory_of(layer))
+        memory_of = _FUSED.get(function) if layer.kind in framework.fuses else None
+        if memory_of is None:
+            return layer
+        overwrites = layer.kind == "loss" and framework.overwrites_logits
+        return msgspec.structs.replace(layer, memory=_OVERWRITTEN if overwrites else memory_of(layer))
 
     return tuple(map(fused, layers))
 
 
-def _fused_loss(_: Layer) -> LayerMemory:
-    """Nothing: the gradient of what it reads lies where that did, which is let go of, and made again in backward."""
-    return LayerMemory()
+_OVERWRITTEN = LayerMemory()
+"""Nothing: the gradient of what it reads lies where that did, which is let go of, and made again in backward."""
+
+
+def _fused_loss(layer: Layer) -> LayerMemory:
+    """What it reads, and the logarithm of each row's sum in fp32."""
+    logits = layer.input_shapes[0]
+    return LayerMemory(inputs=(0,), kept=(_ROW_BYTES * math.prod(logits[:-1]), 0))
 
 
 def _fused_norm(layer: Layer) -> LayerMemory:

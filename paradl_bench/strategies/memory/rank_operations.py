@@ -72,7 +72,7 @@ class RankOperations:
         known = layer_kinds()
         self._kinds = [known.get(layer.kind) for layer in network.layers]
         on_device = network.layers if self._is_cpu else layers_on_gpu(network.layers, self._kinds)
-        self._layers = fused_layers(on_device, fuses)
+        self._layers = fused_layers(on_device, run.framework)
         self._in_registers = in_registers(self._layers, fuses, {*run.kept_outputs, *run.outputs})
         self._outputs = tuple(run.outputs)
         self._shards = [

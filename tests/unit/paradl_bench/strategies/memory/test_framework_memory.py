@@ -13,7 +13,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.strategies.frameworks.framework_memory import MEGATRON, TORCH, FrameworkMemory
+from paradl_bench.strategies.frameworks.framework_memory import LLM_FOUNDRY, MEGATRON, TORCH, FrameworkMemory
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
@@ -118,23 +118,41 @@ def test_a_fused_gate_keeps_what_an_autograd_function_does() -> None:
 
 def test_backward_of_a_fused_gate_makes_one_gradient() -> None:
     half, batch = SAMPLES * INNER * FP32, SAMPLES * WIDTH * FP32
-    fused = TORCH._replace(fuses=frozenset({"activation", "loss"}))
+    fused = TORCH._replace(fuses=frozenset({"activation", "loss"}), overwrites_logits=True)
     # The batch and both halves. Down's backward lets go of the gate, and leaves its gradient; theirs is one tensor.
     assert kept(gated(), fused)[1] == batch + 2 * half + half + 2 * half
 
 
-def test_a_fused_loss_makes_nothing_beside_the_logits() -> None:
+def head() -> ModelGraph:
     factory = NetworkFactory(WIDTH)
     factory.linear("head", CLASSES)
     factory.loss()
-    network = factory.network("head")
-    fused = TORCH._replace(fuses=frozenset({"loss"}))
+    return factory.network("head")
+
+
+def test_a_loss_that_overwrites_logits_makes_nothing_beside_them() -> None:
+    network = head()
+    fused = TORCH._replace(fuses=frozenset({"loss"}), overwrites_logits=True)
     batch, logits = SAMPLES * WIDTH * FP32, SAMPLES * CLASSES * FP32
     after, most = kept(network, fused)
     assert after == batch
     # And the loss, a number a sample.
     assert most == batch + logits + SAMPLES * FP32
     assert kept(network, TORCH)[0] >= batch + logits
+
+
+def test_llm_foundrys_loss_keeps_logits_beside_their_gradient() -> None:
+    batch, logits, rows = SAMPLES * WIDTH * FP32, SAMPLES * CLASSES * FP32, SAMPLES * FP32
+    after, most = kept(head(), LLM_FOUNDRY)
+    assert after == batch + logits + rows
+    assert most == batch + 2 * logits + rows
+
+
+def test_llm_foundrys_logits_have_no_copies_of_another_dtype() -> None:
+    many = {"batch": 4096, "optimizer": "adam"}
+    logits = [parts(head(), "serial", preset, **many)["activations"] for preset in ("pytorch", "llm-foundry")]
+    # Of torch's there are fp32 copies of the logits, their logarithms and gradients.
+    assert logits[0] - logits[1] >= 4096 * CLASSES * (2 * FP32 - BF16)
 
 
 def test_gradients_are_one_fp32_buffer_beside_placeholders() -> None:
