@@ -273,7 +273,7 @@ CLEAN = (
     Case(
         name="clean-p2",
         model="convolutions",
-        train=f"--strategy p2 --batch 32 --micro-batches 32 {FAST_LINK}",
-        iterations=10,
+        train=f"--strategy p2 --batch 384 --micro-batches 48 --schedule 1f1b {FAST_LINK}",
+        iterations=8,
     ),
 )

@@ -71,6 +71,8 @@ def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run
     name = finding.limitation.name
     if name == of.MEMORY_STALLS:
         return _memory_stalls(finding, case, run)
+    if name == of.REDUNDANT_COMPUTE and name in case.seconds and of.SPLIT_AND_CONCATENATE in seconds:
+        return _without_copies(finding, case, seconds[of.SPLIT_AND_CONCATENATE], at_least)
     if name not in seconds:
         return finding
     predicted = case.seconds.get(name)
@@ -86,6 +88,13 @@ def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run
         evidence=whole + beside,
         predicted_s=predicted.seconds if predicted else 0.0,
     )
+
+
+def _without_copies(finding: Finding, case: Case, copies: Seconds, at_least: float) -> Finding:
+    """Times of shards hold the copies around them, which have their own row once they are measured."""
+    again = Seconds(*(max(value - copies.seconds, 0.0) for value in case.seconds[of.REDUNDANT_COMPUTE]))
+    evidence = f"{finding.evidence}, without {format_seconds(copies.seconds)} of splits and concatenations"
+    return timed_finding(finding.limitation, again, case.prediction.iteration_s, at_least, evidence=evidence)
 
 
 def _memory_stalls(finding: Finding, case: Case, run: Run) -> Finding:
