@@ -14,8 +14,6 @@ from paradl_bench.core.units import format_bandwidth
 
 GHOSTS = "ghosts"
 """Name of what stands for compute beside and before calls, where layers are to sleep."""
-
-
 LINUX_TIME_SLICE_MS = 100
 """What ``SCHED_RR`` gives a thread unless told otherwise."""
 
