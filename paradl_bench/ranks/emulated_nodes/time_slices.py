@@ -1,8 +1,7 @@
 """How long a rank's thread keeps a core that others wait for, while emulated nodes are up.
 
-Ranks of emulated nodes run under ``SCHED_RR``, whose time slice is 100 ms. gloo's thread polls as long as a message
-waits that its rank has not asked for yet. So it would keep the core for a whole slice from its own rank, which computes
-up to the call that asks for it, and from other ranks on that core.
+Ranks of emulated nodes run under ``SCHED_RR``, whose time slice is 100 ms. A rank and gloo's thread share a core. While
+the rank computes, gloo's thread waits for the end of the slice, and what it has to send or to receive waits with it.
 """
 
 from __future__ import annotations
