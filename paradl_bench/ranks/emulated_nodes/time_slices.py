@@ -14,7 +14,7 @@ from paradl_bench.records.emulation import LINUX_TIME_SLICE_MS
 
 SHORT_MS = 4
 """The shortest that every kernel has: a tick of the slowest usual clock, 250 a second."""
-_FILE = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
+_SYSCTL = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
 
 
 @contextlib.contextmanager
@@ -37,11 +37,11 @@ def short_time_slices() -> Iterator[int]:
 
 def _read_ms() -> int:
     try:
-        return int(_FILE.read_text())
+        return int(_SYSCTL.read_text())
     except (OSError, ValueError):
         return LINUX_TIME_SLICE_MS
 
 
 def _write_ms(milliseconds: int) -> None:
     with contextlib.suppress(OSError):
-        _FILE.write_text(str(milliseconds))
+        _SYSCTL.write_text(str(milliseconds))

@@ -17,7 +17,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in the place of the kernel's."""
     file = tmp_path / "sched_rr_timeslice_ms"
     file.write_text("100\n")
-    monkeypatch.setattr(time_slices, "_FILE", file)
+    monkeypatch.setattr(time_slices, "_SYSCTL", file)
     return file
 
 
