@@ -59,8 +59,8 @@ class _Stamps:
 
 def seconds_of_run(run: Run) -> MeasuredSeconds:
     """What a run spent with each limitation; those that its stamps don't tell apart are left out."""
-    strategy = parse_strategy(run.description.strategy)
-    stages = _by_stage(run)
+    strategy, copies = parse_strategy(run.description.strategy), copies_of(run)
+    stages = _by_stage(run, np.zeros(run.rank_times_s.shape[:2]) if copies is None else copies)
     weights = [stage.compute.shape[1] / strategy.ranks for stage in stages]
 
     def mean(values: Sequence[Floats]) -> Floats:
@@ -76,7 +76,7 @@ def seconds_of_run(run: Run) -> MeasuredSeconds:
     )
     computed = [stage.compute.mean(axis=1) for stage in stages]
     seconds = {of.WEIGHT_UPDATE: mean([stage.update.mean(axis=1) for stage in stages])}
-    if copies_of(run) is not None:
+    if copies is not None:
         seconds[of.SPLIT_AND_CONCATENATE] = mean([stage.copies.mean(axis=1) for stage in stages])
     if degree_of(strategy, Trait.STAGES) > 1:
         idle = mean([stage.idle.mean(axis=1) for stage in stages])
@@ -109,11 +109,9 @@ def _with_interval(values: Floats, statistic: Callable[..., Floats] = np.median)
     return Seconds(*(max(float(value), 0.0) for value in (statistic(values), *ends)))
 
 
-def _by_stage(run: Run) -> list[_Stamps]:
+def _by_stage(run: Run, copies: Floats) -> list[_Stamps]:
     """Of every stage of a pipeline; of all ranks without one."""
     strategy, kinds = parse_strategy(run.description.strategy), communication_of(run)
-    timed = copies_of(run)
-    copies = np.zeros(run.rank_times_s.shape[:2]) if timed is None else timed
     along = group_axes(strategy, Trait.STAGES)
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank in range(strategy.ranks):

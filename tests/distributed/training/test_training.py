@@ -110,6 +110,9 @@ def test_a_run_with_shared_layers_shows_their_communication(workplace: Path) -> 
         for phase in ("FW", "BW"):
             parts = [item.median_s for name, item in rank.communication.items() if name.startswith(phase)]
             assert 0 < sum(parts) < 2 * rank.phases[phase].median_s
+    for record in read_records(workplace / "run", TRAINING_FILE, TrainingIterations):
+        phases = zip(record.copies_s, record.fw_s, record.bw_s, strict=True)
+        assert all(0 < copies_s < fw_s + bw_s for copies_s, fw_s, bw_s in phases)
     local = train(workplace, *settings, "-o", "run")
     assert local.returncode == 2
     assert "batch_norm" in local.stderr

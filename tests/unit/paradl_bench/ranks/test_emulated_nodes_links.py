@@ -224,8 +224,11 @@ def test_the_hosts_network_is_untouched_and_nodes_vanish_afterwards() -> None:
 
 @needs_nodes
 def test_ranks_know_their_node_and_the_record_its_link_shaping(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
     with emulated_cluster(LAYOUT) as cluster:
         assert cluster is not None
+        # Other nodes that are up end theirs when they like.
+        assert cluster.record.time_slice_ms <= SHORT_MS or not os.access(setting, os.W_OK)
         told = [cluster.variables(rank) for rank in range(6)]
     assert [each["PARADL_EMULATED_NODE"] for each in told] == ["node0", "node0", "node1", "node1", "node2", "node2"]
     assert [each["LOCAL_RANK"] for each in told] == ["0", "1"] * 3

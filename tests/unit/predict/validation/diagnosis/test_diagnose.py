@@ -208,6 +208,18 @@ def test_a_run_tells_layers_slower_than_predicted(tmp_path: Path, strategy: str)
     assert findings[0]["seconds_s"] == pytest.approx(0.3 - 0.072, rel=1e-2)
 
 
+def test_copies_are_no_redundant_computation_too(tmp_path: Path) -> None:
+    """Parts of a batch take nearly as long as all of it, copies included."""
+    rows = [(0.024, 0.048, 0.0, 0.0)] * 20
+    run = run_of(tmp_path, [rows, rows], "p2", micro_batches=2)
+    made = profile(seconds=batch_hardly_matters)
+    seconds = []
+    for copies in ({}, {"copies_s": [1e-4] * 20}):
+        findings = diagnosed(tmp_path, made, "--run", changed_run(run, **copies), "--no-remedies")
+        seconds += [own["seconds_s"] for own in findings if own["limitation"]["name"] == "redundant computation"]
+    assert seconds[0] - seconds[1] == pytest.approx(1e-4)
+
+
 def test_a_run_without_timed_copies_tells_nothing_of_them(tmp_path: Path) -> None:
     rows = [(0.024, 0.048, 0.0, 0.0)] * 20
     findings = diagnosed(tmp_path, profile(), "--run", run_of(tmp_path, [rows, rows], "f2"), "--no-remedies")
