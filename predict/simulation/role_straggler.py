@@ -119,7 +119,9 @@ def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Flo
         if not (isinstance(work, Communication) and work.meets):
             continue
         size = ranks_level(plan.strategy, work.axes)
-        row = begins.setdefault(size, np.full(len(computing), -1))
+        if size not in begins:
+            begins[size] = np.full(len(computing), -1)
+        row = begins[size]
         if by > 0 and end_s[source] < end_s[computing[by - 1]]:
             continue
         if by >= 0:

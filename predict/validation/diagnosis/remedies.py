@@ -22,7 +22,7 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import request_of
 from predict.search.candidates.mesh import divisors
 from predict.search.command import SEARCHED
-from predict.search.search import command_of, search
+from predict.search.search import Answer, command_of, search
 from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, Diagnostician
 from predict.validation.diagnosis.findings import Diagnosis, Finding, Remedy
@@ -63,18 +63,20 @@ def with_remedies(
     case: Case,
     options: Options,
     advance: Callable[[], None] = lambda: None,
+    answer: Answer | None = None,
 ) -> Diagnosis:
     """The diagnosis with a remedy for each limitation that is there or may be, where one was found.
 
     Args:
         options: of the command line, by the names of its parameters, as :func:`request_of` takes them.
         advance: is called after each prediction.
+        answer: of a search for the case's ranks and mini-batch; None to search.
     """
     wanted = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not wanted:
         return diagnosis
     names = {finding.limitation.name for finding in wanted}
-    tried, refused = _tried(diagnostician, case, options, names, advance)
+    tried, refused = _tried(diagnostician, case, options, names, advance, answer)
     findings = tuple(
         msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
         for finding in diagnosis.findings
@@ -83,7 +85,12 @@ def with_remedies(
 
 
 def _tried(
-    diagnostician: Diagnostician, case: Case, options: Options, wanted: Collection[str], advance: Callable[[], None]
+    diagnostician: Diagnostician,
+    case: Case,
+    options: Options,
+    wanted: Collection[str],
+    advance: Callable[[], None],
+    answer: Answer | None,
 ) -> tuple[list[_Tried], list[str]]:
     """All alternatives against limitations, predicted; and why strategies could not be searched."""
     tried: list[_Tried] = []
@@ -97,7 +104,8 @@ def _tried(
         tried += _predicted(_with_input(diagnostician, changed), _in_words(change), changed)
         advance()
     try:
-        return [*tried, *_strategies(diagnostician, case, options, advance)], []
+        answer = answer or _searched(diagnostician, case, options, advance)
+        return [*tried, *_strategies(answer, diagnostician, case, options, advance)], []
     except UserError as error:
         return tried, [f"other strategies were not searched: {error}"]
 
@@ -143,13 +151,11 @@ def _in_words(change: Mapping[str, Any]) -> str:
     )
 
 
-def _strategies(
-    diagnostician: Diagnostician, case: Case, options: Options, advance: Callable[[], None]
-) -> Iterator[_Tried]:
-    """The fastest strategies of as many ranks on the same mini-batch."""
-    free = {**options, **UNSET}
+def _searched(diagnostician: Diagnostician, case: Case, options: Options, advance: Callable[[], None]) -> Answer:
+    """A search for as many ranks on the same mini-batch."""
     asked = {
-        **free,
+        **options,
+        **UNSET,
         "ranks": str(case.prediction.ranks),
         "top": _STRATEGIES,
         "pareto": True,
@@ -157,10 +163,17 @@ def _strategies(
         "caps": ",".join(_CAPS_MB),
         "price": None,
     }
-    for row in search(asked, advance, diagnostician.predictor.costs).rows:
-        prediction = row.prediction
+    return search(asked, advance, diagnostician.predictor.costs)
+
+
+def _strategies(
+    answer: Answer, diagnostician: Diagnostician, case: Case, options: Options, advance: Callable[[], None]
+) -> Iterator[_Tried]:
+    """The other strategies that a search has found."""
+    for prediction in (row.prediction for row in answer.rows):
         if prediction.strategy != case.prediction.strategy:
-            yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", options_found(prediction, free))
+            found = options_found(prediction, {**options, **UNSET})
+            yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", found)
             advance()
 
 

@@ -79,7 +79,7 @@ def gather(options: Options, runs: Sequence[Path], advance: Callable[[], None] =
     case = diagnostician.case_of(chosen.point)
     diagnosis = diagnostician.diagnose(case)
     if options["remedies"]:
-        diagnosis = with_remedies(diagnosis, diagnostician, case, chosen.options)
+        diagnosis = with_remedies(diagnosis, diagnostician, case, chosen.options, answer=chosen.answer)
     return Content(
         **_about(options, chosen.costs, case),
         predictions=chosen.predictions,

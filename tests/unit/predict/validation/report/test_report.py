@@ -27,6 +27,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
 from predict.costs.cost_model import CostModel
 from predict.timeline.timeline_run import predict_timeline
+from predict.validation.diagnosis import remedies
 from predict.validation.report.page import MOST_BYTES
 from predict.validation.report.sections import timeline as timeline_section
 from predict.workload import Configuration
@@ -115,6 +116,16 @@ def test_without_a_strategy_it_shows_what_search_finds(predict: Caller) -> None:
     assert page.data["memory"]["limit_bytes"] == 2**30
     assert page.data["timeline"]["iteration_s"] == pytest.approx(found["rows"][0]["prediction"]["iteration_s"])
     assert set(page.data) >= FIGURES
+
+
+def test_a_page_of_a_search_searches_once(predict: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched_again(*_: object) -> None:
+        raise AssertionError("the page has searched already")
+
+    monkeypatch.setattr(remedies, "search", searched_again)
+    page = report(predict, *CHAIN, "--ranks", "4")
+    assert "limitations" in page.data
+    assert "other strategies were not searched" not in page.text
 
 
 def test_a_configuration_that_does_not_fit_comes_behind(predict: Caller) -> None:
