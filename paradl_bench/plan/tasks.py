@@ -10,6 +10,7 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -226,11 +227,11 @@ class RoleBuilder:
     """
 
     works: dict[Work, int] = field(default_factory=dict)
-    phase: list[int] = field(default_factory=list)
-    stream: list[int] = field(default_factory=list)
-    work: list[int] = field(default_factory=list)
-    dependency_start: list[int] = field(default_factory=lambda: [0])
-    dependencies: list[int] = field(default_factory=list)
+    phase: array[int] = field(default_factory=lambda: array("i"))
+    stream: array[int] = field(default_factory=lambda: array("i"))
+    work: array[int] = field(default_factory=lambda: array("i"))
+    dependency_start: array[int] = field(default_factory=lambda: array("i", (0,)))
+    dependencies: array[int] = field(default_factory=lambda: array("i"))
 
     def add(self, work: Work, phase: Phase, stream: Stream, after: tuple[int, ...] = ()) -> int:
         """Append a task that waits for the tasks ``after``; returns its index."""
@@ -243,8 +244,24 @@ class RoleBuilder:
 
     def copy(self) -> RoleBuilder:
         """One that goes on from here by itself, over the same works."""
-        lists = (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)
-        return RoleBuilder(self.works, *(numbers.copy() for numbers in lists))
+        arrays = (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)
+        return RoleBuilder(self.works, *(numbers[:] for numbers in arrays))
+
+    def repeat(self, start: int, times: int, since: int = 0) -> int:
+        """Append the tasks from ``start`` on so many times more; returns how many tasks that are.
+
+        Each time they wait for what lies as far in front of them as the first time, but for tasks before ``since``:
+        for these all of them wait.
+        """
+        count, turns = self.tasks - start, np.arange(1, max(times, 0) + 1, dtype=np.int32)[:, None]
+        for numbers in (self.phase, self.stream, self.work):
+            numbers.extend(numbers[start:] * len(turns))
+        bounds = np.array(self.dependency_start[start:], np.int32)
+        blocking = np.array(self.dependencies[bounds[0] :], np.int32)
+        moved = np.where(blocking >= since, blocking + turns * np.int32(count), blocking)
+        self.dependencies.frombytes(moved.tobytes())
+        self.dependency_start.frombytes((bounds[1:] + turns * np.int32(len(blocking))).tobytes())
+        return count * len(turns)
 
     @property
     def tasks(self) -> int:

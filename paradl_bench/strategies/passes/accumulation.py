@@ -27,6 +27,9 @@ from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL
 from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.passes.recomputation import segments_of
 
+MICRO_BATCHES_APART = 2
+"""Nothing is before the first one; the second one does what all after it do."""
+
 
 def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse micro-batches that cannot be.
@@ -72,11 +75,14 @@ class MicroSteps:
 
     def add_but_last(self, after: tuple[int, ...] = ()) -> None:
         """Append all micro-batches but the last, whose gradients stay where they are; forward waits for ``after``."""
-        for step in range(self._count - 1):
+        start = 0
+        for step in range(min(self._count - 1, MICRO_BATCHES_APART)):
+            start = self._builder.tasks
             self._compute.add_forward(after)
             for layer, task in self._compute.add_backward():
                 if step or self._adds_first:
                     self._add_up(layer, task)
+        self._builder.repeat(start, self._count - 1 - MICRO_BATCHES_APART, start)
 
     def add_last(self, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
         """Append the last one; yields (layer index, task) once a layer's gradients are those of all micro-batches."""

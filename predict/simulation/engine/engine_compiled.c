@@ -2,6 +2,7 @@
 
    A lane is a stream of a role, or one more, and runs its tasks one at a time. All that is under way stands in a heap by when it
    ends; a lane's place in it changes only where the lane itself, or the one that it is slowed beside, starts or ends.
+   As a rule a task that ends lets another one start: that one takes the place which the former leaves on top.
 
    Arrays come through the buffer protocol: int32 for indices, float64 for seconds. Of the limited API, so that one
    build serves every Python from 3.11 on. */
@@ -25,7 +26,13 @@ typedef struct {
     int32_t task;   /* -1: idle */
     int32_t next, stop; /* what is left of the queue */
     int32_t place;  /* in the heap; -1: not there */
+    int32_t role;
 } Lane;
+
+typedef struct {
+    double ends; /* of the lane, beside its number: comparing looks at no lane */
+    int32_t lane;
+} Entry;
 
 typedef struct {
     double overlap, exposed, since;
@@ -35,70 +42,75 @@ typedef struct {
     const int32_t *queue, *follower_start, *followers;
     const double *seconds, *slow_compute, *slow_communication;
     double *start, *end;
-    int32_t *waits_for, *lane_of, *heap;
+    int32_t *waits_for, *lane_of;
+    Entry *heap;
     Lane *lanes;
     Beside *beside;
     double now;
     int32_t width, compute, communication; /* lanes of a role, and which of them slow each other */
     int32_t blocking;                       /* the one whose tasks are slowed beside those of communication */
     int32_t active, finished;
+    int32_t ended; /* the idle lane that is still on top of the heap; -1: none */
 } Run;
 
-static void sift_up(Run *run, int32_t place) {
-    int32_t *heap = run->heap, lane = heap[place];
-    double ends = run->lanes[lane].ends;
-    while (place > 0) {
-        int32_t above = (place - 1) / 2;
-        if (run->lanes[heap[above]].ends <= ends) break;
-        heap[place] = heap[above];
-        run->lanes[heap[place]].place = place;
-        place = above;
-    }
-    heap[place] = lane;
-    run->lanes[lane].place = place;
+static void set_place(Run *run, int32_t place, Entry entry) {
+    run->heap[place] = entry;
+    run->lanes[entry.lane].place = place;
 }
 
-static void sift_down(Run *run, int32_t place) {
-    int32_t *heap = run->heap, lane = heap[place];
-    double ends = run->lanes[lane].ends;
+static void sift_up(Run *run, int32_t place, Entry entry) {
+    while (place > 0) {
+        int32_t above = (place - 1) / 2;
+        if (run->heap[above].ends <= entry.ends) break;
+        set_place(run, place, run->heap[above]);
+        place = above;
+    }
+    set_place(run, place, entry);
+}
+
+/* Returns where it came to stand. */
+static int32_t sift_down(Run *run, int32_t place, Entry entry) {
+    const Entry *heap = run->heap;
     for (;;) {
         int32_t below = 2 * place + 1;
         if (below >= run->active) break;
-        if (below + 1 < run->active && run->lanes[heap[below + 1]].ends < run->lanes[heap[below]].ends) below++;
-        if (run->lanes[heap[below]].ends >= ends) break;
-        heap[place] = heap[below];
-        run->lanes[heap[place]].place = place;
+        if (below + 1 < run->active) below += heap[below + 1].ends < heap[below].ends;
+        if (heap[below].ends >= entry.ends) break;
+        set_place(run, place, heap[below]);
         place = below;
     }
-    heap[place] = lane;
-    run->lanes[lane].place = place;
+    set_place(run, place, entry);
+    return place;
 }
+
+static void move(Run *run, int32_t place, Entry entry) { sift_up(run, sift_down(run, place, entry), entry); }
 
 static void put(Run *run, int32_t index) {
     Lane *lane = &run->lanes[index];
-    if (lane->place < 0) {
-        run->heap[run->active] = index;
-        sift_up(run, run->active++);
+    Entry entry = {lane->ends, index};
+    if (lane->place < 0 && run->ended < 0) {
+        sift_up(run, run->active++, entry);
+    } else if (lane->place < 0 || index == run->ended) {
+        run->lanes[run->ended].place = -1;
+        run->ended = -1;
+        sift_down(run, 0, entry);
     } else {
-        sift_down(run, lane->place);
-        sift_up(run, lane->place);
+        move(run, lane->place, entry);
     }
 }
 
 static void take_out(Run *run, int32_t index) {
-    int32_t place = run->lanes[index].place, last = run->heap[--run->active];
+    int32_t place = run->lanes[index].place;
+    Entry last = run->heap[--run->active];
     run->lanes[index].place = -1;
-    if (last == index) return;
-    run->heap[place] = last;
-    run->lanes[last].place = place;
-    sift_down(run, place);
-    sift_up(run, run->lanes[last].place);
+    if (last.lane != index) move(run, place, last);
 }
 
 /* Count the time since the role's lanes last changed, before they change again. */
 static void count_beside(Run *run, int32_t role) {
     const Lane *lanes = run->lanes + (size_t)role * run->width;
     Beside *beside = &run->beside[role];
+    if (beside->since == run->now) return;
     if (lanes[run->communication].task >= 0 || lanes[run->blocking].task >= 0) {
         double passed = run->now - beside->since;
         if (lanes[run->compute].task >= 0) beside->overlap += passed;
@@ -139,7 +151,7 @@ static int start_next(Run *run, int32_t index) {
     if (lane->task >= 0 || lane->next >= lane->stop) return 0;
     task = run->queue[lane->next];
     if (run->waits_for[task]) return 0;
-    count_beside(run, index / run->width);
+    count_beside(run, lane->role);
     lane->next++;
     lane->task = task;
     lane->left = run->seconds[task];
@@ -152,21 +164,25 @@ static int start_next(Run *run, int32_t index) {
 }
 
 static void finish_first(Run *run) {
-    int32_t index = run->heap[0];
+    int32_t index = run->heap[0].lane;
     Lane *lane = &run->lanes[index];
     int32_t task = lane->task;
     run->now = lane->ends;
-    count_beside(run, index / run->width);
+    count_beside(run, lane->role);
     run->end[task] = run->now;
     run->finished++;
     lane->task = -1;
-    if (!start_next(run, index)) take_out(run, index);
-    set_rates(run, index / run->width);
+    /* Nothing ends before now, so that it stays on top until another one takes its place. */
+    run->ended = index;
+    start_next(run, index);
+    set_rates(run, lane->role);
     for (int32_t at = run->follower_start[task]; at < run->follower_start[task + 1]; at++) {
         int32_t follower = run->followers[at];
         if (--run->waits_for[follower] == 0 && start_next(run, run->lane_of[follower]))
-            set_rates(run, run->lane_of[follower] / run->width);
+            set_rates(run, run->lanes[run->lane_of[follower]].role);
     }
+    if (run->ended >= 0) take_out(run, index);
+    run->ended = -1;
 }
 
 /* Whether every index points at something, so that no array is read beyond its end. */
@@ -183,12 +199,13 @@ static void start_all(Run *run, const int32_t *lane_start, int32_t lanes) {
     for (int32_t index = 0; index < lanes; index++) {
         Lane *lane = &run->lanes[index];
         lane->task = lane->place = -1;
+        lane->role = index / run->width;
         lane->next = lane_start[index];
         lane->stop = lane_start[index + 1];
         for (int32_t at = lane->next; at < lane->stop; at++) run->lane_of[run->queue[at]] = index;
     }
     for (int32_t index = 0; index < lanes; index++)
-        if (start_next(run, index)) set_rates(run, index / run->width);
+        if (start_next(run, index)) set_rates(run, run->lanes[index].role);
 }
 
 enum { LANE_START, QUEUE, WAITS_FOR, FOLLOWER_START, FOLLOWERS, SECONDS, SLOW_COMPUTE, SLOW_COMMUNICATION,
@@ -242,7 +259,7 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
     }
     run.waits_for = malloc(sizeof(int32_t) * (size_t)(tasks + 1));
     run.lane_of = calloc((size_t)tasks + 1, sizeof(int32_t));
-    run.heap = malloc(sizeof(int32_t) * (size_t)(lanes + 1));
+    run.heap = malloc(sizeof(Entry) * (size_t)(lanes + 1));
     run.lanes = calloc((size_t)lanes + 1, sizeof(Lane));
     run.beside = calloc((size_t)(lanes / width) + 1, sizeof(Beside));
     if (run.waits_for && run.lane_of && run.heap && run.lanes && run.beside) {
@@ -259,6 +276,7 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
         run.compute = compute;
         run.communication = communication;
         run.blocking = blocking;
+        run.ended = -1;
         start_all(&run, views[LANE_START].buf, (int32_t)lanes);
         while (run.active) finish_first(&run);
         for (Py_ssize_t role = 0; role < lanes / width; role++) {

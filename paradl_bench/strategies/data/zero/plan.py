@@ -50,7 +50,6 @@ from paradl_bench.plan.compute import (
     NetworkCompute,
     add_weight_update,
     gradient_order,
-    layers_with_gradient,
     operations_of_forward,
 )
 from paradl_bench.plan.mesh import zero_stage
@@ -58,9 +57,10 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, BucketCopy, Collective, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.data.zero.sharing import Part, Shares, Sharing, parts_of, state_parts
-from paradl_bench.strategies.data.zero.units import Unit, as_reduced, units_of
+from paradl_bench.strategies.data.zero.units import Unit, as_reduced, units_of, units_that_reduce_late
 from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.exchange.options import ExchangeOptions
+from paradl_bench.strategies.passes.accumulation import MICRO_BATCHES_APART
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import segments_of
@@ -109,32 +109,45 @@ def add_sharded_role(
     compute = NetworkCompute(builder, network, shards, operations=operations, recomputed=again)
     done: tuple[int, ...] = ()
     reduced: list[Collective] = []
-    sharing = Sharing(strategy, sharded.apart)
-    for _ in range(settings.accumulate):
-        units = _ShardedUnits(
-            builder, network, settings, sharing, compute.backward_layers, reshard=zero_stage(strategy) == 3
-        )
-        compute.add_forward(done, before_layer=units.before_forward)
-        units.end_forward()
-        left: list[int] = []
-
-        def before_backward(layer: int, units: _ShardedUnits = units, left: list[int] = left) -> tuple[int, ...]:
-            # Backward has left a unit when what is communicated for the gradient of its input is over.
-            while left:
-                units.after_backward(left.pop(), compute.backward_task)
-            return units.before_backward(layer)
-
-        for layer, task in compute.add_backward(before_layer=before_backward):
-            if layer in shards and shards[layer].after_bw:
-                left.append(layer)
-            else:
-                units.after_backward(layer, task)
-        if left:
-            units.after_backward(left.pop(), compute.backward_task)
-        done = units.end_backward((len(builder.phase) - 1,))
+    sharing, reshard = Sharing(strategy, sharded.apart), zero_stage(strategy) == 3
+    for _ in range(min(settings.accumulate, MICRO_BATCHES_APART)):
+        start = builder.tasks
+        units = _ShardedUnits(builder, network, settings, sharing, compute.backward_layers, reshard=reshard)
+        done = _add_micro_batch(builder, compute, units, shards, done)
         reduced += units.reductions
-    _add_update(builder, network, strategy, settings, sharing.shares, done)
+    repeated = max(settings.accumulate - MICRO_BATCHES_APART, 0)
+    behind = builder.repeat(start, repeated)
+    reduced += units.reductions * repeated
+    _add_update(builder, network, strategy, settings, sharing.shares, tuple(task + behind for task in done))
     return _in_first_iterations(reduced) + sums_before(network, strategy, settings)
+
+
+def _add_micro_batch(
+    builder: RoleBuilder,
+    compute: NetworkCompute,
+    units: _ShardedUnits,
+    shards: Mapping[int, LayerShard],
+    after: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Forward and backward of a micro-batch; returns what comes after it waits for."""
+    compute.add_forward(after, before_layer=units.before_forward)
+    units.end_forward()
+    left: list[int] = []
+
+    def before_backward(layer: int) -> tuple[int, ...]:
+        # Backward has left a unit when what is communicated for the gradient of its input is over.
+        while left:
+            units.after_backward(left.pop(), compute.backward_task)
+        return units.before_backward(layer)
+
+    for layer, task in compute.add_backward(before_layer=before_backward):
+        if layer in shards and shards[layer].after_bw:
+            left.append(layer)
+        else:
+            units.after_backward(layer, task)
+    if left:
+        units.after_backward(left.pop(), compute.backward_task)
+    return units.end_backward((builder.tasks - 1,))
 
 
 def _add_update(
@@ -238,7 +251,7 @@ class _ShardedUnits:
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._model_layers = operations_of_forward(network)
         self._updated = set(gradient_order(network))
-        late = _units_that_reduce_late(network, self._units)
+        late = units_that_reduce_late(network, self._units)
         self._reduced_with = {
             min(in_backward): unit
             for unit in self._units[:-1]
@@ -384,15 +397,3 @@ class _ShardedUnits:
     def _send(self, operation: str, size: int, ranks: int, axes: tuple[int, ...], after: int) -> int:
         self.reductions.append(Collective(operation=operation, message_bytes=size, ranks=ranks, axes=axes))
         return self._call(self.reductions[-1], Phase.GE, (after,))
-
-
-def _units_that_reduce_late(network: ModelGraph, units: tuple[Unit, ...]) -> set[str]:
-    """Units whose backward nothing leaves: no operation before them that they read has a gradient."""
-    has_gradient = layers_with_gradient(network)
-    index = {layer.name: i for i, layer in enumerate(network.layers)}
-    late = {""}
-    for unit in units[:-1]:
-        read = {index[name] for i in unit.layers for name in network.layers[i].inputs if name in index}
-        if not any(has_gradient[i] for i in read - set(unit.layers)):
-            late.add(unit.name)
-    return late

@@ -20,6 +20,7 @@ import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import Latest
+from paradl_bench.plan.compute import layers_with_gradient
 
 _SMALL = 1 / 8
 _BLOCK = 1 / 2
@@ -154,3 +155,15 @@ def optimizer_parts(parameters: Iterable[Tensor], ranks: int) -> tuple[tuple[Ten
         parts[rank].append(parameter)
         elements[rank] += parameter.elements
     return tuple(map(tuple, parts))
+
+
+def units_that_reduce_late(network: ModelGraph, units: tuple[Unit, ...]) -> set[str]:
+    """Names of units whose backward nothing leaves: no operation before them that they read has a gradient."""
+    has_gradient = layers_with_gradient(network)
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    late = {""}
+    for unit in units[:-1]:
+        read = {index[name] for i in unit.layers for name in network.layers[i].inputs if name in index}
+        if not any(has_gradient[i] for i in read - set(unit.layers)):
+            late.add(unit.name)
+    return late

@@ -82,6 +82,24 @@ def test_equal_work_is_stored_once_and_found_by_every_task(tasks: list[tuple[Wor
         assert tuple(row) == after
 
 
+@given(task_lists(), task_lists(), st.integers(-1, 3))
+def test_repeated_tasks_wait_as_if_appended_again(
+    before: list[tuple[Work, tuple[int, ...]]], own: list[tuple[Work, tuple[int, ...]]], times: int
+) -> None:
+    repeated, appended = RoleBuilder(), RoleBuilder()
+    start = len(before)
+    for builder, count in ((repeated, 1), (appended, 1 + max(times, 0))):
+        for work, after in before:
+            builder.add(work, Phase.FW, Stream.COMPUTE, after)
+        for turn in range(count):
+            for index, (work, after) in enumerate(own):
+                # Every turn waits for the last task in front of all turns as well.
+                inside = tuple(start + turn * len(own) + task for task in after)
+                builder.add(work, Phase.BW, Stream(index % 2), (*inside, *range(start)[-1:]))
+    assert repeated.repeat(start, times, start) == len(own) * max(times, 0)
+    assert repeated == appended
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

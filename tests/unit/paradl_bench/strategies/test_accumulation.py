@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from in_process import run_in_process
 from network_factory import NetworkFactory
@@ -23,8 +24,10 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, Stream, WeightUpdate
+from paradl_bench.strategies.data.zero import plan as zero_plan
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes import accumulation
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.cli import main
 from predict.costs.cost_model import CostModel
@@ -98,6 +101,20 @@ def _bytes(work: Any) -> int:
 def test_sharded_gradients_are_reduced_for_every_micro_batch(strategy: str) -> None:
     once, often = (planned(strategy, accumulate=count).collectives() for count in (1, 4))
     assert often == Counter({key: 4 * count for key, count in once.items()})
+
+
+@pytest.mark.parametrize("strategy", ["serial", "d2", "z2d2", "z3d2", "d2f2"])
+def test_repeated_micro_batches_are_those_appended_one_by_one(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeated = planned(strategy, batch=40, accumulate=5)
+    for module in (accumulation, zero_plan):
+        monkeypatch.setattr(module, "MICRO_BATCHES_APART", 5)
+    appended = planned(strategy, batch=40, accumulate=5)
+    assert repeated.works == appended.works
+    for role, other in zip(repeated.roles, appended.roles, strict=True):
+        assert np.array_equal(role.work, other.work)
+        assert np.array_equal(role.dependency_start, other.dependency_start)
+        assert np.array_equal(role.dependencies, other.dependencies)
+        assert role.exchanged_before == other.exchanged_before
 
 
 def test_gradients_are_added_to_those_before_them() -> None:
