@@ -222,8 +222,7 @@ class NetworkCompute:
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
         needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
         self.backward_layers = backward_layers(network, needs_gradient, outputs)
-        self._network, self._input_has_gradient = network, input_has_gradient
-        self._outputs = frozenset(outputs)
+        self._network, self._input_has_gradient, self._outputs = network, input_has_gradient, frozenset(outputs)
         self._again: dict[int, range] = {}
         for layers in recomputed:
             first = next((layer for layer in self.backward_layers if layer in layers), None)
@@ -343,10 +342,11 @@ class NetworkCompute:
             computed = self._communicate(() if shard.before_bw else sums, Phase.BW, (computed,))[-1]
             yield index, computed
             communicated = () if phase == "BW_weight" else shard.after_bw
-            task = self.backward_task = self._communicate(communicated, Phase.BW, (computed,))[-1]
-            for source in self._inputs[index]:
-                if source in waits:
-                    waits[source].append(task)
+            # Autograd hands the gradients on first: calls wait for what is computed with these meanwhile.
+            behind = max(computed, self._builder.last_of(Stream.COMPUTE)) if communicated else computed
+            task = self.backward_task = self._communicate(communicated, Phase.BW, (behind,))[-1]
+            for source in filter(waits.__contains__, self._inputs[index]):
+                waits[source].append(task)
             self._builder.add(_BETWEEN_BACKWARD, Phase.BW, Stream.COMPUTE, (task,))
 
 

@@ -242,6 +242,10 @@ class RoleBuilder:
         self.dependency_start.append(len(self.dependencies))
         return len(self.phase) - 1
 
+    def last_of(self, stream: Stream) -> int:
+        """The last task so far of a stream that has one."""
+        return next(task for task in reversed(range(self.tasks)) if self.stream[task] == stream)
+
     def copy(self) -> RoleBuilder:
         """One that goes on from here by itself, over the same works."""
         arrays = (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)

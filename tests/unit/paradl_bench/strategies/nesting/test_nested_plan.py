@@ -25,6 +25,8 @@ from paradl_bench.plan.tasks import (
     HaloExchange,
     Phase,
     Plan,
+    Stream,
+    Transfer,
     WeightUpdate,
     Work,
 )
@@ -170,6 +172,27 @@ def test_one_axis_shares_layers_and_the_others_exchange_gradients(
         assert (
             sum(work.message_bytes for work in exchanged if isinstance(work, Collective)) == ELEMENT * updated.elements
         )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        *((strategy, {}) for strategy in ("s2", "d2s2", "s2x2", "d2f2", "f2d2", "d2c2", "p2s2", "d2p2s2")),
+        *(("d2s2", options) for options in ({"bucket_cap_bytes": 1, "first_bucket_bytes": 1}, {"accumulate": 2})),
+    ],
+)
+def test_calls_behind_backward_wait_for_the_gradients_it_hands_on(strategy: str, options: dict[str, int]) -> None:
+    found, waited_for = plan(chain(8, 12, 8, 8), strategy, **options), 0
+    for role in found.roles:
+        handed_on = list[int]()
+        for task, work in enumerate(found.works[index] for index in role.work):
+            if role.stream[task] == Stream.COMPUTE:
+                handed_on = [*handed_on, task] if isinstance(work, BucketCopy) else []
+            elif role.phase[task] == Phase.BW and not isinstance(work, Transfer) and handed_on:
+                # The last one, behind all others: they run one after the other.
+                assert handed_on[-1] in role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
+                waited_for += 1
+    assert waited_for
 
 
 def sizes(works: list[Communication]) -> list[tuple[object, ...]]:
